@@ -34,7 +34,7 @@ from bench.errands import Senders
 from bench.mixed import Callers
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200
 from bench.valkeys import Node, one
-from sidecar.agents.leases import LEASE_S
+from sidecar.tasks.programs.write_leases import LEASE_S
 
 LONG_S = 60.0
 WITHIN_S = 2 * LEASE_S + 15.0

@@ -41,10 +41,10 @@ from bench.kills import Evidence
 from bench.mixed import Callers
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200
 from bench.valkeys import Node, one
-from sidecar.agents.executions import STOPPED, UNKEPT
-from sidecar.agents.leases import LEASE_S
-from sidecar.agents.record import RUNS, Execution
-from sidecar.agents.states import State, Status
+from sidecar.tasks.programs.executions import STOPPED, UNKEPT
+from sidecar.tasks.programs.run_record import RUNS, Execution
+from sidecar.tasks.programs.run_states import RunState, RunStatus
+from sidecar.tasks.programs.write_leases import LEASE_S
 
 OUT = Path(__file__).parent / "agent_kills.json"
 FIRST_S, LAST_S = 0.1, 3.0  # when a kill comes, after the load began
@@ -250,7 +250,7 @@ class Laboratory:
             self.found.writers_killed += 1
 
     def _writes(self) -> bool:
-        at_work = (run.body for run in self.store.runs().values() if run.standing == State.RUNNING)
+        at_work = (run.body for run in self.store.runs().values() if run.standing == RunState.RUNNING)
         return any(RUNS.codec.decode(body).target == errands.WRITES for body in at_work)
 
     async def _over(self, within_s: float) -> None:
@@ -310,17 +310,19 @@ class Laboratory:
         trace, deed, _ = run.input.split()
         if trace == errands.SCHEDULED:
             return
-        if run.status is Status.SUCCESS and trace not in ended:
+        if run.status is RunStatus.SUCCESS and trace not in ended:
             self.found.wrong("success_that_was_none", run.id)
         if began[trace] > (2 if deed == "again" else 1):
             self.found.wrong("ran_too_often", run.id, deed, began[trace])
         why = _why(run)
-        meant = {"fails": Status.FAILURE, "again": Status.FAILURE, "hangs": Status.TIMEOUT}.get(deed, Status.SUCCESS)
-        if run.status is Status.TIMEOUT and run.status is not meant:
+        meant = {"fails": RunStatus.FAILURE, "again": RunStatus.FAILURE, "hangs": RunStatus.TIMEOUT}.get(
+            deed, RunStatus.SUCCESS
+        )
+        if run.status is RunStatus.TIMEOUT and run.status is not meant:
             self.found.counts["too_slow"] += 1  # on a machine that does much else; it was, or that is no truth
             if (run.ended_at or 0.0) - (run.started_at or 0.0) >= errands.TIMEOUT_S:
                 return
-        if run.status not in (meant, Status.CANCELLED) and not why.startswith((STOPPED, UNKEPT)):
+        if run.status not in (meant, RunStatus.CANCELLED) and not why.startswith((STOPPED, UNKEPT)):
             self.found.wrong("other_ends_than_meant", run.id, run.target, deed, run.status, why)
 
     def _judge_errand(self, errand: Errand, kept: Mapping[str, Execution], ended: set[str]) -> None:
@@ -386,11 +388,11 @@ def _why(run: Execution) -> str:
 
 def _phase(run: Execution) -> str:
     """Its state at the kill, in words that tell what waits from what rests."""
-    if run.state is State.IDLE:
+    if run.state is RunState.IDLE:
         return "waiting"
-    if run.state is State.FAILED:
+    if run.state is RunState.FAILED:
         return "between tries"
-    if run.state is State.CLEANUP:
+    if run.state is RunState.CLEANUP:
         return f"cleanup, {run.status}"
     return str(run.state)
 

@@ -30,8 +30,8 @@ from bench.folder import CALLER, HEAD, ISSUER, TOKEN_LIFETIME_S
 from bench.load import Load, burst, load_from_path
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200, wait_for_port
 from bench.report import MANY, Turn, profile_from
-from sidecar.settings.shipped import shipped
-from sidecar.signing_keys import claims_for, generate
+from sidecar.http.signing_keys import claims_for, generate
+from sidecar.settings.shipped_files import shipped
 
 OUT = Path(__file__).parent / "agents.json"
 AGENT = "researcher"

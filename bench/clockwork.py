@@ -28,7 +28,7 @@ from aiohttp import web
 
 from bench.process import BenchFailed, Running, free_port, running, wait_for_port
 from bench.valkeys import one
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
 
 REPLICAS = 3
 MINUTE_S = 60.0

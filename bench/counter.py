@@ -15,22 +15,25 @@ from contextlib import suppress
 from uuid import uuid4
 
 from sidecar.errors import Refusal
-from sidecar.limits import Limiter, Plan, StoreUnavailable, open_store
-from sidecar.limits.plan import Charge
+from sidecar.limits import Limiter, LimitPlan, StoreUnavailable, open_store
+from sidecar.limits.plan import LimitCharge
 from sidecar.settings.store import StoreSettings
 
 LOOK_S = 0.005
 HOUR_KEY = "hour:bench"
 
 
-def plan(limit: int) -> Plan:
+def plan(limit: int) -> LimitPlan:
     """An hour that is spent in the end, and slots that never are."""
-    return Plan(
-        (Charge("bench:hour", "hour", HOUR_KEY, limit), Charge("bench:slots", "concurrency", "slots:bench", 999))
+    return LimitPlan(
+        (
+            LimitCharge("bench:hour", "hour", HOUR_KEY, limit),
+            LimitCharge("bench:slots", "concurrency", "slots:bench", 999),
+        )
     )
 
 
-async def call(limiter: Limiter, limits: Plan, told: list[tuple[float, float, str]]) -> None:
+async def call(limiter: Limiter, limits: LimitPlan, told: list[tuple[float, float, str]]) -> None:
     began_s, reason = time.monotonic(), ""
     try:
         async with limiter.reserve(limits, uuid4().hex) as lease:

@@ -25,8 +25,8 @@ import redis
 from bench.call import SERVER, Post, post_to
 from bench.process import free_port, running, wait_for_200, wait_for_port
 from bench.subjects import valkey
-from sidecar.limits.nodes import PREFIX
-from sidecar.settings.shipped import shipped
+from sidecar.limits.topology import PREFIX
+from sidecar.settings.shipped_files import shipped
 
 CALLERS = 16  # of each sidecar
 SETTLED_S = 1.5  # idle blocks of the lane are given back, and what could not be confirmed is undone

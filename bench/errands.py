@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 
 from bench.mixed import Answer, Callers
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
 
 PROGRAM = Path(__file__).with_name("errand.py")
 TOLD, FILED, ASKED, TALKS, CHATS, WRITES, DUE = "told", "filed", "asked", "talks", "chats", "writes", "due"

@@ -26,7 +26,7 @@ import click
 
 from bench import crowd, valkeys
 from bench.spender import COST, DAY_KEY, HOUR_KEY, MONTH_KEY
-from sidecar.limits.nodes import PREFIX
+from sidecar.limits.topology import PREFIX
 
 OUT = Path(__file__).parent / "exactness.json"
 REPOSITORY = Path(__file__).parents[1]

@@ -20,16 +20,16 @@ from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
 
-from sidecar.agents.executions import Executions
-from sidecar.agents.record import RUNS, Execution
-from sidecar.agents.runner import runner_from
-from sidecar.agents.running import Prompt
-from sidecar.agents.states import Status
 from sidecar.errors import Refusal
-from sidecar.metrics import Metrics
-from sidecar.processes import Processes
-from sidecar.records import Bounds, SqliteStore
+from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
+from sidecar.storage import RecordBounds, SqliteRecordStore
+from sidecar.tasks.programs.attempt import Prompt
+from sidecar.tasks.programs.executions import Executions
+from sidecar.tasks.programs.run_record import RUNS, Execution
+from sidecar.tasks.programs.run_states import RunStatus
+from sidecar.tasks.programs.runners import runner_from
+from sidecar.upstreams.processes import Processes
 from sidecar.vocabulary import Caller, Principal
 
 MANY = 10_000
@@ -37,12 +37,12 @@ CALLERS = 8
 PLACES, WAITING = 8, 64
 DEEDS = ("says", "says", "says", "says", "fails", "again", "hangs", "leaves", "cancelled")
 MEANT = {
-    "says": {Status.SUCCESS},
-    "fails": {Status.FAILURE},
-    "again": {Status.SUCCESS},
-    "hangs": {Status.TIMEOUT},
-    "leaves": {Status.SUCCESS},
-    "cancelled": {Status.CANCELLED, Status.SUCCESS},
+    "says": {RunStatus.SUCCESS},
+    "fails": {RunStatus.FAILURE},
+    "again": {RunStatus.SUCCESS},
+    "hangs": {RunStatus.TIMEOUT},
+    "leaves": {RunStatus.SUCCESS},
+    "cancelled": {RunStatus.CANCELLED, RunStatus.SUCCESS},
 }
 PROGRAM = """
 read number deed
@@ -101,7 +101,7 @@ class Bench:
             print(number, deed, ended.status, ended.failure, ended.output, file=sys.stderr)
 
     def _is_as_meant(self, run: Execution, number: int, deed: str) -> bool:
-        said = f"{number}\n" if run.status is Status.SUCCESS else ""
+        said = f"{number}\n" if run.status is RunStatus.SUCCESS else ""
         return run.status in MEANT[deed] and run.output == said
 
 
@@ -111,14 +111,14 @@ async def run(many: int, seed: int = 1) -> dict[str, int | float]:
     processes = Processes({"PATH": os.defpath})
     with tempfile.TemporaryDirectory() as folder:
         executions = Executions(
-            SqliteStore(Path(folder) / "runs.sqlite", RUNS),
+            SqliteRecordStore(Path(folder) / "runs.sqlite", RUNS),
             lambda name, one: runner_from(name, one, processes, processes.environ),
             Metrics(upstreams=()),
             time.time,
             lambda: f"run-{next(ids)}",
             "file",
             random=draw.random,
-            bounds=Bounds,
+            bounds=RecordBounds,
             keep_s=lambda: 3600.0,
         )
         executions.offer({"bench": definition(folder)})

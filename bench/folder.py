@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.call import SERVER, TOOL
-from sidecar.settings.shipped import shipped
-from sidecar.signing_keys import claims_for, generate
+from sidecar.http.signing_keys import claims_for, generate
+from sidecar.settings.shipped_files import shipped
 
 ISSUER = "https://issuer.bench.example"
 CALLER = "nhi:bench"

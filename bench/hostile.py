@@ -36,7 +36,7 @@ from aiohttp import web
 from bench.mixed import STATELESS, Behind, Callers, serve, write_folder
 from bench.process import free_port
 from bench.stalls import Watch
-from sidecar.app import App
+from sidecar.app.application import Application
 from sidecar.cli.serve import settle_interpreter
 
 OUT = Path(__file__).parent / "hostile.json"
@@ -270,7 +270,7 @@ async def _measure(folder: Path, outside: Sequence[Outside], seconds: float) -> 
     _add_server(folder / "s", port := free_port())
     await behind.told(ports["upstream"])
     await another.told(port)
-    app, watch = await App.start(folder / "s" / "sidecar.yaml", {}), Watch()
+    app, watch = await Application.start(folder / "s" / "sidecar.yaml", {}), Watch()
     settle_interpreter()
     watching = asyncio.create_task(watch.run())
     told: dict[str, Any] = {}

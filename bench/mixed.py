@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
 
 SERVER, OWNER, OTHER = "mixed", "nhi:owner", "nhi:other"
 SESSION, STATELESS = "2025-11-25", "2026-07-28"

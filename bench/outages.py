@@ -25,7 +25,7 @@ import click
 from bench.counter import HOUR_KEY
 from bench.process import ready
 from bench.valkeys import Node, Proxy, clustered, follows, is_primary, one, wait_for, watched
-from sidecar.limits.nodes import PREFIX, SLOT
+from sidecar.limits.topology import PREFIX, SLOT
 
 OUT = Path(__file__).parent / "outages.json"
 PROCESSES = 3

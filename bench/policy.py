@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sidecar.workbench.bench.ladder import SIZES, WILD
-from sidecar.workbench.bench.rivals import NAMES
-from sidecar.workbench.bench.rungs import OURS
-from sidecar.workbench.bench.running import climbed
+from sidecar.policy_tools.bench.ladder import SIZES, WILD
+from sidecar.policy_tools.bench.measurement import OURS
+from sidecar.policy_tools.bench.rivals import NAMES
+from sidecar.policy_tools.bench.runner import climbed
 
 HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "policy.json", HERE.parent / "docs" / "policy-bench.svg"

@@ -21,28 +21,37 @@ from typing import Any
 
 import click
 
-from sidecar.agents.record import RUNS, Execution
-from sidecar.agents.states import State, Status
+from sidecar.app.loader import run_at
 from sidecar.limits import open_store
-from sidecar.loading import run_at
-from sidecar.records import Bounds, MemoryStore, Page, RedisStore, Share, SqliteStore, Store, StoreOut
 from sidecar.settings.store import StoreSettings
-from tests.unit.agents.runs import run
+from sidecar.storage import (
+    MemoryRecordStore,
+    RecordBounds,
+    RecordPage,
+    RecordShare,
+    RecordStore,
+    RecordStoreOut,
+    RedisRecordStore,
+    SqliteRecordStore,
+)
+from sidecar.tasks.programs.run_record import RUNS, Execution
+from sidecar.tasks.programs.run_states import RunState, RunStatus
+from tests.unit.tasks.programs.runs import run
 from tests.valkey import running_valkey
 
 AGENTS = [f"agent-{number}" for number in range(20)]
-ROOM, TIMES, AT_ONCE = Bounds(1_000_000, 1_000_000), 7, 100
+ROOM, TIMES, AT_ONCE = RecordBounds(1_000_000, 1_000_000), 7, 100
 Verbs = Mapping[str, Callable[[], Awaitable[object]]]
 
 
 @asynccontextmanager
-async def opened(how: str, folder: Path, url: str) -> AsyncIterator[Store[Execution]]:
+async def opened(how: str, folder: Path, url: str) -> AsyncIterator[RecordStore[Execution]]:
     if how != "redis":
-        yield MemoryStore() if how == "memory" else SqliteStore(folder / "runs.sqlite", RUNS)
+        yield MemoryRecordStore() if how == "memory" else SqliteRecordStore(folder / "runs.sqlite", RUNS)
         return
     shared = open_store(StoreSettings(url=url), time.time)
     try:
-        yield RedisStore(partial(run_at, shared), RUNS)
+        yield RedisRecordStore(partial(run_at, shared), RUNS)
     finally:
         await shared.close()
 
@@ -53,12 +62,12 @@ def made(number: int, **more: Any) -> Execution:
     return run(id=f"run-{number}", output="x" * 1000, **{**when, **whose, **more})
 
 
-async def fill(store: Store[Execution], records: int, under_way: int) -> None:
+async def fill(store: RecordStore[Execution], records: int, under_way: int) -> None:
     """As runs come and go: so many are still under way."""
 
     async def one(number: int) -> None:
-        status = Status.SUCCESS if number % 7 else Status.FAILURE
-        state = {"state": State.RUNNING} if number % (records // under_way) == 0 else {"status": status}
+        status = RunStatus.SUCCESS if number % 7 else RunStatus.FAILURE
+        state = {"state": RunState.RUNNING} if number % (records // under_way) == 0 else {"status": status}
         await surely(lambda: store.add(made(number), "me", 1e9, ROOM))
         await surely(lambda: store.replace(made(number, revision=1, **state)))
 
@@ -68,29 +77,29 @@ async def fill(store: Store[Execution], records: int, under_way: int) -> None:
 
 async def surely(verb: Callable[[], Awaitable[object]]) -> None:
     for _ in range(50):
-        with suppress(StoreOut):  # so many at once are more than any deadline allows for
+        with suppress(RecordStoreOut):  # so many at once are more than any deadline allows for
             await verb()
             return
         await asyncio.sleep(0.05)
     raise click.ClickException("the store stays out")
 
 
-def verbs_of(store: Store[Execution], records: int) -> Verbs:
+def verbs_of(store: RecordStore[Execution], records: int) -> Verbs:
     numbers = count(records)
 
-    def added(bounds: Bounds) -> Awaitable[object]:
+    def added(bounds: RecordBounds) -> Awaitable[object]:
         return store.add(made(next(numbers), owner="owner-1", target="agent-1"), "me", 1e9, bounds)
 
     return {
-        "everybody's, newest": lambda: store.page(None, Page(AGENTS)),
-        "everybody's that failed": lambda: store.page(None, Page(AGENTS, Status.FAILURE)),
-        "everybody's of one agent": lambda: store.page(None, Page(AGENTS[:1])),
-        "everybody's, half-way back": lambda: store.page(None, Page(AGENTS, offset=records // 2)),
-        "an owner's": lambda: store.page("owner-7", Page(AGENTS)),
+        "everybody's, newest": lambda: store.page(None, RecordPage(AGENTS)),
+        "everybody's that failed": lambda: store.page(None, RecordPage(AGENTS, RunStatus.FAILURE)),
+        "everybody's of one agent": lambda: store.page(None, RecordPage(AGENTS[:1])),
+        "everybody's, half-way back": lambda: store.page(None, RecordPage(AGENTS, offset=records // 2)),
+        "an owner's": lambda: store.page("owner-7", RecordPage(AGENTS)),
         "add": lambda: added(ROOM),
         "add, a hundred give way": lambda: added(ROOM._replace(done_per_target=records // 50)),
         "get": lambda: store.get(f"run-{records // 2 + 1}"),
-        "take": lambda: store.take("me", 10.0, 25.0, Share()),
+        "take": lambda: store.take("me", 10.0, 25.0, RecordShare()),
         "counts": store.counts,
         "sweep, none over": lambda: store.sweep(10.0),
     }

@@ -34,9 +34,9 @@ from bench.load import Heard, Load, burst, load_from_path
 from bench.process import free_port, running, wait_for_port
 from bench.streams import LAST_CHUNK, Caller
 from bench.subjects import upstream
-from sidecar.app import App
+from sidecar.app.application import Application
 from sidecar.cli.serve import settle_interpreter
-from sidecar.workbench.bench import ladder
+from sidecar.policy_tools.bench import ladder
 
 OUT = Path(__file__).parent / "reloads.json"
 LOOK_S = 0.002
@@ -174,7 +174,7 @@ async def _reload_under_load(
     callers: Mapping[str, Caller],
 ) -> dict[str, Any]:
     next(versions["a"])
-    app = await App.start(config, environment())
+    app = await Application.start(config, environment())
     settle_interpreter()
     of_revision = {app.live.current.engine.revision: "a"}
     lag, idle = Lag(), Lag()

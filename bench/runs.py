@@ -24,11 +24,11 @@ import psutil
 import uvloop
 
 from bench.children import _below, _descriptors
-from sidecar.agents.folders import PREFIX
-from sidecar.agents.runner import runner_from
-from sidecar.agents.running import Ended, Order, Prompt, Runner, Said
-from sidecar.processes import Processes
 from sidecar.settings.agents import CliAgent
+from sidecar.tasks.programs.attempt import AttemptEnd, OutputChunk, ProgramOrder, ProgramRunner, Prompt
+from sidecar.tasks.programs.runners import runner_from
+from sidecar.tasks.programs.working_folders import PREFIX
+from sidecar.upstreams.processes import Processes
 
 RUNS = 10_000
 AT_ONCE = 8
@@ -129,20 +129,20 @@ async def run(runs: int, seed: int = 1) -> Total:
     return total
 
 
-async def _tried(runner: Runner, text: str, number: int, gives_up_s: float | None) -> str:
+async def _tried(runner: ProgramRunner, text: str, number: int, gives_up_s: float | None) -> str:
     """One run; what it came to in a word."""
     prompt = Prompt(text, {}, {}, None, {})
-    order = Order(f"run-{number}", f"run-{number}", "context", "bench", prompt, 30.0)
+    order = ProgramOrder(f"run-{number}", f"run-{number}", "context", "bench", prompt, 30.0)
     said, last = "", None
     try:
         async with asyncio.timeout(gives_up_s), aclosing(runner.run(order)) as events:
             async for event in events:
-                if isinstance(event, Said):
+                if isinstance(event, OutputChunk):
                     said += event.text
                 last = event
     except TimeoutError:
         return "given up"
-    if not isinstance(last, Ended) or last.failure is not None:
+    if not isinstance(last, AttemptEnd) or last.failure is not None:
         return f"failed: {last}"
     return "right" if said == text else f"wrong: {text!r} came back as {said!r}"
 

@@ -2,7 +2,7 @@
 
 Says `ready`, waits for a line, makes its attempts 64 at a time, and prints how many were admitted, refused by the
 limit, and anything else. A LANE of more than 0 charges up to so many calls at once. It waits as long as it takes: what
-an outage may cost is asked by `outages.py`.
+an outage may cost is asked by `observability/outage_log.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from uuid import uuid4
 import uvloop
 
 from sidecar.errors import Refusal
-from sidecar.limits import Limiter, Plan, Store
-from sidecar.limits.lane import FastLane
-from sidecar.limits.plan import Charge
-from sidecar.limits.redis import RedisStore
+from sidecar.limits import CounterStore, Limiter, LimitPlan
+from sidecar.limits.fast_lane import FastLane
+from sidecar.limits.plan import LimitCharge
+from sidecar.limits.redis_store import RedisCounters
 
 TASKS = 64
 PATIENT_S = 10.0
@@ -28,16 +28,16 @@ COST = 2_000  # millionths of a dollar
 DAY_KEY, HOUR_KEY, MONTH_KEY = "day:exactness", "hour:exactness", "month:exactness"
 
 
-def plan(limit: int, lane: int) -> Plan:
+def plan(limit: int, lane: int) -> LimitPlan:
     """The hour is the limit; what stands before and after it must not move when it refuses. Money has no lane."""
-    day = Charge("exactness:day", "day", DAY_KEY, 10 * limit)
-    hour = Charge("exactness:hour", "hour", HOUR_KEY, limit)
-    money = Charge("exactness:month", "month", MONTH_KEY, 10**15, amount=COST, unit="usd")
-    return Plan((day, hour) if lane else (day, hour, money))
+    day = LimitCharge("exactness:day", "day", DAY_KEY, 10 * limit)
+    hour = LimitCharge("exactness:hour", "hour", HOUR_KEY, limit)
+    money = LimitCharge("exactness:month", "month", MONTH_KEY, 10**15, amount=COST, unit="usd")
+    return LimitPlan((day, hour) if lane else (day, hour, money))
 
 
-def store_at(url: str, lane: int) -> Store:
-    shared = RedisStore.at(url, deadline_s=PATIENT_S)
+def store_at(url: str, lane: int) -> CounterStore:
+    shared = RedisCounters.at(url, deadline_s=PATIENT_S)
     if not lane:
         return shared
     return FastLane(shared, most=lane, idle_s=0.5, clock=time.monotonic, new_id=lambda: uuid4().hex)

@@ -30,9 +30,9 @@ from typing import Any
 import click
 import uvloop
 
-from sidecar.app import App
+from sidecar.app.application import Application
 from sidecar.cli.serve import settle_interpreter
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
 
 OUT = Path(__file__).parent / "stalls.json"
 VERSION = "2026-07-28"
@@ -283,7 +283,7 @@ def main(out: Path, only: str) -> None:
 
 async def _measure(folder: Path, outside: Outside, only: str) -> dict[str, Any]:
     _write(folder, f"http://127.0.0.1:{outside.port}/mcp")
-    app, watch = await App.start(folder / "sidecar.yaml", {}), Watch()
+    app, watch = await Application.start(folder / "sidecar.yaml", {}), Watch()
     settle_interpreter()
     watching = asyncio.create_task(watch.run())
     outside.tell(f"http://127.0.0.1:{app.listeners[1].port}/mcp/odd")

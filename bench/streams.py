@@ -29,8 +29,8 @@ import click
 import uvloop
 
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200
-from sidecar.cli.control import ask_control
-from sidecar.settings.shipped import shipped
+from sidecar.cli.operator_socket import ask_control
+from sidecar.settings.shipped_files import shipped
 
 OUT = Path(__file__).parent / "streams.json"
 OPENED_AT_ONCE, CALLS, SETTLE_S, WITHIN_S = 64, 300, 60.0, 120.0

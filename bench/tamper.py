@@ -30,10 +30,10 @@ import click
 from bench.windows import WAYS, Log, anchor_changed, differing, everywhere, tasks_of
 from sidecar.audit.checkpoints import attest
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.file import AuditFile
+from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.record import BLANK, CHECKPOINT
 from sidecar.audit.verify import verify
-from sidecar.signing_keys import generate
+from sidecar.http.signing_keys import generate
 
 OUT = Path(__file__).parent / "tamper.json"
 CHECKPOINT_EVERY = 5_000

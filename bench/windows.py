@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.audit.chain import BEGINNING, HEAD_SUFFIX, End, head_line
+from sidecar.audit.chain import BEGINNING, HEAD_SUFFIX, ChainEnd, head_line
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.verify import verify
 
@@ -51,7 +51,7 @@ class Log:
     """Lines in order, and the ends of the chain before each of them and behind the last."""
 
     lines: Sequence[bytes]
-    ends: Sequence[End]
+    ends: Sequence[ChainEnd]
     key: AuditKey
 
     @classmethod
@@ -60,7 +60,7 @@ class Log:
         for seq, line in enumerate(lines, start=1):
             found = _HASH.search(line)
             assert found, "this is no record"
-            ends.append(End(seq, found[1].decode()))
+            ends.append(ChainEnd(seq, found[1].decode()))
         return cls(lines, ends, key)
 
     def whole(self, attempt: Attempt) -> bytes:

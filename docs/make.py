@@ -17,15 +17,15 @@ from typing import Any
 
 import orjson
 
+from sidecar.admin.openapi import document
 from sidecar.audit.record import FIELDS, SEED_FIELDS
 from sidecar.errors import ANSWERS, CredentialFault
-from sidecar.metrics import Metrics
-from sidecar.openapi import document
-from sidecar.protocols import mcp
-from sidecar.protocols.eras import Era
-from sidecar.settings.root import Settings
+from sidecar.observability.metrics import Metrics
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import Era
 from sidecar.settings.schema import json_schema
-from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing
+from sidecar.settings.sidecar_file import Settings
+from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, MethodCrossing
 from tests.peers.clients.table import block as client_tables
 from tests.unit.policy.catalogue import errors_page
 
@@ -245,7 +245,7 @@ def _labels(family: Any) -> tuple[str, ...]:
 def methods() -> str:
     """What each method of MCP is asked as, and in which era it exists."""
     rows = []
-    for name, method in (*mcp.METHODS.items(), *mcp.NOTIFICATIONS.items()):
+    for name, method in (*messages.METHODS.items(), *messages.NOTIFICATIONS.items()):
         eras = "both" if method.eras == frozenset(Era) else next(iter(method.eras)).value
         rows.append((f"`{name}`", eras, _asked(name, session=method.session)))
     rows += [
@@ -254,7 +254,7 @@ def methods() -> str:
     return table(("method", "era", "asked as"), rows)
 
 
-_ASKED_BACK = sorted(mcp.SERVER_REQUESTS)
+_ASKED_BACK = sorted(messages.SERVER_REQUESTS)
 _QUESTIONS: Mapping[str, str] = {
     "tools/call": "`tools/call` on `tool:<server>/<name>`",
     "prompts/get": "`prompts/get` on `prompt:<server>/<name>`",
@@ -284,7 +284,7 @@ def crossings() -> str:
     return table(("message", "from", "stateless caller, server of sessions", "session, stateless server"), rows)
 
 
-def _crossing(crossing: Crossing) -> str:
+def _crossing(crossing: MethodCrossing) -> str:
     how = f"{crossing.way.value} `{crossing.becomes}`" if crossing.becomes else crossing.way.value
     if crossing.reason is not None:
         how += f": `{crossing.reason.value}`"

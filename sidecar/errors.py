@@ -1,4 +1,4 @@
-"""What can go wrong, whose fault is it, and what does each protocol era hear?
+"""Reasons, refusals, and the one table from reason to answer.
 
 Three kinds, never mixed:
 
@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
-
-from sidecar.visible import visible, visible_lines
 
 
 class Reason(StrEnum):
@@ -347,3 +345,16 @@ class Together:
 def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fault:
     """A fault of a file as a whole: missing, unreadable, empty."""
     return Fault(str(path), 0, 0, code, message, hint)
+
+
+def visible(text: str) -> str:
+    """The same text where every character is printable; else with escapes for those that are not. A line end is one of
+    them: a name must not begin a line of its own."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def visible_lines(text: str) -> str:
+    """A text of several lines: their ends and tabs stay."""
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""What are the things everybody here talks about?
+"""The nouns of the project: principals, chains, calls, decisions.
 
 The nouns of the house, frozen. They know nothing of HTTP, Redis or Casbin; every other module speaks in them. Those
 that every call makes anew are named tuples, at a third of the price of a frozen dataclass.
@@ -185,7 +185,7 @@ class Call(NamedTuple):
         return self.questions[0]
 
 
-class Rule(NamedTuple):
+class RuleRef(NamedTuple):
     """One row of policy. `expires_at` in seconds since the epoch; `max_calls_per_hour` None is no limit."""
 
     id: str
@@ -222,7 +222,7 @@ class Link(NamedTuple):
     action: str
     allowed: bool
     reason: Reason | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RuleRef, ...] = ()
     facts: tuple[Fact, ...] = ()
 
 

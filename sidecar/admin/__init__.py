@@ -1,4 +1,4 @@
-"""What may an operator see and do, and who is one?
+"""The operators' HTTP API: credentials, roles, and its routes.
 
 Its own listener, never the data one (threats O9). Without a credential it answers health and metrics only; with one,
 which comes in a header and never in a cookie, status, reload and the kill switch. Health never does I/O: it reads
@@ -21,17 +21,17 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from sidecar.admin import runs
-from sidecar.admin.asking import HEADERS, Asked, answered, problem, refused
-from sidecar.admin.limits import UnclearError, checked, wanted_in
-from sidecar.admin.principals import bare_order_of, order_of, plain, reset_order_of, tool_order_of
-from sidecar.arrival import Entrance, check_entrance, check_target, headers_of, origin_form
-from sidecar.desk import Desk
-from sidecar.disabled import Entry, SwitchError, is_name
+from sidecar.admin import run_routes
+from sidecar.admin.limit_routes import UnclearError, checked, wanted_in
+from sidecar.admin.operator_api import OperatorApi
+from sidecar.admin.principal_routes import bare_order_of, order_of, plain, reset_order_of, tool_order_of
+from sidecar.admin.requests import HEADERS, AdminRequest, answered, problem, refused
 from sidecar.errors import ConfigError, Refusal
+from sidecar.gateway.kill_switch import SwitchEntry, SwitchError, is_name
+from sidecar.gateway.routing import Entrance, check_entrance, check_target, headers_of, origin_form
 from sidecar.limits import StoreUnavailable
-from sidecar.limits.showing import NoSuchLimit, Wanted
-from sidecar.metrics import Metrics
+from sidecar.limits.usage_report import NoSuchLimit, UsageQuery
+from sidecar.observability.metrics import Metrics
 from sidecar.policy.patterns import glob
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -40,11 +40,11 @@ PROBES: Final = ("/livez", "/readyz")
 NO_UPSTREAM = "no upstream has this name"
 
 
-class Operated(Protocol):
+class OperatorAction(Protocol):
     """The running sidecar, as its operators need it."""
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> OperatorApi:
         """Agents that are programs, their runs, and schedules."""
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
@@ -63,25 +63,25 @@ class Operated(Protocol):
     def discovered(self, name: str) -> Mapping[str, Any]:
         """What an upstream offers, by name."""
 
-    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> Entry:
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Switch off a tool, or with "" a whole server. Raises SwitchError."""
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
         """Take that back; False if there was nothing to take back. Raises SwitchError."""
 
-    async def limits(self, wanted: Wanted) -> Mapping[str, Any]:
+    async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
         """Who used what, and how much is left. Raises StoreUnavailable."""
 
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
         """Set what counts a principal alone back to unused. Raises NoSuchLimit, StoreUnavailable, Refusal."""
 
-    def disabled_principals(self) -> Sequence[Entry]:
+    def disabled_principals(self) -> Sequence[SwitchEntry]:
         """Everybody who is disabled now."""
 
     def known_principal(self, name: str) -> tuple[bool, str]:
         """Whether anything names this principal, and the known name that is nearest to it."""
 
-    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Disable a principal. Raises SwitchError."""
 
     async def enable(self, principal: str, *, by: str) -> bool:
@@ -89,11 +89,11 @@ class Operated(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class AdminApp:
     """The admin listener's one handler. `secrets` maps each secret to the role of its bearer; `trusted` says that
     whoever reaches the listener is an operator: the control socket, which only its owner can open."""
 
-    app: Operated
+    app: OperatorAction
     metrics: Metrics
     entrance: Entrance
     secrets: Mapping[bytes, Role]
@@ -127,7 +127,7 @@ class Admin:
         if role not in roles:
             return problem(f"this needs one of the roles {', '.join(roles)}", 403)
         try:
-            return await handler(self, Asked(request, self._by(request, role), name, self.trusted))
+            return await handler(self, AdminRequest(request, self._by(request, role), name, self.trusted))
         except Refusal as refusal:
             return refused(refusal)
 
@@ -167,10 +167,10 @@ class Admin:
         uid = _uid_of(request)
         return "local" if uid is None else f"local:uid={uid}"
 
-    async def _status(self, asked: Asked) -> web.Response:
+    async def _status(self, asked: AdminRequest) -> web.Response:
         return answered(self.app.status())
 
-    async def _reload(self, asked: Asked) -> web.Response:
+    async def _reload(self, asked: AdminRequest) -> web.Response:
         try:
             await bare_order_of(asked.request)
             return answered({"revision": await self.app.reload(asked.by)})
@@ -180,7 +180,7 @@ class Admin:
         except SwitchError as error:
             return problem(str(error), 400)
 
-    async def _limits(self, asked: Asked) -> web.Response:
+    async def _limits(self, asked: AdminRequest) -> web.Response:
         try:
             return answered(await self.app.limits(wanted_in(asked.query)))
         except UnclearError as error:
@@ -188,7 +188,7 @@ class Admin:
         except StoreUnavailable:
             return problem("the store is out: nobody can say", 503)
 
-    async def _reset_limits(self, asked: Asked) -> web.Response:
+    async def _reset_limits(self, asked: AdminRequest) -> web.Response:
         try:
             said, if_known = await reset_order_of(asked.request)
             wanted = checked({"principal": "", **said})
@@ -206,10 +206,10 @@ class Admin:
             return problem("the store is out: it cannot be told", 503)
         return answered({"principal": wanted.principal, "known": known, "reset": names})
 
-    async def _principals(self, asked: Asked) -> web.Response:
+    async def _principals(self, asked: AdminRequest) -> web.Response:
         return answered({"disabled": [plain(entry) for entry in self.app.disabled_principals()]})
 
-    async def _disable(self, asked: Asked) -> web.Response:
+    async def _disable(self, asked: AdminRequest) -> web.Response:
         try:
             reason, until, if_known = await order_of(asked.request)
             known, nearest = self.app.known_principal(asked.name)
@@ -220,7 +220,7 @@ class Admin:
             return problem(str(error), error.status)
         return answered({"principal": asked.name, "disabled": True, "known": known, "entry": plain(entry)})
 
-    async def _enable(self, asked: Asked) -> web.Response:
+    async def _enable(self, asked: AdminRequest) -> web.Response:
         try:
             await bare_order_of(asked.request)
             changed = await self.app.enable(asked.name, by=asked.by)
@@ -232,16 +232,16 @@ class Admin:
             return problem(f"{still[0].source} disables it", 409, **answer, entry=plain(still[0]))
         return answered(answer)
 
-    async def _upstreams(self, asked: Asked) -> web.Response:
+    async def _upstreams(self, asked: AdminRequest) -> web.Response:
         return answered({"upstreams": self.app.upstreams()})
 
-    async def _upstream(self, asked: Asked) -> web.Response:
+    async def _upstream(self, asked: AdminRequest) -> web.Response:
         known = self.app.upstreams().get(asked.name)
         if known is None:
             return problem(NO_UPSTREAM, 404)
         return answered({"name": asked.name, **known, "discovered": self.app.discovered(asked.name)})
 
-    async def _switch_off(self, asked: Asked) -> web.Response:
+    async def _switch_off(self, asked: AdminRequest) -> web.Response:
         if not self.app.is_server(asked.name):  # a slip of the pen must not pass for a tool that is off
             return problem(NO_UPSTREAM, 404)
         try:
@@ -254,7 +254,7 @@ class Admin:
         answer = {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known}
         return answered({**answer, "entry": plain(entry)})
 
-    async def _switch_on(self, asked: Asked) -> web.Response:
+    async def _switch_on(self, asked: AdminRequest) -> web.Response:
         try:
             tool, _, _ = await tool_order_of(asked.request)
             changed = await self.app.switch_on(asked.name, tool, by=asked.by)
@@ -269,7 +269,7 @@ def _unknown(name: str, nearest: str, what: str) -> web.Response:
     return problem(told, 404, reason="principal-unknown", nearest=nearest or None)
 
 
-_Handler = Callable[[Admin, Asked], Awaitable[web.StreamResponse]]
+_Handler = Callable[[AdminApp, AdminRequest], Awaitable[web.StreamResponse]]
 _Verbs = Mapping[str, tuple[tuple[Role, ...], _Handler]]
 
 
@@ -281,36 +281,36 @@ def _done(handler: _Handler) -> _Verbs:
     return {"POST": (("operator",), handler)}
 
 
-def _at_desk(handler: runs.OnDesk) -> _Handler:
+def _at_desk(handler: run_routes.OnDesk) -> _Handler:
     return lambda admin, asked: handler(admin.app.desk, asked)
 
 
 # `{any}` may hold a `/` that is not percent-encoded: principals are named as they are.
 ADDRESSES: Final[Mapping[str, _Verbs]] = {
-    "/status": _seen(Admin._status),
-    "/api/reload": _done(Admin._reload),
-    "/api/limits": _seen(Admin._limits),
-    "/api/limits/reset": _done(Admin._reset_limits),
-    "/api/principals": _seen(Admin._principals),
-    "/api/principals/{any}/disable": _done(Admin._disable),
-    "/api/principals/{any}/enable": _done(Admin._enable),
-    "/api/upstreams": _seen(Admin._upstreams),
-    "/api/upstreams/{name}": _seen(Admin._upstream),
-    "/api/upstreams/{any}/disable": _done(Admin._switch_off),
-    "/api/upstreams/{any}/enable": _done(Admin._switch_on),
-    "/api/agents": _seen(_at_desk(runs.agents)),
-    "/api/agents/{name}": _seen(_at_desk(runs.agent)),
-    "/api/agents/{name}/runs": {**_seen(_at_desk(runs.runs_of_agent)), **_done(_at_desk(runs.order))},
-    "/api/runs": _seen(_at_desk(runs.runs)),
-    "/api/runs/{name}": _seen(_at_desk(runs.run)),
-    "/api/runs/{name}/output": _seen(_at_desk(runs.output)),
-    "/api/runs/{name}/answer": _done(_at_desk(runs.answer)),
-    "/api/runs/{name}/cancel": _done(_at_desk(runs.cancel)),
-    "/api/schedules": {**_seen(_at_desk(runs.schedules)), **_done(_at_desk(runs.add_schedule))},
-    "/api/schedules/{name}": {"DELETE": (("operator",), _at_desk(runs.remove_schedule))},
-    "/api/schedules/{name}/run": _done(_at_desk(runs.run_schedule)),
-    "/api/schedules/{name}/pause": _done(_at_desk(runs.pause)),
-    "/api/schedules/{name}/resume": _done(_at_desk(runs.resume)),
+    "/status": _seen(AdminApp._status),
+    "/api/reload": _done(AdminApp._reload),
+    "/api/limits": _seen(AdminApp._limits),
+    "/api/limits/reset": _done(AdminApp._reset_limits),
+    "/api/principals": _seen(AdminApp._principals),
+    "/api/principals/{any}/disable": _done(AdminApp._disable),
+    "/api/principals/{any}/enable": _done(AdminApp._enable),
+    "/api/upstreams": _seen(AdminApp._upstreams),
+    "/api/upstreams/{name}": _seen(AdminApp._upstream),
+    "/api/upstreams/{any}/disable": _done(AdminApp._switch_off),
+    "/api/upstreams/{any}/enable": _done(AdminApp._switch_on),
+    "/api/agents": _seen(_at_desk(run_routes.agents)),
+    "/api/agents/{name}": _seen(_at_desk(run_routes.agent)),
+    "/api/agents/{name}/runs": {**_seen(_at_desk(run_routes.runs_of_agent)), **_done(_at_desk(run_routes.order))},
+    "/api/runs": _seen(_at_desk(run_routes.runs)),
+    "/api/runs/{name}": _seen(_at_desk(run_routes.run)),
+    "/api/runs/{name}/output": _seen(_at_desk(run_routes.output)),
+    "/api/runs/{name}/answer": _done(_at_desk(run_routes.answer)),
+    "/api/runs/{name}/cancel": _done(_at_desk(run_routes.cancel)),
+    "/api/schedules": {**_seen(_at_desk(run_routes.schedules)), **_done(_at_desk(run_routes.add_schedule))},
+    "/api/schedules/{name}": {"DELETE": (("operator",), _at_desk(run_routes.remove_schedule))},
+    "/api/schedules/{name}/run": _done(_at_desk(run_routes.run_schedule)),
+    "/api/schedules/{name}/pause": _done(_at_desk(run_routes.pause)),
+    "/api/schedules/{name}/resume": _done(_at_desk(run_routes.resume)),
 }
 _SHAPES: Final = {"any": "([^?#]{0,4096})", "name": "([^/?#]{1,64})"}
 _ROUTES: Final = [(re.compile(path.format(**_SHAPES)), verbs) for path, verbs in ADDRESSES.items()]

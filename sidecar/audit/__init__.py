@@ -1,4 +1,4 @@
-"""Remember: what was decided, what came of it, and how would anyone know if it were altered?
+"""The audit log: decisions and outcomes in a chain of hashes that anyone can verify.
 
 record      the shape of a line: every field, bounded
 stamps      ids and times
@@ -21,8 +21,8 @@ render      a record for people
 """
 
 from sidecar.audit.digest import AuditKey, load_key, load_or_make_key
+from sidecar.audit.record_ids import Clock, time_ordered_ids
 from sidecar.audit.recorder import Audit, Recording
-from sidecar.audit.stamps import Clock, time_ordered_ids
 
 __all__ = [
     "Audit",

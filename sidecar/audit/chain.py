@@ -1,4 +1,4 @@
-"""Has a line been changed, and is the last one still there?
+"""The hash chain over audit lines and the anchor of its newest one.
 
 Each line ends with its own seal, and holds the seal of the line before it:
 
@@ -44,7 +44,7 @@ HEAD_BYTES = len("sidecar-audit-head 1 ") + 2 * (20 + 1 + 64 + 1) + KEY_ID_CHARS
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedRecord:
     """One line as read: what it says of itself, and whether its seal fits its bytes. `fields` are all its members."""
 
     seq: int
@@ -54,23 +54,23 @@ class Sealed:
     fields: Mapping[str, Any]
 
 
-class End(NamedTuple):
+class ChainEnd(NamedTuple):
     """Where a chain ends: the sequence and hash of its last line."""
 
     seq: int
     hash: str
 
 
-BEGINNING = End(0, GENESIS)
+BEGINNING = ChainEnd(0, GENESIS)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ChainHead:
     """What an anchor says: where the chain ends, and where it ends once the append that is under way is done; the same
     where none is."""
 
-    end: End
-    next: End
+    end: ChainEnd
+    next: ChainEnd
     key_id: str
     mac: str
 
@@ -79,7 +79,7 @@ class Head:
         return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
 
 
-class Unfit(OSError):
+class UnfitHead(OSError):
     """What was to be put somewhere is not taken there as it is, now or later. Of several, some may be."""
 
 
@@ -90,7 +90,7 @@ def seal(record: Mapping[str, Any]) -> tuple[bytes, str]:
     return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest
 
 
-def unseal(line: bytes) -> Sealed | None:
+def unseal(line: bytes) -> SealedRecord | None:
     """A line without its newline; None if it is no record at all."""
     match = _SEALED.search(line, max(0, len(line) - _SEAL_BYTES))
     if match is None:
@@ -103,24 +103,24 @@ def unseal(line: bytes) -> Sealed | None:
     if type(seq) is not int or not 0 < seq < MAX_SEQ or not isinstance(prev_hash, str):
         return None
     digest = match[1].decode()
-    return Sealed(seq, prev_hash, digest, sha256(line[: match.start()]).hexdigest() == digest, fields)
+    return SealedRecord(seq, prev_hash, digest, sha256(line[: match.start()]).hexdigest() == digest, fields)
 
 
-def head_line(key: AuditKey, end: End, next_end: End | None = None) -> bytes:
+def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:
     """The anchor's whole file: HEAD_BYTES bytes, so that one write replaces it."""
     ahead = next_end or end
     ends = f"{end.seq:020d} {end.hash} {ahead.seq:020d} {ahead.hash}"
     return f"sidecar-audit-head 1 {ends} {key.id} {_mac(key, end, ahead)}\n".encode()
 
 
-def parse_head(raw: bytes) -> Head | None:
+def parse_head(raw: bytes) -> ChainHead | None:
     """An anchor as read; None if it is none."""
     match = _HEAD.match(raw)
     if match is None:
         return None
     seq, digest, next_seq, next_digest, key_id, mac = match.groups()
-    ends = End(int(seq), digest.decode()), End(int(next_seq), next_digest.decode())
-    return Head(*ends, key_id.decode(), mac.decode())
+    ends = ChainEnd(int(seq), digest.decode()), ChainEnd(int(next_seq), next_digest.decode())
+    return ChainHead(*ends, key_id.decode(), mac.decode())
 
 
 def ascii_json(record: Mapping[str, Any]) -> bytes:
@@ -137,5 +137,5 @@ def _escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def _mac(key: AuditKey, *ends: End) -> str:
+def _mac(key: AuditKey, *ends: ChainEnd) -> str:
     return key.anchor(b"".join(frame(b"%d" % end.seq) + frame(end.hash.encode()) for end in ends))

@@ -1,4 +1,4 @@
-"""Who says that the log went on to here, and can it be believed without the log's host?
+"""Signs and verifies checkpoints of the audit log.
 
 A checkpoint is a statement about where the chain ended, signed with Ed25519:
 
@@ -21,12 +21,19 @@ import orjson
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sidecar.audit.chain import End
+from sidecar.audit.chain import ChainEnd
 from sidecar.audit.digest import frame
 from sidecar.audit.record import CHECKPOINT
 from sidecar.errors import SettingsError, fault_in
+from sidecar.http.signing_keys import (
+    SigningKey,
+    generate,
+    keep_private_key,
+    private_key_from,
+    read_public_jwk,
+    thumbprint,
+)
 from sidecar.protocols import base64url
-from sidecar.signing_keys import SigningKey, generate, keep_private_key, private_key_from, read_public_jwk, thumbprint
 
 USE: Final = "audit-checkpoint"
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -72,7 +79,7 @@ class Checkpoint(NamedTuple):
         return True
 
 
-def attest(key: SigningKey, end: End, time: str) -> Checkpoint:
+def attest(key: SigningKey, end: ChainEnd, time: str) -> Checkpoint:
     """Sign where a chain ends now."""
     unsigned = Checkpoint(end.seq, end.hash, time, key.kid, "")
     return unsigned._replace(signature=base64url.encode(key.sign_bytes(unsigned.message)))

@@ -1,4 +1,4 @@
-"""Which values of arguments stand in a record as they came?
+"""Records chosen arguments in clear.
 
 None but those that `audit.clear_arguments` names, by object and JSON Pointer, so that a changed condition can be
 decided on them later. A value is written only if it is plain (text, number, boolean, null), short, and holds nothing
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from sidecar.screening.classes import CLASSES, Span
-from sidecar.screening.pointers import Pointer, parse_pointer
+from sidecar.protocols.json_pointers import Pointer, parse_pointer
+from sidecar.protocols.secret_patterns import CLASSES, Span
 from sidecar.vocabulary import Question
 
 MAX_CHARS = 256

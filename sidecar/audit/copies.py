@@ -1,4 +1,4 @@
-"""How does a copy of the evidence leave the machine without anybody waiting for it?
+"""Copies the audit log to a second place without delaying requests.
 
 The file is the evidence: who waits, waits for it alone. What it took goes on to the carrier of a second place, in a
 thread of its own, the very lines in their order. A carrier that does not answer holds up nobody: so many lines wait as
@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sidecar.audit.carriers import Append, Carrier, Unsure
-from sidecar.audit.chain import End, seal
-from sidecar.audit.file import AuditFile
-from sidecar.audit.trail import ChainSink
+from sidecar.audit.carrier import AppendLines, Carrier, UnsureError
+from sidecar.audit.chain import ChainEnd, seal
+from sidecar.audit.file_sink import AuditFile
+from sidecar.audit.rotation import ChainSink
 
 MAX_WAITING: Final = 20_000  # lines, some 40 MB
 MAX_AT_ONCE: Final = 256
@@ -26,16 +26,16 @@ CLOSE_S: Final = 3.0
 log = logging.getLogger("sidecar.audit")
 
 
-class Copied:
+class CopySink:
     """A sink, and a copy of what it took. `lost` and `copied` count lines."""
 
-    def __init__(self, sink: ChainSink, end: End, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, sink: ChainSink, end: ChainEnd, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
         """`end` is where the sink's chain ends now."""
         self.copied = self.lost = 0
         self._sink = sink
         self._carrier = carrier
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[bytes, End]] = deque()
+        self._waiting: deque[tuple[bytes, ChainEnd]] = deque()
         self._changed = threading.Condition()
         self._at_work = 0
         self._closed = False
@@ -44,17 +44,14 @@ class Copied:
         self._thread.start()
 
     @property
-    def end(self) -> End:
-        """As `ChainSink.end`."""
+    def end(self) -> ChainEnd:
         return self._sink.end
 
     @property
     def file(self) -> AuditFile | None:
-        """As `ChainSink.file`."""
         return self._sink.file
 
     def settle(self) -> None:
-        """As `ChainSink.settle`."""
         self._sink.settle()
 
     @property
@@ -69,14 +66,13 @@ class Copied:
             for record in records[:count]:  # the sink gave each its place, so that it is the same line once more
                 line, digest = seal(record)
                 if len(self._waiting) < self._max_waiting:
-                    self._waiting.append((line, End(record["seq"], digest)))
+                    self._waiting.append((line, ChainEnd(record["seq"], digest)))
                 else:
                     self._lose(1, "too many wait")
             self._changed.notify()
         return count
 
     def abandon(self) -> None:
-        """As `Sink.abandon`."""
         self._sink.abandon()
         self._carrier.give_up()
 
@@ -100,13 +96,13 @@ class Copied:
 
     def _work(self) -> None:
         while lines := self._next():
-            append = Append(tuple(line for line, _ in lines), self._end, lines[-1][1])
+            append = AppendLines(tuple(line for line, _ in lines), self._end, lines[-1][1])
             for _ in range(2):  # the second time where that is no harm, and makes it certain
                 try:
                     self._carrier.carry(append)
                     self.copied += len(lines)
                 except OSError as error:
-                    if isinstance(error, Unsure) and error.again:
+                    if isinstance(error, UnsureError) and error.again:
                         continue
                     self._lose(len(lines), str(error))
                 break
@@ -114,7 +110,7 @@ class Copied:
                 self._lose(len(lines), "nobody knows")
             self._end, self._at_work = append.after, 0
 
-    def _next(self) -> list[tuple[bytes, End]]:
+    def _next(self) -> list[tuple[bytes, ChainEnd]]:
         """What is to be carried; nothing once it is closed and all is there."""
         with self._changed:
             while not self._waiting and not self._closed:

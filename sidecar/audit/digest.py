@@ -1,4 +1,4 @@
-"""What proves an argument without showing it?
+"""Computes keyed hashes of arguments.
 
 A keyed digest (threats O4): a plain SHA-256 of `{"confirm": true}` is guessed in a moment, an HMAC is not, without its
 key. Every digest here is HMAC-SHA-256 over

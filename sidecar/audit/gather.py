@@ -1,4 +1,4 @@
-"""How does evidence that went elsewhere become files that `verify` reads?
+"""Sorts audit lines collected elsewhere into files that `verify` reads.
 
 From lines as somebody kept them: the output of containers, an export of logs, a stream. Whatever is no record is passed
 over. What remains is sorted out into chains, a file for each:
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from sidecar.audit.chain import MAX_LINE_BYTES, Sealed, unseal
+from sidecar.audit.chain import MAX_LINE_BYTES, SealedRecord, unseal
 
 MAX_CHAINS: Final = 10_000
 MAX_OPEN: Final = 64
@@ -31,7 +31,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(slots=True)
-class Chain:
+class GatheredChain:
     """One file while it is written. `places` are sequence, offset and length of each line."""
 
     path: Path
@@ -41,7 +41,7 @@ class Chain:
     size: int = 0
     places: array[int] = field(default_factory=lambda: array("q"))
 
-    def take(self, file: BinaryIO, sealed: Sealed, line: bytes) -> None:
+    def take(self, file: BinaryIO, sealed: SealedRecord, line: bytes) -> None:
         """Put a line at the end, for now."""
         file.write(line + b"\n")
         self.places.extend((sealed.seq, self.size, len(line) + 1))
@@ -95,7 +95,7 @@ def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(17, "is not empty", str(folder))
-    chains: list[Chain] = []
+    chains: list[GatheredChain] = []
     with ExitStack() as closing:
         _sort_out(lines, folder, chains, _Files(closing))
     for chain in chains:
@@ -103,8 +103,8 @@ def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
     return sorted(chain.path for chain in chains)
 
 
-def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[Chain], files: _Files) -> None:
-    by_instance: dict[str, Chain] = {}
+def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[GatheredChain], files: _Files) -> None:
+    by_instance: dict[str, GatheredChain] = {}
     for line in lines:
         sealed = unseal(line) if line.startswith(_RECORD) else None
         if sealed is None:
@@ -114,7 +114,7 @@ def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[Chain], files: 
         if chain is None:
             if len(chains) >= MAX_CHAINS:
                 raise OSError(7, f"more than {MAX_CHAINS} chains", str(folder))
-            chain = Chain(folder / _name(instance, len(chains)))
+            chain = GatheredChain(folder / _name(instance, len(chains)))
             chains.append(chain)
         by_instance[instance] = chain
         chain.take(files.of(chain.path), sealed, line)
@@ -130,7 +130,7 @@ def lines_in(file: BinaryIO) -> Iterator[bytes]:
         cut = not whole
 
 
-def _going_on(chains: Iterable[Chain], sealed: Sealed) -> Chain | None:
+def _going_on(chains: Iterable[GatheredChain], sealed: SealedRecord) -> GatheredChain | None:
     return next((chain for chain in chains if chain.last_hash == sealed.prev_hash), None)
 
 

@@ -1,4 +1,4 @@
-"""What does one line of evidence say?
+"""Builds the lines of the audit log.
 
 The shape of a record (CONTRACT 7): every field by name, in one order, present in every event; `null` where a fact is
 not known. What came from outside is bounded here, field by field; what is secret never gets here: arguments come as a
@@ -21,9 +21,9 @@ from orjson import Fragment
 
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
-from sidecar.compact import compact_json
 from sidecar.errors import LimitState, Refusal
-from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, Rule
+from sidecar.protocols.compact_json import compact_json
+from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, RuleRef
 
 VERSION = 2  # 1 had the server in `tool_name`, and the tool or else the method in `method`
 EVENTS = ("decision", "outcome", "refusal", "control")
@@ -127,7 +127,7 @@ _Made = TypeVar("_Made")
 
 
 class Names(Protocol):
-    """Which names are ours; `sidecar.snapshot.Snapshot` is one."""
+    """Which names are ours; `sidecar.gateway.snapshot.Snapshot` is one."""
 
     def has_upstream(self, name: str) -> bool:
         """Whether a server or an agent is called so."""
@@ -139,8 +139,8 @@ class Names(Protocol):
         """Whether there is what a question is about; None where nobody can say."""
 
 
-class Counts(Protocol):
-    """Whoever counts records; `sidecar.metrics.Metrics` is one."""
+class RecordCounts(Protocol):
+    """Whoever counts records; `sidecar.observability.metrics.Metrics` is one."""
 
     def audit_recorded(self, event: str, result: str) -> None:
         """One record of a kind of event was `written`, or `failed`."""
@@ -345,7 +345,7 @@ def _is_bounded(question: Question) -> bool:
     return not question.object.startswith("resource:")
 
 
-def _rule_ids(rules: tuple[Rule, ...]) -> Fragment:
+def _rule_ids(rules: tuple[RuleRef, ...]) -> Fragment:
     return _written(_names([rule.id for rule in rules[:RULES]], RULE_CHARS))
 
 

@@ -1,4 +1,4 @@
-"""What happened to this request, and is it on record?
+"""Records each request's decision, outcome or refusal before it takes effect.
 
     recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000")
     recording.caller = ...; recording.mark("auth")        facts, as the pipeline learns them
@@ -30,12 +30,12 @@ from typing import Any, Literal
 
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.evidence import EvidenceFile, Named, evidence_line, evidence_record
-from sidecar.audit.file import AuditFile, Found
-from sidecar.audit.record import Counts, Event
-from sidecar.audit.stamps import Clock, time_ordered_ids, timestamps
-from sidecar.audit.trail import Attester, ChainSink, Rotation, Stamp, Trail
-from sidecar.audit.writer import Writer
+from sidecar.audit.file_sink import AuditFile, FoundEnd
+from sidecar.audit.record import Event, RecordCounts
+from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
+from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
+from sidecar.audit.rotation import Attester, ChainSink, RotatingSink, Rotation, Stamp
+from sidecar.audit.writer import RecordWriter
 from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal, SettingsError, fault_in
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
@@ -65,14 +65,14 @@ class Audit:
     def __init__(
         self,
         sink: ChainSink,
-        found: Found,
+        found: FoundEnd,
         *,
         key: AuditKey,
         durability: Durability,
         instance: str,
         clock: Clock,
         new_id: Callable[[], str],
-        metrics: Counts | None = None,
+        metrics: RecordCounts | None = None,
         evidence_path: Path | None = None,
         attester: Attester | None = None,
         rotation: Rotation | None = None,
@@ -86,12 +86,12 @@ class Audit:
         """
         self.found = found.what
         """What was not in order at the start, as `file` names it; for the operator's log."""
-        self._evidence = EvidenceFile(evidence_path, to_disk=durability == "disk")
+        self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
         by_the_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
-        self.trail = Trail(
+        self.trail = RotatingSink(
             sink, by_the_thread, clock, attester=attester, rotation=rotation or Rotation(), evidence=self._evidence
         )
-        self.writer = Writer(self.trail)
+        self.writer = RecordWriter(self.trail)
         self._durability = durability
         self._counted: Callable[[str, str], object] = metrics.audit_recorded if metrics else lambda event, result: None
         self._stamp = _stamping(instance, key.id, clock, new_id)
@@ -146,7 +146,7 @@ class Audit:
     def _count(self, event: str, error: OSError | None) -> None:
         self._counted(event, "written" if error is None else "failed")
 
-    async def keep(self, about: Mapping[str, Any]) -> Named | None:
+    async def keep(self, about: Mapping[str, Any]) -> NamedResult | None:
         """Keep a result (`evidence.evidence_record` without id and time); what the outcome names it by. None where
         `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
@@ -162,7 +162,7 @@ class Audit:
         self._count("evidence", None)
         if torn_bytes:
             await self.control("evidence-recovered", "sidecar", torn_bytes=torn_bytes)
-        return Named.of(record_id, line)
+        return NamedResult.of(record_id, line)
 
     async def look(self) -> None:
         """Do what is due by time: a checkpoint, a new file. For whoever looks at the clock."""
@@ -228,7 +228,7 @@ class Recording:
         init=False, default=((), 0, []), repr=False
     )
     _known: dict[str, Any] | None = field(init=False, default=None, repr=False)
-    _kept: list[Named] = field(init=False, default_factory=list, repr=False)
+    _kept: list[NamedResult] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self.decision_id = self.audit.new_id()
@@ -450,7 +450,7 @@ def _stamping(instance: str, key_id: str, clock: Clock, new_id: Callable[[], str
     return stamped
 
 
-class Unwritten(Refusal):
+class UnwrittenRecord(Refusal):
     """Evidence that could not be recorded. `late`: it was under way, so that it may be recorded nonetheless."""
 
     def __init__(self, *, late: bool) -> None:
@@ -459,9 +459,9 @@ class Unwritten(Refusal):
 
 
 def _unavailable(error: OSError) -> Refusal:
-    return Unwritten(late=error.errno == errno.ETIMEDOUT)
+    return UnwrittenRecord(late=error.errno == errno.ETIMEDOUT)
 
 
 def may_be_written(refusal: Refusal) -> bool:
     """Whether what was refused may be on record nonetheless: nobody knows, so nothing is recorded in its place."""
-    return isinstance(refusal, Unwritten) and refusal.late
+    return isinstance(refusal, UnwrittenRecord) and refusal.late

@@ -1,4 +1,4 @@
-"""Is this log still the one of which it was published where it had got to?
+"""Detects a log that was rolled back behind its published checkpoints.
 
 Who puts log and anchor back together, to a copy of both or to nothing, leaves two that fit each other. What was
 published of the log then knows more than the log does. So a start looks there, at the newest statement under its own
@@ -17,33 +17,33 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sidecar.audit.chain import MAX_LINE_BYTES, End, unseal
+from sidecar.audit.chain import MAX_LINE_BYTES, ChainEnd, unseal
 from sidecar.audit.checkpoints import Checkpoint, public_keys_of
-from sidecar.audit.parts import files_of, last_seq_of
-from sidecar.signing_keys import SigningKey
+from sidecar.audit.segments import files_of, last_seq_of
+from sidecar.http.signing_keys import SigningKey
 
 ROLLED_BACK: Final = "rolled-back"
 BY_HAND_BYTES: Final = 256 * 1024  # of a file in which a line is looked for one after the other
 
 
-class Published(NamedTuple):
+class PublishedEnd(NamedTuple):
     """What is known of our log elsewhere: the newest under our key. What claimed to be newer was passed over."""
 
     newest: Checkpoint | None = None
     passed_over: int = 0
 
 
-def newest_of(found: Iterable[Checkpoint], key: SigningKey) -> Published:
+def newest_of(found: Iterable[Checkpoint], key: SigningKey) -> PublishedEnd:
     """The newest statement of our own among them."""
     keys, passed_over = public_keys_of(key), 0
     for checkpoint in sorted(found, key=lambda one: (one.time, one.seq), reverse=True):
         if checkpoint.signed_by(keys):
-            return Published(checkpoint, passed_over)
+            return PublishedEnd(checkpoint, passed_over)
         passed_over += 1
-    return Published(None, passed_over)
+    return PublishedEnd(None, passed_over)
 
 
-def rolled_back(newest: Checkpoint, end: End, hash_at: Callable[[int], str | None]) -> Mapping[str, Any]:
+def rolled_back(newest: Checkpoint, end: ChainEnd, hash_at: Callable[[int], str | None]) -> Mapping[str, Any]:
     """What a record says of a log that ends at `end` and cannot be the one that was attested; empty if it may be.
     `hash_at` knows the hash of a record, None where nobody can tell."""
     known = end.hash if newest.seq == end.seq else hash_at(newest.seq) if newest.seq < end.seq else ""

@@ -1,9 +1,9 @@
-"""Which sink do the settings mean?
+"""Opens the audit sink that the settings name.
 
-    file      file.py                       read back at the start: the chain goes on
-    redis     carriers.py, redis_stream.py  likewise
-    stdout    carriers.py, output.py        nothing can be read back: the chain begins with the process
-    otlp      carriers.py, otlp.py          likewise
+    file      file_sink.py                       read back at the start: the chain goes on
+    redis     carrier.py, redis_carrier.py  likewise
+    stdout    carrier.py, stdout_carrier.py        nothing can be read back: the chain begins with the process
+    otlp      carrier.py, otlp_carrier.py          likewise
 
 `also` is a copy of the file, to one of the others (copies.py).
 """
@@ -22,17 +22,17 @@ from redis.connection import Connection as TcpConnection
 from redis.retry import Retry
 
 from sidecar import __version__
-from sidecar.audit.carriers import Carrier, Chained
-from sidecar.audit.chain import BEGINNING, End
-from sidecar.audit.copies import Copied
+from sidecar.audit.carrier import Carrier, ChainedCarrier
+from sidecar.audit.chain import BEGINNING, ChainEnd
+from sidecar.audit.copies import CopySink
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.file import AuditFile, Found
-from sidecar.audit.otlp import Otlp
-from sidecar.audit.output import Output
-from sidecar.audit.redis_stream import RedisStream
-from sidecar.audit.trail import ChainSink
-from sidecar.egress.origin import parse_origin
+from sidecar.audit.file_sink import AuditFile, FoundEnd
+from sidecar.audit.otlp_carrier import OtlpCarrier
+from sidecar.audit.redis_carrier import RedisCarrier
+from sidecar.audit.rotation import ChainSink
+from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.errors import SettingsError, fault_in
+from sidecar.http.client.origin import parse_origin
 from sidecar.settings import Settings
 from sidecar.settings.audit import OtlpSink, RedisSink
 from sidecar.settings.secrets import read_secret
@@ -42,29 +42,29 @@ REDIS_CONNECT_S: Final = 1.0
 REDIS_ANSWER_S: Final = 1.5  # below the writer's patience, so that a lost reply is asked for again within it
 
 
-class Opened(NamedTuple):
+class OpenedSink(NamedTuple):
     """A sink, and what was found there. `place` is what it is called to operators."""
 
     sink: ChainSink
-    found: Found
+    found: FoundEnd
     place: str
 
 
-def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()) -> Opened:
+def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()) -> OpenedSink:
     """Take the place where the evidence goes. `older` are keys before this one. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
         carrier, found = _carrier(settings, chosen.sink, key, instance, None, older)
-        return Opened(Chained(carrier, found.end), found, place_of(settings))
+        return OpenedSink(ChainedCarrier(carrier, found.end), found, place_of(settings))
     file = AuditFile.open(path, key, older=older, to_disk=chosen.durability == "disk")
     if chosen.also is None:
-        return Opened(file, file.found, place_of(settings))
+        return OpenedSink(file, file.found, place_of(settings))
     try:
         carrier, _ = _carrier(settings, chosen.also, key, instance, file.end)
     except SettingsError:
         file.close()
         raise
-    return Opened(Copied(file, file.end, carrier), file.found, place_of(settings))
+    return OpenedSink(CopySink(file, file.end, carrier), file.found, place_of(settings))
 
 
 def place_of(settings: Settings) -> str:
@@ -85,12 +85,12 @@ def stream_of(chosen: RedisSink | None) -> str:
     return named or f"sidecar:audit:{platform.node()}"
 
 
-def reading_stream(settings: Settings) -> RedisStream:
+def reading_stream(settings: Settings) -> RedisCarrier:
     """The stream of the settings, for who reads it back: nobody's turn is taken. Raises SettingsError."""
     if settings.audit_store.is_memory:
         raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
     nobody = AuditKey.from_secret(b"")
-    return RedisStream(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), nobody)
+    return RedisCarrier(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), nobody)
 
 
 def _carrier(
@@ -98,9 +98,9 @@ def _carrier(
     name: str,
     key: AuditKey,
     instance: str,
-    copies: End | None,
+    copies: ChainEnd | None,
     older: Sequence[AuditKey] = (),
-) -> tuple[Carrier, Found]:
+) -> tuple[Carrier, FoundEnd]:
     chosen = settings.audit
     if name == "redis":
         if settings.audit_store.place.kind not in ("redis", "unix"):
@@ -108,15 +108,15 @@ def _carrier(
             raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
         most = chosen.redis.max_length if chosen.redis is not None else None
         connect = partial(_connection, settings.audit_store)
-        stream = RedisStream(connect, stream_of(chosen.redis), key, older=older, max_length=most)
+        stream = RedisCarrier(connect, stream_of(chosen.redis), key, older=older, max_length=most)
         return stream, stream.take(copies)
     if name == "otlp":
         assert chosen.otlp is not None
-        return _otlp(chosen.otlp, instance), Found(BEGINNING, 0)
-    return Output.take(), Found(BEGINNING, 0)
+        return _otlp(chosen.otlp, instance), FoundEnd(BEGINNING, 0)
+    return StdoutCarrier.take(), FoundEnd(BEGINNING, 0)
 
 
-def _otlp(chosen: OtlpSink, instance: str) -> Otlp:
+def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
     try:
         origin = parse_origin(chosen.url)
     except ValueError as error:
@@ -130,7 +130,7 @@ def _otlp(chosen: OtlpSink, instance: str) -> Otlp:
         "host.name": platform.node(),
     }
     packed = chosen.compression == "gzip"
-    return Otlp(origin, resource, headers=headers, ca_path=chosen.ca_path, compress=packed)
+    return OtlpCarrier(origin, resource, headers=headers, ca_path=chosen.ca_path, compress=packed)
 
 
 def _headers(paths: Mapping[str, Path]) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""How much of what happened, and how long did it take?
+"""Counts and times what an audit log holds.
 
 Of records that end a request, in memory that does not grow with their number: names that come beyond MAX_NAMES are
 counted together, and times go into classes of two per cent.

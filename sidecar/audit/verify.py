@@ -1,4 +1,4 @@
-"""What does this file of evidence prove, and what does it not?
+"""Verifies an audit log and states what that proves.
 
     changed      a line's seal does not fit its bytes, or the next line was sealed upon another
     unreadable   a line that is no record
@@ -35,12 +35,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from sidecar.audit.chain import BEGINNING, HEAD_BYTES, HEAD_SUFFIX, End, Head, parse_head
+from sidecar.audit.chain import BEGINNING, HEAD_BYTES, HEAD_SUFFIX, ChainEnd, ChainHead, parse_head
 from sidecar.audit.checkpoints import Checkpoint, Keys, read_checkpoints
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.evidence import Named, read_evidence
-from sidecar.audit.report import Report
-from sidecar.audit.walk import Progress, Walk
+from sidecar.audit.line_walk import LineWalk, Progress
+from sidecar.audit.result_store import NamedResult, read_evidence
+from sidecar.audit.verification_report import VerificationReport
 
 MAX_CHECKPOINTS: Final = 1_000_000  # read of what was published; each takes some 500 bytes
 
@@ -51,25 +51,25 @@ def verify(
     key: AuditKey | None = None,
     older: Sequence[AuditKey] = (),
     part: bool = False,
-    after: End = BEGINNING,
+    after: ChainEnd = BEGINNING,
     evidence: Sequence[Path] = (),
     checkpoints: Sequence[Path] = (),
     public_keys: Keys | None = None,
     processes: int = 1,
     progress: Progress = lambda count: None,
-) -> Report:
+) -> VerificationReport:
     """Read the files of one log, oldest first, and of the `evidence` that it names. `older` are keys before `key`;
     `after` is where the chain ended before the first line, where that is known, so that what was verified need not be
     read again; `checkpoints` files of what was published, signed by one of `public_keys`. Raises OSError when one
     cannot be read.
     """
-    report = Report()
+    report = VerificationReport()
     keys = () if key is None else (key, *older)
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
     before = _read_anchor(anchor)
     published = list(islice(_published(report, checkpoints, public_keys or {}), MAX_CHECKPOINTS))
     named = () if before.head is None else (before.head.end.seq, before.head.next.seq)
-    walk = Walk(
+    walk = LineWalk(
         report,
         part=part,
         after=after,
@@ -101,7 +101,7 @@ def lies_beside(key_path: Path, path: Path) -> bool:
 # --- results that are kept --------------------------------------------------------------------------------------------
 
 
-def _check_evidence(report: Report, paths: Sequence[Path], named: Mapping[str, Named]) -> None:
+def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Mapping[str, NamedResult]) -> None:
     seen: set[str] = set()
     unnamed = changed = 0
     for path in paths:
@@ -131,7 +131,7 @@ class _Anchor:
     """`head` is None when there is no file (`there` false), or when it is no anchor."""
 
     there: bool
-    head: Head | None
+    head: ChainHead | None
 
 
 def _read_anchor(path: Path) -> _Anchor:
@@ -144,7 +144,7 @@ def _read_anchor(path: Path) -> _Anchor:
         return _Anchor(False, None)
 
 
-def _check_end(walk: Walk, path: Path, before: _Anchor, after: _Anchor, keys: Sequence[AuditKey]) -> None:
+def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys: Sequence[AuditKey]) -> None:
     report = walk.report
     last_seq = report.last_seq
     head = before.head
@@ -172,7 +172,7 @@ def _check_end(walk: Walk, path: Path, before: _Anchor, after: _Anchor, keys: Se
         )
 
 
-def _made(head: Head, keys: Sequence[AuditKey]) -> bool:
+def _made(head: ChainHead, keys: Sequence[AuditKey]) -> bool:
     return any(head.made_with(key) for key in keys)
 
 
@@ -187,7 +187,7 @@ def _went_on(after: _Anchor, last_seq: int, keys: Sequence[AuditKey]) -> bool:
 Published = tuple[Path, Checkpoint]
 
 
-def _published(report: Report, paths: Sequence[Path], keys: Keys) -> Iterator[Published]:
+def _published(report: VerificationReport, paths: Sequence[Path], keys: Keys) -> Iterator[Published]:
     """What was published, without what is forged."""
     for path in paths:
         count = 0
@@ -203,7 +203,7 @@ def _published(report: Report, paths: Sequence[Path], keys: Keys) -> Iterator[Pu
             report.add(path, 0, "no-checkpoint", "this file holds no checkpoint")
 
 
-def _check_published(walk: Walk, log: Path, published: Sequence[Published]) -> None:
+def _check_published(walk: LineWalk, log: Path, published: Sequence[Published]) -> None:
     """What was once said of the log must be true of it still."""
     report = walk.report
     newest = max((checkpoint.seq for _, checkpoint in published), default=0)
@@ -216,7 +216,7 @@ def _check_published(walk: Walk, log: Path, published: Sequence[Published]) -> N
             report.add(path, 0, "changed", message)
 
 
-def _sum_up_checkpoints(walk: Walk, published: Sequence[Published], keys: Keys | None) -> None:
+def _sum_up_checkpoints(walk: LineWalk, published: Sequence[Published], keys: Keys | None) -> None:
     report, newest_signed = walk.report, walk.newest_signed
     believed = [one for _, one in published if one.seq in walk.hashes and one.signed_by(keys or {})]
     if report.ok and newest_signed is not None:
@@ -247,7 +247,7 @@ def _sum_up_checkpoints(walk: Walk, published: Sequence[Published], keys: Keys |
         report.unproved.append(f"who signed the log's checkpoints: {kid} is none of the given keys")
 
 
-def _sum_up_end(walk: Walk, keys: Keys | None) -> None:
+def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
     """`keys` are those of checkpoints: where they are given, one that none of them signed attests nothing."""
     report, last_seq = walk.report, walk.report.last_seq
     attested_seq = walk.attested_seq if keys is None else walk.signed_seq
@@ -261,7 +261,7 @@ def _sum_up_end(walk: Walk, keys: Keys | None) -> None:
 # --- the sum ----------------------------------------------------------------------------------------------------------
 
 
-def _sum_up(walk: Walk, head: Head | None, keys: Sequence[AuditKey]) -> None:
+def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) -> None:
     report = walk.report
     report.instances = list(walk.instances)
     if report.ok and report.records:

@@ -1,4 +1,4 @@
-"""How does evidence get to its sink without the loop ever waiting for a disk?
+"""Writes audit records in a thread of its own, so that a slow disk never blocks the event loop.
 
 One thread does what can block. It is given all that came since its last turn, and writes it in one append: whoever
 waits for the disk waits for it together (group commit), and nobody waits for a turn that is not theirs.
@@ -26,7 +26,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 
-from sidecar.audit.chain import Unfit
+from sidecar.audit.chain import UnfitHead
 
 DEADLINE_S: Final = 2.0
 MAX_AT_ONCE: Final = 256
@@ -40,7 +40,7 @@ def _nobody(_: OSError | None) -> None:
     """Nobody counts it."""
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     """Where records go. Everything may block, and is called by one thread at a time."""
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
@@ -58,7 +58,7 @@ Told = Callable[[OSError | None], object]
 """Hears once what became of a record, whoever waited for it: None, or what lost it."""
 
 
-class _Job(NamedTuple):
+class _WriteJob(NamedTuple):
     """A record, or work of another kind; and where somebody waits for it, if anybody does."""
 
     record: dict[str, Any] | None
@@ -77,22 +77,22 @@ class _Job(NamedTuple):
         self.answer(value)
 
 
-Ends = list[tuple[_Job, Any]]
+Ends = list[tuple[_WriteJob, Any]]
 """What each job came to: a value, or an exception."""
 
 
-class Writer:
+class RecordWriter:
     """The one way to a sink."""
 
-    def __init__(self, sink: Sink, *, deadline_s: float = DEADLINE_S, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, sink: RecordSink, *, deadline_s: float = DEADLINE_S, max_waiting: int = MAX_WAITING) -> None:
         self.sink = sink
         self._deadline_s = deadline_s
         self._max_waiting = max_waiting
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: SimpleQueue[Sequence[_Job] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Sequence[_WriteJob] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._waiting: deque[_Job] = deque()
-        self._at_work: Sequence[_Job] = ()
+        self._waiting: deque[_WriteJob] = deque()
+        self._at_work: Sequence[_WriteJob] = ()
         self._begins = False
         self._late: asyncio.TimerHandle | None = None
         self._stalled = self._failed = False
@@ -130,7 +130,7 @@ class Writer:
 
     def post(self, record: dict[str, Any], told: Told) -> None:
         """Put a record there some time."""
-        self._put(_Job(record, None, told))
+        self._put(_WriteJob(record, None, told))
 
     async def close(self) -> None:
         """Write what waits, within CLOSE_S, and let go."""
@@ -151,12 +151,12 @@ class Writer:
 
     async def _done(self, record: dict[str, Any] | None, work: Callable[[], Any] | None, told: Told) -> Any:
         if self._loop is None:
-            return _value(self._put(_Job(record, work, told)))
+            return _value(self._put(_WriteJob(record, work, told)))
         end: asyncio.Future[Any] = self._loop.create_future()
-        self._put(_Job(record, work, told, end))
+        self._put(_WriteJob(record, work, told, end))
         return _value(await end)
 
-    def _put(self, job: _Job) -> Any:
+    def _put(self, job: _WriteJob) -> Any:
         if self._loop is None:
             ((_, value),) = self._ended([job])
             job.close(value)
@@ -183,7 +183,7 @@ class Writer:
     def _end(self, ends: Ends) -> None:
         if self._late is not None:
             self._late.cancel()
-        was_up, last = self.up, [value for _, value in ends if not isinstance(value, Unfit)][-1:]
+        was_up, last = self.up, [value for _, value in ends if not isinstance(value, UnfitHead)][-1:]
         self._stalled, self._at_work = False, ()
         if last:  # what can be put nowhere says nothing of the sink
             self._failed = isinstance(last[0], OSError)
@@ -219,7 +219,7 @@ class Writer:
             except RuntimeError:  # the loop is gone, and everybody who waited with it
                 return
 
-    def _ended(self, jobs: Sequence[_Job]) -> Ends:
+    def _ended(self, jobs: Sequence[_WriteJob]) -> Ends:
         """Each job done, in order; records that stand together in one append."""
         ends: Ends = []
         while len(ends) < len(jobs):
@@ -237,11 +237,11 @@ class Writer:
         return ends
 
 
-def _first_of(records: Sequence[dict[str, Any]], sink: Sink) -> tuple[int, Exception | None]:
+def _first_of(records: Sequence[dict[str, Any]], sink: RecordSink) -> tuple[int, Exception | None]:
     """What became of how many of them. One that can be put nowhere is found, and refused alone."""
-    while isinstance(written := _tried(partial(_appended, sink, records)), Unfit) and len(records) > 1:
+    while isinstance(written := _tried(partial(_appended, sink, records)), UnfitHead) and len(records) > 1:
         records = records[: len(records) // 2]
-    if isinstance(written, Unfit):
+    if isinstance(written, UnfitHead):
         (record,) = records
         log.error("a record cannot be written", extra={"record": str(record.get("id")), "error": str(written)[:200]})
     if isinstance(written, Exception):
@@ -249,9 +249,9 @@ def _first_of(records: Sequence[dict[str, Any]], sink: Sink) -> tuple[int, Excep
     return int(written), None
 
 
-def _appended(sink: Sink, records: Sequence[dict[str, Any]]) -> int:
-    """As `Sink.append`. A fault of ours, or an answer that nobody foresaw, is one more way for it not to be there: who
-    waits is refused, and it is counted and told as such."""
+def _appended(sink: RecordSink, records: Sequence[dict[str, Any]]) -> int:
+    """As `RecordSink.append`. A fault of ours, or an answer that nobody foresaw, is one more way for it not to be
+    there: who waits is refused, and it is counted and told as such."""
     try:
         return sink.append(records)
     except OSError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from sidecar import __version__
-from sidecar.cli.lazy import Root
+from sidecar.cli.lazy_group import Root
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("sidecar.cli.demo", "A minute with everything: a real server, real clients, seven outcomes."),

@@ -1,4 +1,4 @@
-"""How does the configuration of an MCP client come to lead through us, and back?"""
+"""`sidecar wrap`, `unwrap` and `client-config`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import NoReturn
 import click
 import orjson
 
-from sidecar.clients.configuration import ClientFile, open_client_file
-from sidecar.clients.jsonc import read_jsonc
-from sidecar.clients.snippets import (
+from sidecar.cli.client_files.configuration import ClientFile, open_client_file
+from sidecar.cli.client_files.jsonc import read_jsonc
+from sidecar.cli.client_files.snippets import (
     CLIENTS,
     KEY_FILE,
     KEY_VARIABLE,
-    Entrance,
+    ClientAddress,
     client_of,
     entrance_of,
     headers_for,
     snippet,
     written,
 )
-from sidecar.clients.wrapping import (
+from sidecar.cli.client_files.wrap import (
     backups_of,
     keep_backup,
     leads_here,
@@ -33,11 +33,10 @@ from sidecar.clients.wrapping import (
     wrap_at,
     wrapped_before,
 )
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, visible, visible_lines
 from sidecar.settings import Settings, load_settings
-from sidecar.settings.nodes import Loc
 from sidecar.settings.writing import write_whole
-from sidecar.visible import visible, visible_lines
+from sidecar.settings.yaml_nodes import Loc
 
 NO, INVALID = 1, 3
 LOCAL = "http://127.0.0.1:8070"
@@ -155,16 +154,16 @@ def client_config(client: str, server: str | None, path: Path, as_json: bool) ->
     click.echo(orjson.dumps(said, option=orjson.OPT_INDENT_2) if as_json else written(CLIENTS[client], said))
 
 
-def _entrance(url: str | None, settings: Settings | None) -> Entrance:
+def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:
     if url is not None:
         from urllib.parse import urlsplit
 
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
             raise click.UsageError("--url is a base address such as http://127.0.0.1:8070")
-        return Entrance(url.rstrip("/").removesuffix("/mcp"), False)
+        return ClientAddress(url.rstrip("/").removesuffix("/mcp"), False)
     if settings is None:
-        return Entrance(LOCAL, False)
+        return ClientAddress(LOCAL, False)
     found = entrance_of(settings)
     if found is None:
         _end("sidecar.yaml has no address that a client could write: add a local listener such as 127.0.0.1:8070", NO)

@@ -1,4 +1,4 @@
-"""What is configured, where does it come from, and what may be configured?"""
+"""`sidecar config` and `sidecar schema`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import click
 import orjson
 import yaml
 
-from sidecar.cli.lazy import Group
-from sidecar.errors import ConfigError
-from sidecar.settings.load import Shown, load, shown_settings
+from sidecar.cli.lazy_group import Group
+from sidecar.errors import ConfigError, visible
+from sidecar.settings.load import ShownSettings, load, shown_settings
 from sidecar.settings.schema import json_schema
-from sidecar.visible import visible
 
 INVALID = 3
 
@@ -56,7 +55,7 @@ def schema(kind: str) -> None:
 def schema_of(kind: str) -> dict[str, Any]:
     """The JSON Schema of a file of ours, or the OpenAPI document."""
     if kind == "config":
-        from sidecar.settings.root import Settings
+        from sidecar.settings.sidecar_file import Settings
 
         return json_schema(Settings, "sidecar.yaml")
     if kind == "policy":
@@ -64,7 +63,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
         return policy_schema()
     if kind == "test":
-        from sidecar.suites.suite_file import SuiteFile
+        from sidecar.policy_tools.suites.suite_schema import SuiteFile
 
         return json_schema(SuiteFile, "policy tests")
     if kind == "budgets":
@@ -72,21 +71,21 @@ def schema_of(kind: str) -> dict[str, Any]:
 
         return json_schema(BudgetsFile, "budgets.yaml")
     if kind == "openapi":
-        from sidecar.openapi import document
+        from sidecar.admin.openapi import document
 
         return document()
     raise click.UsageError(f"this version reads no YAML file of kind {kind}, and so has no schema for it")
 
 
-def _name(setting: Shown) -> str:
+def _name(setting: ShownSettings) -> str:
     return ".".join(map(str, setting.loc))
 
 
-def _with_origin(setting: Shown) -> dict[str, Any]:
+def _with_origin(setting: ShownSettings) -> dict[str, Any]:
     return {"setting": _name(setting), "value": setting.value, "origin": setting.origin}
 
 
-def _table(settings: Sequence[Shown]) -> list[str]:
+def _table(settings: Sequence[ShownSettings]) -> list[str]:
     """One line a setting; what is not set and has no default says nothing."""
     told = [(_name(s), _written(s.value), s.origin) for s in settings if s.value is not None]
     names = max((len(name) for name, _, _ in told), default=0)
@@ -98,7 +97,7 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _tree(settings: Sequence[Shown]) -> dict[str, Any]:
+def _tree(settings: Sequence[ShownSettings]) -> dict[str, Any]:
     """The leaves as the nested mappings and lists they came from; unset ones are left out."""
     root: dict[str, Any] = {}
     for setting in settings:

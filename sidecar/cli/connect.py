@@ -14,9 +14,9 @@ from typing import Final
 
 import click
 
-from sidecar.clients.bridge import MAX_LINE_BYTES, Bridge, Headers
-from sidecar.clients.snippets import KEY_VARIABLE
-from sidecar.egress import Client, Origin, parse_origin
+from sidecar.cli.client_files.bridge import MAX_LINE_BYTES, Headers, StdioBridge
+from sidecar.cli.client_files.snippets import KEY_VARIABLE
+from sidecar.http.client import HttpClient, TargetOrigin, parse_origin
 from sidecar.settings.secrets import read_secret
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -59,8 +59,8 @@ def connect(
         asyncio.run(_carried(origin, shown, timeout_s))
 
 
-async def _carried(origin: Origin, shown: Headers, timeout_s: float) -> None:
-    bridge = Bridge(Client(origin), origin, _write, shown, timeout_s)
+async def _carried(origin: TargetOrigin, shown: Headers, timeout_s: float) -> None:
+    bridge = StdioBridge(HttpClient(origin), origin, _write, shown, timeout_s)
     await bridge.run(_lines())
 
 

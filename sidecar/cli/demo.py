@@ -28,7 +28,7 @@ from sidecar.cli.free_ports import free_ports
 from sidecar.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sidecar.app import App
+    from sidecar.app.application import Application
 
 NO, USAGE, INVALID = 1, 2, 3
 READY_WITHIN_S = 20.0
@@ -66,7 +66,7 @@ p, *, tool:*/delete_*, tools/call, -, -, -, deny
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DemoScene:
     """One call of the demo, and what it shows."""
 
     title: str
@@ -77,37 +77,37 @@ class Scene:
 
 
 SCENES = (
-    Scene(
+    DemoScene(
         "Allowed", "search_notes", {"repo": "acme/site"}, "", "rule planner-searches allows it, and its condition holds"
     ),
-    Scene(
+    DemoScene(
         "Denied",
         "delete_note",
         {"repo": "acme/site", "index": 0},
         "denied-by-rule",
         "planner-tidies would allow it; the guardrail nobody-deletes stands above",
     ),
-    Scene(
+    DemoScene(
         "Bad arguments",
         "search_notes",
         {"repo": "acme/site", "limit": 500},
         "bad-arguments",
         "the tool's own schema says at most 50; the server never saw the call",
     ),
-    Scene("Allowed again", "search_notes", {"repo": "acme/api"}, "", "the second of two calls an hour"),
-    Scene("Rate-limited", "search_notes", {"repo": "acme/api"}, "rate-limited", "the rule says two calls an hour"),
+    DemoScene("Allowed again", "search_notes", {"repo": "acme/api"}, "", "the second of two calls an hour"),
+    DemoScene("Rate-limited", "search_notes", {"repo": "acme/api"}, "rate-limited", "the rule says two calls an hour"),
 )
 
 
 AGENT_SCENES = (
-    Scene(
+    DemoScene(
         "An agent asks another",
         "researcher",
         {"task_type": "summarise", "text": "Launch is on Tuesday."},
         "",
         "the researcher is shown a token of ours that names the chain, for itself alone",
     ),
-    Scene(
+    DemoScene(
         "Not for that",
         "researcher",
         {"task_type": "publish", "text": "Launch is on Tuesday."},
@@ -148,7 +148,7 @@ def demo(keep: Path | None) -> None:
 
 def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:
     """A working folder for the five ports; returns its sidecar.yaml."""
-    from sidecar.settings.shipped import shipped
+    from sidecar.settings.shipped_files import shipped
 
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
     (folder / "policies").mkdir(parents=True, exist_ok=True)
@@ -165,15 +165,15 @@ def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: i
 
 
 async def _run(folder: Path) -> bool:
-    from sidecar.app import App
+    from sidecar.app.application import Application
 
-    logging.getLogger("sidecar.pressure").setLevel(logging.ERROR)
+    logging.getLogger("sidecar.http.server.load_shedding").setLevel(logging.ERROR)
     data, admin, local, upstream, agent = free_ports(5)
     settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
     _say("A server on the official MCP SDK and an agent on A2A's start, and the sidecar before them.", dim=True)
     _say("Who calls is the agent nhi:planner.\n", dim=True)
     async with _process("demo_server", upstream), _process("demo_agent", agent):
-        app = await App.start(settings, UNHURRIED)
+        app = await Application.start(settings, UNHURRIED)
         try:
             good = await _play(app, f"http://127.0.0.1:{local}/mcp/notes")
             good &= await _converse(app, f"http://127.0.0.1:{local}/agents/researcher")
@@ -182,7 +182,7 @@ async def _run(folder: Path) -> bool:
         return _verify(folder) and good
 
 
-async def _play(app: App, url: str) -> bool:
+async def _play(app: Application, url: str) -> bool:
     from mcp import Client
 
     good = True
@@ -197,7 +197,7 @@ async def _play(app: App, url: str) -> bool:
     return good
 
 
-async def _converse(app: App, url: str) -> bool:
+async def _converse(app: Application, url: str) -> bool:
     """The same with the official A2A client, which finds the way by the card that we tell."""
     import httpx
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
@@ -230,7 +230,7 @@ async def _send(client: Any, text: str, skill: str) -> str:
     return "nothing"
 
 
-async def _call(client: Any, scene: Scene) -> str:
+async def _call(client: Any, scene: DemoScene) -> str:
     from mcp import MCPError
 
     try:
@@ -241,8 +241,8 @@ async def _call(client: Any, scene: Scene) -> str:
     return f"tool error: {text}" if result.is_error else text
 
 
-def _show(number: int, scene: Scene, heard: str, record: dict[str, Any]) -> None:
-    from sidecar.audit.render import render_record
+def _show(number: int, scene: DemoScene, heard: str, record: dict[str, Any]) -> None:
+    from sidecar.audit.rendering import render_record
 
     colour = "green" if not scene.reason else "red"
     click.secho(f"{number}. {scene.title}", fg=colour, bold=True)

@@ -1,4 +1,4 @@
-"""Which ports may processes have that are started next?
+"""Finds free ports for processes that are started next.
 
 None that the system would give: it gives the same to each connection that leaves, and between our look and the moment
 at which the process listens, many leave. Those below are given to nobody who does not ask for one by its number.

@@ -1,4 +1,4 @@
-"""How does somebody start?
+"""`sidecar init`: writes a working folder.
 
 Writes a working folder: one upstream, one NHI, one rule, one limit; each line is what a real one looks like. Or one
 upstream for each server that an MCP client's file names.
@@ -17,14 +17,13 @@ import click
 import orjson
 
 from sidecar.cli.config import schema_of
-from sidecar.errors import ConfigError
-from sidecar.settings.shipped import shipped
-from sidecar.visible import visible
+from sidecar.errors import ConfigError, visible
+from sidecar.settings.shipped_files import shipped
 
 if TYPE_CHECKING:
-    from sidecar.clients.configuration import ClientFile
-    from sidecar.clients.folder import Import
-    from sidecar.settings.nodes import Loc
+    from sidecar.cli.client_files.configuration import ClientFile
+    from sidecar.cli.client_files.folder import Import
+    from sidecar.settings.yaml_nodes import Loc
 
 NO, INVALID = 1, 3
 
@@ -135,9 +134,9 @@ def join(
     """Put a client's servers into a folder, which is begun where it is none yet: their names in it, and what is worth
     telling. What is there is added to or stays; a server that is there already is there once. `taken` are names that
     lead elsewhere. Raises ConfigError, OSError."""
-    from sidecar.clients.configuration import slugs
-    from sidecar.clients.folder import imported
-    from sidecar.clients.joining import upstreams_in, with_upstreams
+    from sidecar.cli.client_files.configuration import slugs
+    from sidecar.cli.client_files.folder import imported
+    from sidecar.cli.client_files.yaml_insertion import upstreams_in, with_upstreams
     from sidecar.settings.writing import write_whole
 
     config = folder / "sidecar.yaml"
@@ -167,9 +166,9 @@ def join(
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
     """The files, those of secrets, and what is worth telling. Raises ConfigError."""
-    from sidecar.clients.configuration import open_client_file
-    from sidecar.clients.folder import imported
-    from sidecar.clients.wrapping import names_of
+    from sidecar.cli.client_files.configuration import open_client_file
+    from sidecar.cli.client_files.folder import imported
+    from sidecar.cli.client_files.wrap import names_of
 
     file, _ = open_client_file(source)
     found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
@@ -177,7 +176,7 @@ def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str
 
 
 def _starting_with(found: Import) -> dict[str, str]:
-    from sidecar.clients.folder import upstreams_yaml
+    from sidecar.cli.client_files.folder import upstreams_yaml
 
     files = dict(starting_files())
     head, _, _ = files["sidecar.yaml"].partition("upstreams:\n")
@@ -191,7 +190,7 @@ def _starting_with(found: Import) -> dict[str, str]:
 
 
 def _needs(found: Import, folder: Path) -> list[str]:
-    from sidecar.clients.folder import VARIABLES_PATH
+    from sidecar.cli.client_files.folder import VARIABLES_PATH
 
     notes = [
         f"{name} is not set; {server} needs it when the sidecar starts"

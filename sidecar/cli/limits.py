@@ -1,4 +1,4 @@
-"""Who used what, how much is left, and how is it set back?
+"""`sidecar limits`: shows used and remaining limits.
 
 sidecar limits show
 sidecar limits show --principal nhi:researcher
@@ -16,9 +16,9 @@ from urllib.parse import urlencode
 
 import click
 
-from sidecar.cli.control import told
-from sidecar.cli.lazy import Group
-from sidecar.cli.tables import aligned
+from sidecar.cli.lazy_group import Group
+from sidecar.cli.operator_socket import told
+from sidecar.cli.text_tables import aligned
 
 HINTS = {"principal-unknown": "an issuer may name anybody: --force resets the limits of the name as it stands"}
 DEADLINE_S = 10.0  # it is told to the evidence and to a store that may be slow

@@ -1,4 +1,4 @@
-"""How does an operator stop an agent, now and everywhere, whatever policy says?
+"""`sidecar principal`: disables, enables and lists principals.
 
 sidecar principal disable nhi:planner --reason "Incident 12" --until 2027-03-31T00:00:00Z
 sidecar principal list
@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import click
 
-from sidecar.cli.control import told
-from sidecar.cli.lazy import Group
+from sidecar.cli.lazy_group import Group
+from sidecar.cli.operator_socket import told
 
 HINT = "is it running? policies/disabled.yaml disables from the next start on"
 HINTS = {"principal-unknown": "an issuer may name anybody: --force disables the name as it stands"}

@@ -1,4 +1,4 @@
-"""How does somebody at a terminal see that long work goes on?"""
+"""Shows the progress of long work on a terminal."""
 
 from __future__ import annotations
 

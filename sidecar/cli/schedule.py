@@ -1,4 +1,4 @@
-"""When do agents run by the clock, and how does an operator step in?
+"""`sidecar schedule`: lists, runs, pauses and resumes schedules.
 
 sidecar schedule list
 sidecar schedule next nightly --count 10
@@ -24,15 +24,15 @@ from zoneinfo import ZoneInfo
 import click
 import orjson
 
+from sidecar.cli.agent.formatting import row_for
 from sidecar.cli.agent.options import DEADLINE_S, as_json, config
-from sidecar.cli.agent.words import row_for
-from sidecar.cli.control import NO_HINTS, USAGE, ended_well, told
-from sidecar.cli.lazy import Group
-from sidecar.cli.tables import aligned
-from sidecar.protocols.hidden import shown
+from sidecar.cli.lazy_group import Group
+from sidecar.cli.operator_socket import NO_HINTS, USAGE, ended_well, told
+from sidecar.cli.text_tables import aligned
+from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import load_settings
-from sidecar.settings.moments import rfc3339
-from sidecar.settings.schedules import Schedule, acts_as
+from sidecar.settings.schedules import ScheduleSettings, acts_as
+from sidecar.settings.timestamps import rfc3339
 
 
 @click.group(cls=Group)
@@ -182,11 +182,11 @@ def _said(prompt: str | None, parameters: str | None) -> dict[str, Any]:
     return {**said, "prompt": prompt} if prompt is not None else said
 
 
-def _due(schedule: Schedule, count: int, now_s: float) -> Iterator[float]:
+def _due(schedule: ScheduleSettings, count: int, now_s: float) -> Iterator[float]:
     return islice(schedule.calendar.after(now_s), count) if schedule.enabled else iter(())
 
 
-def _local(moment_s: float, schedule: Schedule) -> str:
+def _local(moment_s: float, schedule: ScheduleSettings) -> str:
     """As the clocks there show it, with the hour's distance from UTC: where they change, it is another."""
     moment = datetime.fromtimestamp(moment_s, UTC).astimezone(ZoneInfo(schedule.timezone))
     return moment.strftime("%a %Y-%m-%d %H:%M %z")

@@ -1,4 +1,4 @@
-"""How does an operator start it, check it, and ask whether it is well?"""
+"""`sidecar serve`, `check` and `healthcheck`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from sidecar.cli.control import ask_control, control_socket
-from sidecar.descriptors import hold_standard, take_all
-from sidecar.errors import ConfigError, Fault
-from sidecar.visible import visible
+from sidecar.cli.operator_socket import ask_control, control_socket
+from sidecar.errors import ConfigError, Fault, visible
+from sidecar.http.server.fd_limits import hold_standard, take_all
 
 if TYPE_CHECKING:
-    from sidecar.app import App
-    from sidecar.workbench.check import Report
+    from sidecar.app.application import Application
+    from sidecar.policy_tools.check import CheckReport
 
 NO, INVALID = 1, 3
 SWITCH_S = 0.001
@@ -86,15 +85,17 @@ def check(path: Path, as_json: bool, strict: bool, soon: float, catalogue: Path 
         raise SystemExit(INVALID)
 
 
-def _reported(path: Path, environ: Mapping[str, str], strict: bool, soon_days: float, catalogue: Path | None) -> Report:
+def _reported(
+    path: Path, environ: Mapping[str, str], strict: bool, soon_days: float, catalogue: Path | None
+) -> CheckReport:
     """What a start would check, and what is suspicious in the policy."""
+    from sidecar.app.loader import check_files
     from sidecar.cli.policy.check import surroundings
-    from sidecar.loading import check_files
-    from sidecar.workbench.catalogue import read_catalogue
-    from sidecar.workbench.check import Report
-    from sidecar.workbench.check import check as checked
+    from sidecar.policy_tools.catalogue import read_catalogue
+    from sidecar.policy_tools.check import CheckReport
+    from sidecar.policy_tools.check import check as checked
 
-    faults, report, rules = list[Fault](), Report(()), dict[str, int]()
+    faults, report, rules = list[Fault](), CheckReport(()), dict[str, int]()
     try:
         engine, doubts = check_files(path, environ)
         faults, rules = list(doubts), dict(engine.rule_counts)
@@ -105,7 +106,7 @@ def _reported(path: Path, environ: Mapping[str, str], strict: bool, soon_days: f
         known = read_catalogue(catalogue) if catalogue is not None else None
         report = checked(place, granting=granting, catalogue=known, soon_days=soon_days, strict=strict)
     except ConfigError as error:
-        report = Report(tuple(error.faults))
+        report = CheckReport(tuple(error.faults))
     told = {_place_of(fault) for fault in faults}
     faults += [fault for fault in report.faults if _place_of(fault) not in told]
     return replace(report, faults=tuple(faults), rules=rules)
@@ -115,7 +116,7 @@ def _place_of(fault: Fault) -> tuple[str, int, str, str]:
     return fault.file, fault.line, fault.code, fault.message
 
 
-def _as_json(report: Report) -> bytes:
+def _as_json(report: CheckReport) -> bytes:
     said = {"valid": report.valid, "faults": [_plain(fault) for fault in report.faults]}
     return orjson.dumps({**said, "revision": report.revision, "rules": report.rules} if report.valid else said)
 
@@ -166,11 +167,11 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> App | None:
+async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> Application | None:
     """A running sidecar; None if it was told to stop before it was one, and all that had begun is undone."""
-    from sidecar.app import App
+    from sidecar.app.application import Application
 
-    starting = asyncio.create_task(App.start(path, environ))
+    starting = asyncio.create_task(Application.start(path, environ))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -203,7 +204,7 @@ def _stop_or_die(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _reload_at(hangup: asyncio.Event, app: App) -> None:
+async def _reload_at(hangup: asyncio.Event, app: Application) -> None:
     """However many signals come during a reload, one more follows."""
     while True:
         await hangup.wait()
@@ -212,10 +213,10 @@ async def _reload_at(hangup: asyncio.Event, app: App) -> None:
             await app.reload("SIGHUP")
 
 
-def _announce(app: App) -> None:
+def _announce(app: Application) -> None:
     """What serves now, as lines of the log: whoever reads it may signal at once."""
+    from sidecar.app.loader import idle_schedules
     from sidecar.audit.sinks import place_of
-    from sidecar.loading import idle_schedules
 
     now = app.live.current
     for fault in now.engine.warnings:
@@ -247,7 +248,7 @@ def _announce(app: App) -> None:
 
 def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]) -> None:
     """A start ends at the first that is wrong; who mends it is told what a check finds beside it."""
-    from sidecar.loading import check_files
+    from sidecar.app.loader import check_files
 
     try:
         check_files(path, environ)
@@ -272,7 +273,7 @@ def _print_faults(error: ConfigError) -> None:
     click.echo("\n".join(str(fault) for fault in error.faults), err=True)
 
 
-class _Lines(logging.Formatter):
+class _JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, event, and the fields that `extra` brought."""
 
     _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -295,5 +296,5 @@ class _Lines(logging.Formatter):
 
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines())
+    handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -17,15 +17,15 @@ from typing import Any
 
 import click
 
-from sidecar.callbacks.signature import load_or_make_callback_key
-from sidecar.cli.lazy import Group
-from sidecar.cli.tables import aligned
-from sidecar.egress.strict_url import parse_strictly
+from sidecar.cli.lazy_group import Group
+from sidecar.cli.text_tables import aligned
+from sidecar.http.client.strict_url import parse_strictly
+from sidecar.http.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 from sidecar.identity.api_keys import KeyEntry
 from sidecar.identity.key_files import add_key, ensure_pepper, keys_in, make_key, remove_key, write_secret
 from sidecar.settings import load_settings
-from sidecar.settings.moments import seconds_of
-from sidecar.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
+from sidecar.settings.timestamps import seconds_of
+from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 
 KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")

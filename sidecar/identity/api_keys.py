@@ -1,4 +1,4 @@
-"""Whose API key is this?
+"""Authenticates API keys.
 
 A key is `sck_<id>_<secret>`: the id finds its record, the secret has 256 bits. What is kept is an HMAC of the whole
 text under a pepper that lies elsewhere, so neither file alone lets anyone in or guess. Keys end, and a principal has
@@ -21,8 +21,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sidecar.errors import CredentialFault, Fault
 from sidecar.identity.credentials import API_KEY_PREFIX, Workload, bad_credential
 from sidecar.identity.names import is_principal
-from sidecar.settings.documents import Document, read_document
 from sidecar.settings.secrets import read_secret
+from sidecar.settings.yaml_document import Document, read_document
 from sidecar.vocabulary import Credential, Principal
 
 ISSUER = "api-key"

@@ -1,4 +1,4 @@
-"""What does a client certificate say?
+"""Reads the names in client certificates.
 
 Its SPIFFE ID and nothing else, or its other names. An X.509-SVID has one URI, and neither is an authority's nor signs
 others (X509-SVID 3, 4); a common name is nobody's (threats A9).

@@ -1,4 +1,4 @@
-"""Who is it whose certificate this is?
+"""Maps client certificates to principals.
 
 As the operator wrote it down: SPIFFE IDs of trust domains, and a table of names. That a certificate was signed by an
 authority trusted here is settled in the handshake, ours or that of a proxy who is named.
@@ -15,7 +15,7 @@ from typing import Final
 from sidecar.errors import CredentialFault
 from sidecar.identity.certificate_names import CertificateError, ClientCertificate, read_certificate
 from sidecar.identity.credentials import UNIX, Presented, Workload, bad_credential
-from sidecar.identity.names import Naming
+from sidecar.identity.names import NamingRule
 from sidecar.identity.spiffe import SpiffeNames
 from sidecar.identity.xfcc import read_forwarded
 from sidecar.vocabulary import Credential, Principal
@@ -27,7 +27,7 @@ Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class TrustedProxyRule:
     """Who may tell of a certificate that was shown to them. All that is set must hold: where they come from (`unix`: a
     Unix socket), and a name of their own certificate. `first` is whether the first element is the caller's, not the
     last."""
@@ -50,13 +50,13 @@ class Certificates:
     principal. `refuse_others`: one that names nobody is a bad credential; else it says nothing. `trust` is a digest of
     the authorities that serve now."""
 
-    spiffe: tuple[tuple[SpiffeNames, Naming], ...] = ()
+    spiffe: tuple[tuple[SpiffeNames, NamingRule], ...] = ()
     table: Mapping[str, str] = field(default_factory=lambda: _NONE)
     refuse_others: bool = True
-    proxies: tuple[Proxy, ...] = ()
+    proxies: tuple[TrustedProxyRule, ...] = ()
     trust: str = ""
 
-    def proxy_of(self, presented: Presented) -> Proxy | None:
+    def proxy_of(self, presented: Presented) -> TrustedProxyRule | None:
         """The named proxy that this request comes from, if it does."""
         own: tuple[str, ...] | None = None
         for proxy in self.proxies:

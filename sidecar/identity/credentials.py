@@ -1,4 +1,4 @@
-"""What does one request bear, and is it one credential for each place?
+"""Collects the credentials of a request and refuses conflicting ones.
 
 Nothing is verified here. A header that is there and cannot be read is a bad credential, never an absent one
 (threats A11), and a header that is there twice is refused: two readers could pick different lines.
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sidecar.errors import CredentialFault, Reason, Refusal
-from sidecar.identity.gates import KIND as AGENT_TOKEN
-from sidecar.identity.gates import Gate
-from sidecar.settings.offers import BEARER_HEADER, KEY_HEADER
+from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN
+from sidecar.identity.agent_tokens import AgentTokenRule
+from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER
 from sidecar.vocabulary import ANONYMOUS, Credential, CredentialKind, Principal
 
 MAX_TOKEN_CHARS = 16 * 1024
@@ -72,7 +72,7 @@ class Audience(NamedTuple):
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
     keeps_token: bool = False
-    gate: Gate | None = None
+    gate: AgentTokenRule | None = None
     alias: str = ""
 
 
@@ -85,7 +85,7 @@ class Workload:
     expires_at: float | None = None
 
 
-class Shown(NamedTuple):
+class ShownToken(NamedTuple):
     """What was presented, one of each; "" is none. `proven`: the token was shown as one whose bearer has its key;
     `opens`: the address' own token was."""
 
@@ -96,7 +96,7 @@ class Shown(NamedTuple):
     opens: bool = False
 
 
-def read_credentials(presented: Presented, gate: Gate | None = None) -> Shown:
+def read_credentials(presented: Presented, gate: AgentTokenRule | None = None) -> ShownToken:
     """Sort what was presented where a `gate` may be. Raises Refusal for a header that is doubled or cannot be read, for
     two keys, and for whoever does not show what the gate requires."""
     if gate is None:
@@ -108,7 +108,7 @@ def read_credentials(presented: Presented, gate: Gate | None = None) -> Shown:
     return shown._replace(opens=rest is not None)
 
 
-def _without_own(presented: Presented, gate: Gate) -> Presented | None:
+def _without_own(presented: Presented, gate: AgentTokenRule) -> Presented | None:
     """What else was presented, where the gate's token was; None where it was not."""
     if gate.header == BEARER_HEADER and len(presented.authorization) == 1:
         scheme, _, token = presented.authorization[0].partition(" ")
@@ -129,7 +129,7 @@ def _not_shown(presented: Presented) -> Refusal:
     return bad_credential("this address has a token of its own, and it was not shown", CredentialFault.UNKNOWN)
 
 
-def _shown(presented: Presented) -> Shown:
+def _shown(presented: Presented) -> ShownToken:
     if len(presented.authorization) > 1 or len(presented.api_key) > 1:
         raise bad_credential("a credential header is there more than once", CredentialFault.MALFORMED)
     scheme, token = _read_line(presented.authorization[0]) if presented.authorization else ("bearer", "")
@@ -137,12 +137,12 @@ def _shown(presented: Presented) -> Shown:
     if presented.proofs and scheme != "dpop":
         raise bad_credential("a DPoP proof is there, and no token that is shown as DPoP", CredentialFault.PROOF)
     if not token.startswith(API_KEY_PREFIX):
-        return Shown(token, key, presented.local, scheme == "dpop")
+        return ShownToken(token, key, presented.local, scheme == "dpop")
     if key:
         raise conflict("two API keys")
     if scheme == "dpop":
         raise bad_credential("an API key is not bound to a key", CredentialFault.PROOF)
-    return Shown("", token, presented.local)
+    return ShownToken("", token, presented.local)
 
 
 def bad_credential(

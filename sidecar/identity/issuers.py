@@ -1,4 +1,4 @@
-"""Whose tokens are believed, and what may they say?
+"""The rules of trusted token issuers.
 
 How a `sub` becomes a principal is a property of the issuer, never of the token alone; else someone who may choose a
 login name chooses a kind with it:
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sidecar.errors import Fault, SettingsError, fault_in
-from sidecar.identity.names import Kind, Naming, is_namespace, is_principal, namespace_of
+from sidecar.identity.names import Kind, NamingRule, is_namespace, is_principal, namespace_of
 from sidecar.identity.spiffe import KeyUse, SpiffeNames
 
 # Asymmetric only: with a shared secret every verifier could mint (threats A1).
@@ -46,7 +46,7 @@ class KindRule:
 
 
 @dataclass(frozen=True, slots=True)
-class RolesFrom:
+class RoleClaim:
     """Roles out of a claim: `role:<namespace>/<value>` for the token's `sub`. `only` are values, `*` matches any run;
     empty is all. `claim` is a member's name, or a path with dots (`realm_access.roles`)."""
 
@@ -57,7 +57,7 @@ class RolesFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class Issuer:
+class TrustedIssuer:
     """One issuer of access tokens, as the operator trusts it. Exactly one of `jwks_url` and `jwks_path` is set.
 
     `typ` are the accepted header types, "" for an absent one. `actor_from` is the claim that names the client, looked
@@ -78,7 +78,7 @@ class Issuer:
     typ: tuple[str, ...] = DEFAULT_TYP
     actor_from: str = ""
     clients: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    roles_from: RolesFrom | None = None
+    roles_from: RoleClaim | None = None
     kind_rules: tuple[KindRule, ...] = ()
     must_claim: Mapping[str, str] = field(default_factory=lambda: _NONE)
     actors: frozenset[str] = frozenset()
@@ -102,12 +102,12 @@ class Issuer:
         return self.is_peer or (not self.kind_rules and len(self.kinds) > 1)
 
 
-def with_preset(issuer: Issuer, preset: str) -> Issuer:
+def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
     """What is known of a product's access tokens, where the operator has not said otherwise."""
     return PRESETS[preset](issuer)
 
 
-def check_issuers(issuers: Iterable[Issuer], file: str = "identity.issuers") -> Mapping[str, Naming]:
+def check_issuers(issuers: Iterable[TrustedIssuer], file: str = "identity.issuers") -> Mapping[str, NamingRule]:
     """Issuer URL → what it may name. Raises SettingsError with every fault."""
     known = tuple(issuers)
     faults = [fault for issuer in known for fault in _faults_of(issuer, file)]
@@ -116,11 +116,11 @@ def check_issuers(issuers: Iterable[Issuer], file: str = "identity.issuers") -> 
         raise SettingsError(faults)
     namespaces = frozenset(issuer.namespace for issuer in known if issuer.namespace)
     return {
-        issuer.issuer: Naming(issuer.namespace, namespaces - {issuer.namespace} - issuer.relays) for issuer in known
+        issuer.issuer: NamingRule(issuer.namespace, namespaces - {issuer.namespace} - issuer.relays) for issuer in known
     }
 
 
-def _keycloak(issuer: Issuer) -> Issuer:
+def _keycloak(issuer: TrustedIssuer) -> TrustedIssuer:
     # One header type for all its tokens; the payload's `typ` tells access (Bearer) from ID, Refresh and Logout.
     # The `service_account` client scope adds `client_id` (`clientId` before release 22), and nothing else does.
     return _filled(
@@ -131,31 +131,33 @@ def _keycloak(issuer: Issuer) -> Issuer:
     )
 
 
-def _entra(issuer: Issuer) -> Issuer:
+def _entra(issuer: TrustedIssuer) -> TrustedIssuer:
     # v2.0 tokens. `idtyp` = app marks a token without a user (an optional claim of the app registration); a user's
     # token has `scp`, an ID token has neither: what fits no rule is refused.
     rules = (KindRule("nhi", "idtyp", "app"), KindRule("user", "scp"))
     return _filled(issuer, typ=("JWT",), rules=rules, actor_from="azp")
 
 
-def _okta(issuer: Issuer) -> Issuer:
+def _okta(issuer: TrustedIssuer) -> TrustedIssuer:
     # A custom authorization server's tokens have no header type; `uid` is there when a user is, `cid` in every access
     # token and in no ID token.
     rules = (KindRule("user", "uid"), KindRule("nhi", "cid"))
     return _filled(issuer, typ=(NO_TYP, "JWT", "at+jwt"), rules=rules, actor_from="cid")
 
 
-def _spiffe(issuer: Issuer) -> Issuer:
+def _spiffe(issuer: TrustedIssuer) -> TrustedIssuer:
     # JWT-SVID 2: `typ` is optional, and JWT or JOSE where it is there.
     return replace(issuer, svid=True, typ=issuer.typ if issuer.typ != DEFAULT_TYP else (NO_TYP, "JWT", "JOSE"))
 
 
-def _sidecar(issuer: Issuer) -> Issuer:
-    # What `upstreams.<name>.credential.signed` makes (upstreams/credentials/signed.py).
+def _sidecar(issuer: TrustedIssuer) -> TrustedIssuer:
+    # What `upstreams.<name>.credential.signed` makes (upstreams/credentials/signed_tokens.py).
     return replace(issuer, typ=issuer.typ if issuer.typ != DEFAULT_TYP else ("JWT",))
 
 
-def _filled(issuer: Issuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...], actor_from: str) -> Issuer:
+def _filled(
+    issuer: TrustedIssuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...], actor_from: str
+) -> TrustedIssuer:
     # The rules stay whole for an issuer of one kind too: a token of the other kind is refused, not renamed.
     return replace(
         issuer,
@@ -165,7 +167,7 @@ def _filled(issuer: Issuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...]
     )
 
 
-PRESETS: Mapping[str, Callable[[Issuer], Issuer]] = {
+PRESETS: Mapping[str, Callable[[TrustedIssuer], TrustedIssuer]] = {
     "keycloak": _keycloak,
     "entra": _entra,
     "okta": _okta,
@@ -174,7 +176,7 @@ PRESETS: Mapping[str, Callable[[Issuer], Issuer]] = {
 }
 
 
-def _faults_of(issuer: Issuer, file: str) -> list[Fault]:
+def _faults_of(issuer: TrustedIssuer, file: str) -> list[Fault]:
     name = issuer.issuer
     checks = (
         (not name, "an issuer has no name"),
@@ -197,7 +199,7 @@ def _faults_of(issuer: Issuer, file: str) -> list[Fault]:
     return [fault_in(file, f"{name}: {message}" if name else message, code="S301") for message in found]
 
 
-def _peer_faults(issuer: Issuer) -> Iterable[str]:
+def _peer_faults(issuer: TrustedIssuer) -> Iterable[str]:
     if issuer.is_peer and (issuer.kind_rules or issuer.actor_from):
         yield "a peer says kinds and actors itself: actors stands alone"
     if issuer.relays and (issuer.namespace or not issuer.is_peer):
@@ -207,7 +209,7 @@ def _peer_faults(issuer: Issuer) -> Iterable[str]:
             yield f"actors: {name!r} is no nhi:<name>"
 
 
-def _spiffe_faults(issuer: Issuer) -> Iterable[str]:
+def _spiffe_faults(issuer: TrustedIssuer) -> Iterable[str]:
     if issuer.spiffe is None:
         if issuer.svid:
             yield "a SPIFFE issuer needs a trust domain"
@@ -215,7 +217,7 @@ def _spiffe_faults(issuer: Issuer) -> Iterable[str]:
         yield "a SPIFFE ID is a workload's: kinds is [nhi], and nothing else says a kind or an actor"
 
 
-def _client_faults(issuer: Issuer) -> Iterable[str]:
+def _client_faults(issuer: TrustedIssuer) -> Iterable[str]:
     targets = [target for target in issuer.clients.values() if target != DIRECT]
     if targets and "nhi" not in issuer.kinds:
         yield "the issuer names workloads here, so kinds must list nhi"
@@ -224,7 +226,7 @@ def _client_faults(issuer: Issuer) -> Iterable[str]:
             yield f"{target!r} is neither nhi:<name> nor direct"
 
 
-def _faults_between(issuers: tuple[Issuer, ...], file: str) -> list[Fault]:
+def _faults_between(issuers: tuple[TrustedIssuer, ...], file: str) -> list[Fault]:
     names = [issuer.issuer for issuer in issuers]
     spaces = [issuer.namespace for issuer in issuers]
     found = [f"{name}: listed twice" for name in sorted(set(names)) if names.count(name) > 1]

@@ -1,4 +1,4 @@
-"""Which keys does an issuer sign with now, and how often may strangers make us ask?
+"""Keeps issuers' signing keys, with a bound on refreshes that strangers can cause.
 
 One reader per issuer. A token with an unknown key id causes at most one fetch in ten seconds, failures included,
 however many there are and whatever they say (threats A6): nothing is kept per key id, so there is nothing to fill.
@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from sidecar.egress.failures import EgressError
 from sidecar.errors import CredentialFault, Refusal
+from sidecar.http.client.failures import EgressError
+from sidecar.http.signing_keys import thumbprint
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.spiffe import KeyUse
 from sidecar.protocols.jsonrpc import parse_json
-from sidecar.signing_keys import thumbprint
 
 MAX_JWKS_BYTES = 256 * 1024  # threats A6
 MAX_KEYS = 64  # threats A6

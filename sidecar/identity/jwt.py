@@ -1,4 +1,4 @@
-"""Is this token genuine, meant as an access token, and alive?
+"""Verifies JWT access tokens.
 
 The claims are read once, by our strict reader, and the signature is checked by PyJWT over the same bytes. The token
 chooses nothing: not the issuer (it must equal a configured one), not the algorithm (pinned there), not the key (by
@@ -15,11 +15,11 @@ from typing import Any
 import jwt
 
 from sidecar.errors import CredentialFault, Refusal
-from sidecar.identity.binding import UNBOUND, Bound, bound_to
 from sidecar.identity.credentials import bad_credential
-from sidecar.identity.issuers import Issuer
+from sidecar.identity.issuers import TrustedIssuer
 from sidecar.identity.jwks import IssuerKeys
 from sidecar.identity.spiffe import trust_domain_of
+from sidecar.identity.token_binding import UNBOUND, TokenBinding, bound_to
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import parse_json
 
@@ -38,14 +38,14 @@ _JWS = jwt.PyJWS()
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TokenBounds:
     """How far clocks may differ, and how long a token may live from `iat` to `exp`; in seconds."""
 
     leeway_s: float = LEEWAY_S
     max_lifetime_s: float = MAX_LIFETIME_S
 
 
-DEFAULT_BOUNDS = Bounds()
+DEFAULT_BOUNDS = TokenBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Claims:
     `signed_by` the thumbprint of the one. That its
     bearer has the key that it is `bound` to is not proven yet."""
 
-    issuer: Issuer
+    issuer: TrustedIssuer
     subject: str
     audiences: frozenset[str]
     expires_at: float
     values: Mapping[str, Any]
     generation: int
-    bound: Bound = UNBOUND
+    bound: TokenBinding = UNBOUND
     signed_by: str = ""
 
 
@@ -69,9 +69,9 @@ class Verifier:
 
     def __init__(
         self,
-        issuers: Mapping[str, Issuer],
+        issuers: Mapping[str, TrustedIssuer],
         keys: Mapping[str, IssuerKeys],
-        bounds: Bounds,
+        bounds: TokenBounds,
         clock: Callable[[], float],
     ) -> None:
         self._issuers = issuers
@@ -96,7 +96,7 @@ class Verifier:
             raise bad_credential("the token's signature does not hold", CredentialFault.SIGNATURE) from None
         return replace(self._claims(issuer, values, generation), signed_by=key.thumbprint)
 
-    def _issuer_of(self, values: dict[str, Any]) -> Issuer:
+    def _issuer_of(self, values: dict[str, Any]) -> TrustedIssuer:
         name = values.get("iss")
         issuer = self._issuers.get(name) if isinstance(name, str) else None
         if "iss" not in values:  # JWT-SVID 3: the trust domain of `sub` says whose keys verify it
@@ -105,7 +105,7 @@ class Verifier:
             raise bad_credential("the token's issuer is not known here", CredentialFault.ISSUER_UNKNOWN)
         return issuer
 
-    def _claims(self, issuer: Issuer, values: dict[str, Any], generation: int) -> Claims:
+    def _claims(self, issuer: TrustedIssuer, values: dict[str, Any], generation: int) -> Claims:
         expires_at = self._alive(values, issuer)
         subject = values.get("sub")
         if not isinstance(subject, str) or not subject:
@@ -117,7 +117,7 @@ class Verifier:
         audiences = _audiences(values.get("aud"))
         return Claims(issuer, subject, audiences, expires_at, values, generation, bound_to(values))
 
-    def _alive(self, values: dict[str, Any], issuer: Issuer) -> float:
+    def _alive(self, values: dict[str, Any], issuer: TrustedIssuer) -> float:
         now, leeway_s = self._clock(), self._bounds.leeway_s
         expires_at = time_of(values, "exp")
         # A JWT-SVID need not say since when it lives; what is left of its life is bounded all the same.
@@ -154,7 +154,7 @@ def _object(segment: str) -> dict[str, Any]:
     return value
 
 
-def _algorithm_of(header: dict[str, Any], issuer: Issuer) -> str:
+def _algorithm_of(header: dict[str, Any], issuer: TrustedIssuer) -> str:
     algorithm = header.get("alg")
     if not isinstance(algorithm, str) or algorithm not in issuer.algorithms:
         raise bad_credential("the token's algorithm is not accepted from its issuer", CredentialFault.NOT_ACCEPTED)
@@ -170,7 +170,7 @@ def _checked_kid(header: dict[str, Any]) -> str:
     return kid
 
 
-def _check_type(header: dict[str, Any], issuer: Issuer) -> None:
+def _check_type(header: dict[str, Any], issuer: TrustedIssuer) -> None:
     typ = header.get("typ", "")
     # RFC 7515 4.1.9: the prefix may be left out, and media types have no case.
     if not isinstance(typ, str) or _plain(typ) not in {_plain(accepted) for accepted in issuer.typ}:

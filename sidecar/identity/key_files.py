@@ -1,4 +1,4 @@
-"""How are keys made, and how do they get into their files and out?
+"""Makes API keys and edits the key file.
 
 For commands, not for requests. A hand-edited keys.yaml keeps its comments: one line is added or taken, the result is
 read back, and only where that did not give exactly what was meant is the file written anew.
@@ -15,19 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sidecar.errors import ConfigError, SettingsError, fault_in
-from sidecar.identity.api_keys import (
-    HASH_PREFIX,
-    KeyEntry,
-    KeyFile,
-    digest_of,
-    read_pepper,
-    records_of,
-)
+from sidecar.identity.api_keys import HASH_PREFIX, KeyEntry, KeyFile, digest_of, read_pepper, records_of
 from sidecar.identity.credentials import API_KEY_PREFIX
 from sidecar.identity.names import is_principal
-from sidecar.settings.documents import read_document
 from sidecar.settings.secrets import keep_once
 from sidecar.settings.writing import write_whole
+from sidecar.settings.yaml_document import read_document
 
 RandomBytes = Callable[[int], bytes]
 _EMPTY = "version: 1\nkeys:\n"

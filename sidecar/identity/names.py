@@ -1,4 +1,4 @@
-"""What may a principal be called, and who may give it that name?
+"""The grammar of principals and who may issue which names.
 
 Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1): everything that
 policy rows, audit lines and logs use as punctuation. An issuer names into its own namespace and nowhere else.
@@ -47,7 +47,7 @@ def namespace_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class NamingRule:
     """What one issuer may call people and workloads. `foreign` are the namespaces of all other issuers."""
 
     namespace: str = ""

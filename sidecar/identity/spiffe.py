@@ -1,4 +1,4 @@
-"""Which NHI is a SPIFFE ID?
+"""Maps SPIFFE IDs to NHIs.
 
     spiffe://acme.example/ns/prod/sa/planner        trust domain, then the workload's path
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from sidecar.identity.names import Naming
+from sidecar.identity.names import NamingRule
 
 KeyUse = Literal["sig", "jwt-svid"]
 """What the keys of a set are for: any signature, or those of JWT-SVIDs, as a trust bundle says."""
@@ -52,7 +52,7 @@ class SpiffeNames:
     workloads: Mapping[str, str] = field(default_factory=lambda: _NONE)
     namespace: str = ""
 
-    def name(self, spiffe_id: str, naming: Naming) -> str | None:
+    def name(self, spiffe_id: str, naming: NamingRule) -> str | None:
         """`nhi:<name>`, or None where nobody wrote down who that is."""
         found = parse_spiffe_id(spiffe_id)
         if found is None or found.trust_domain != self.trust_domain:

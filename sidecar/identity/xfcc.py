@@ -1,4 +1,4 @@
-"""Which certificate does a proxy say that its caller showed?
+"""Reads client certificates from X-Forwarded-Client-Cert.
 
 `X-Forwarded-Client-Cert`, as Envoy writes it: an element for each hop, the nearest last, each of `Key=value` pairs with
 `;` between them. A value with `,`, `;` or `=` is quoted, and a quote in it has a backslash. Of whom it is taken, and

@@ -1,17 +1,18 @@
-"""How much may they still do?
+"""Reserves and settles the limits of calls.
 
     budgets.py     budgets.yaml → entries; amounts.py: what is written as money, in whole numbers
     plan.py        an allowed call → its charges: which counters it moves
     __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
-    store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua, whole.lua)
-    places.py      settings → their store
-    nodes.py       who counts: one server, the primary of Sentinels, the owner of our slot in a Cluster
-    link.py        one connection to that one, mended; wire.py: many calls on it at once
-    recall.py      what the store is told again after it forgot (epoch.lua, guard.lua, restore.lua)
-    refusing.py    whether one that answers does what it is asked; eviction.py: whether it may throw counters away
+    store.py       what a store of counters does: memory_store.py or redis_store.py (admit.lua, settle.lua, whole.lua)
+    store_factory.py      settings → their store
+    topology.py       who counts: one server, the primary of Sentinels, the owner of our slot in a Cluster
+    store_connection.py        one connection to that one, mended; redis_pipeline.py: many calls on it at once
+    counter_memory.py      what the store is told again after it forgot (epoch.lua, guard.lua, restore.lua)
+    refusal_tracker.py  whether one that answers does what it is asked; eviction.py: whether it may throw counters
+                        away
     degraded.py    what is admitted while it is out, if anything
     counters.py    the arithmetic of hours, days, rates and slots
-    sessions.py    the bound on lists and pings
+    session_calls.py    the bound on lists and pings
 
 A reservation is made before the upstream is written to. Once it was, the charges stay, whatever the upstream does;
 until then, everything comes back: a refused argument, a lost caller, a crash of ours. Of what a call may cost, the most
@@ -30,21 +31,21 @@ from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.limits.amounts import MILLION, in_units
 from sidecar.limits.budgets import load_budgets
 from sidecar.limits.counters import SECOND_US
-from sidecar.limits.places import open_store
-from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges, rule_label
-from sidecar.limits.sessions import SessionCalls
-from sidecar.limits.store import LEASE_S, Observer, Store, StoreUnavailable, Verdict
+from sidecar.limits.plan import NOTHING, Budgets, Kind, LimitCharge, LimitPlan, plan_charges, rule_label
+from sidecar.limits.session_calls import SessionCalls
+from sidecar.limits.store import LEASE_S, CounterStore, StoreObserver, StoreUnavailable, Verdict
+from sidecar.limits.store_factory import open_store
 
 __all__ = [
     "NOTHING",
     "Budgets",
-    "Charge",
+    "CounterStore",
     "Lease",
+    "LimitCharge",
+    "LimitPlan",
     "Limiter",
-    "Observer",
-    "Plan",
     "SessionCalls",
-    "Store",
+    "StoreObserver",
     "StoreUnavailable",
     "load_budgets",
     "open_store",
@@ -73,13 +74,13 @@ def _never(refusal: Refusal) -> bool:
 class Limiter:
     """Charges calls against one store. `lease_s` must be the store's: leases are extended three times as often."""
 
-    def __init__(self, store: Store, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, store: CounterStore, *, lease_s: float = LEASE_S) -> None:
         self.store = store
         self._beat_s = lease_s / 3
-        self._held: dict[str, Plan] = {}
+        self._held: dict[str, LimitPlan] = {}
         self._beat: asyncio.TimerHandle | None = None
 
-    def reserve(self, plan: Plan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
+    def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
         """Charge a plan for as long as the `async with` lasts. `decision_id` is ours, one per call.
 
         Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT with the limit that
@@ -88,7 +89,7 @@ class Limiter:
         """
         return Lease(self, plan, decision_id, excuse)
 
-    async def charge(self, plan: Plan, decision_id: str) -> Verdict:
+    async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
         """Ask the store; hold what it gave."""
         try:
             verdict = await self.store.reserve(plan.charges, decision_id)
@@ -101,7 +102,9 @@ class Limiter:
             self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
         return verdict
 
-    def settle(self, plan: Plan, decision_id: str, *, forwarded: bool, spent: Mapping[str, int] | None = None) -> None:
+    def settle(
+        self, plan: LimitPlan, decision_id: str, *, forwarded: bool, spent: Mapping[str, int] | None = None
+    ) -> None:
         """The call is over: free its slots and what it did not spend (millionths by unit; None: nobody knows), or give
         everything back. Never waits, so it cannot be interrupted."""
         if self._held.pop(decision_id, None) is None:
@@ -130,7 +133,7 @@ class Lease:
 
     __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_spent", "_told", "_verdict", "forwarded")
 
-    def __init__(self, limiter: Limiter, plan: Plan, decision_id: str, excuse: Excuse) -> None:
+    def __init__(self, limiter: Limiter, plan: LimitPlan, decision_id: str, excuse: Excuse) -> None:
         self.forwarded = False
         self._excuse = excuse
         self._excused: LimitState | None = None
@@ -193,7 +196,7 @@ class Lease:
             self._limiter.settle(self._plan, self._decision_id, forwarded=self.forwarded, spent=self._spent)
 
 
-def _refusal(plan: Plan, verdict: Verdict) -> Refusal:
+def _refusal(plan: LimitPlan, verdict: Verdict) -> Refusal:
     """Of several that refused, the one that takes longest: whoever comes back earlier is only refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
@@ -203,7 +206,7 @@ def _refusal(plan: Plan, verdict: Verdict) -> Refusal:
     return Refusal(reason, limit=state, retry_after_s=standing.wait_us / SECOND_US)
 
 
-def _state(charge: Charge, remaining: int, reset_us: int) -> LimitState:
+def _state(charge: LimitCharge, remaining: int, reset_us: int) -> LimitState:
     window_s = charge.window_s if charge.kind != "month" else _month_s(reset_us)
     reset_at = reset_us / SECOND_US if reset_us else None
     if not charge.unit:
@@ -219,7 +222,7 @@ def _month_s(end_us: int) -> float:
     return (end - begin).total_seconds()
 
 
-def _settled(state: LimitState, charge: Charge, spent: Mapping[str, int]) -> LimitState:
+def _settled(state: LimitState, charge: LimitCharge, spent: Mapping[str, int]) -> LimitState:
     if not charge.unit:
         return state
     kept = min(charge.amount, spent.get(charge.unit, 0))

@@ -1,4 +1,4 @@
-"""How much is so much of a unit, to the last digit?
+"""Exact decimal amounts of cost units.
 
 Money is decimal, and no float is ever added to another: what calls cost is counted in whole millionths of its unit,
 one for `usd` being 0.000001 USD. Such numbers are exact in Redis' scripts (below 2^53) and as JSON numbers (15 digits).

@@ -1,4 +1,4 @@
-"""What does budgets.yaml allow, and of whom?
+"""Reads budgets.yaml.
 
     tools:       per object pattern, all callers together unless `per: principal`
     principals:  per principal, pattern or role, each its own counter unless `shared: true`
@@ -20,13 +20,13 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from sidecar.errors import PolicyError
 from sidecar.limits.amounts import MOST, in_units, millionths, path_of
-from sidecar.limits.plan import Budgets, Cap, Cost, Entry
-from sidecar.settings.documents import read_document
-from sidecar.settings.fields import SLUG, Count, Many, Seconds, Section
-from sidecar.settings.findings import Finding, reject, reject_any
-from sidecar.settings.offers import Offer
+from sidecar.limits.plan import BudgetRule, Budgets, CallCost, LimitCap
+from sidecar.settings.agent_endpoints import AgentOffer
+from sidecar.settings.field_types import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.rates import PerSecond, Quota, burst_of, interval_us, rate_faults
-from sidecar.uris import normal_object
+from sidecar.settings.uris import normal_object
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.yaml_document import read_document
 
 PERIODS = ("per_hour", "per_day", "per_month")
 
@@ -46,35 +46,39 @@ def load_budgets(path: Path) -> Budgets:
     )
 
 
-def entries_of(offers: Mapping[str, Offer]) -> tuple[Entry, ...]:
+def entries_of(offers: Mapping[str, AgentOffer]) -> tuple[BudgetRule, ...]:
     """What agents' own settings allow, each as an entry of `tools:` for it; of a source of its own, so that an entry of
     the same name there has counters of its own too, and the smaller number holds."""
     found = []
     for name, offer in offers.items():
         if (said := offer.rate_limiting) is not None:
             caps = (_rate(said.requests_per_second, said.burst), _a_day(said.daily_quota))
-            found.append(Entry("agents", f"nhi:{name}", said.per_principal, tuple(cap for cap in caps if cap)))
+            found.append(BudgetRule("agents", f"nhi:{name}", said.per_principal, tuple(cap for cap in caps if cap)))
     return tuple(found)
 
 
-def _rate(per_second: float | None, burst: int | None) -> Cap | None:
-    return None if per_second is None else Cap("rate", burst_of(per_second, burst), interval_us(per_second))
+def _rate(per_second: float | None, burst: int | None) -> LimitCap | None:
+    return None if per_second is None else LimitCap("rate", burst_of(per_second, burst), interval_us(per_second))
 
 
-def _a_day(quota: int | None) -> Cap | None:
-    return Cap("day", quota) if quota else None
+def _a_day(quota: int | None) -> LimitCap | None:
+    return LimitCap("day", quota) if quota else None
 
 
 def _object_pattern(text: str) -> str:
     if not re.fullmatch(r"\*|(tool|prompt|resource|nhi):\S{1,512}", text):
         hint = "write tool:<server>/<tool>, prompt:…, resource:… or nhi:…; * matches any run"
-        reject(Finding("this names no object", hint=hint))
+        reject(ValidationFinding("this names no object", hint=hint))
     return normal_object(text)
 
 
 def _principal_pattern(text: str) -> str:
     if not re.fullmatch(r"\*|anonymous|(user|nhi|role):[!#-&(-+\--{}~]{1,512}", text):
-        reject(Finding("this names no principal", hint="write user:<id>, nhi:<id> or role:<name>; * matches any run"))
+        reject(
+            ValidationFinding(
+                "this names no principal", hint="write user:<id>, nhi:<id> or role:<name>; * matches any run"
+            )
+        )
     return text
 
 
@@ -83,20 +87,28 @@ def _amount(value: object) -> int:
         return millionths(value)
     except ValueError:
         hint = "write 5, 0.002 or '0.002': below 1000000000, with six decimal places at most"
-        reject(Finding("this is no amount", "Y103", hint))
+        reject(ValidationFinding("this is no amount", "Y103", hint))
 
 
 def _result_path(text: str) -> str:
     try:
         path_of(text)
     except ValueError:
-        reject(Finding("this is no path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost"))
+        reject(
+            ValidationFinding(
+                "this is no path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost"
+            )
+        )
     return text
 
 
 def _unit(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", text):
-        reject(Finding("this names no unit", hint="write usd, tokens or another word of letters, digits, _ and -"))
+        reject(
+            ValidationFinding(
+                "this names no unit", hint="write usd, tokens or another word of letters, digits, _ and -"
+            )
+        )
     return text
 
 
@@ -147,7 +159,7 @@ class ToolEntry(Section):
         reject_any(self._contradictions())
         return self
 
-    def _contradictions(self) -> Iterator[Finding]:
+    def _contradictions(self) -> Iterator[ValidationFinding]:
         pairs = (
             (self.requests_per_second, self.seed_rate, "requests_per_second", "rateLimit"),
             (self.burst, self.seed_rate, "burst", "rateLimit"),
@@ -156,7 +168,7 @@ class ToolEntry(Section):
         )
         for ours, seeds, name, seed_name in pairs:
             if ours is not None and seeds is not None:
-                yield Finding(
+                yield ValidationFinding(
                     f"{seed_name} says again what {name} says", hint="keep one of them", at=(seed_name,), on_key=True
                 )
         yield from rate_faults(*self._said_rate)
@@ -167,15 +179,15 @@ class ToolEntry(Section):
             return self.seed_rate.per_second, self.seed_rate.burst
         return self.requests_per_second, self.burst
 
-    def compiled(self, pattern: str) -> Entry:
+    def compiled(self, pattern: str) -> BudgetRule:
         """This entry for the objects of `pattern`."""
         concurrency = self.concurrency or self.seed_concurrency
         caps = (
             _rate(*self._said_rate),
-            Cap("concurrency", concurrency) if concurrency else None,
+            LimitCap("concurrency", concurrency) if concurrency else None,
             _a_day(self.daily_quota or self.seed_quota),
         )
-        return Entry("tools", pattern, self.per is not None, tuple(cap for cap in caps if cap), self.timeout)
+        return BudgetRule("tools", pattern, self.per is not None, tuple(cap for cap in caps if cap), self.timeout)
 
 
 class PrincipalEntry(Section):
@@ -189,21 +201,21 @@ class PrincipalEntry(Section):
     shared: bool = False
     """All who match have one counter together."""
 
-    def compiled(self, pattern: str) -> Entry:
+    def compiled(self, pattern: str) -> BudgetRule:
         """This entry for the principals of `pattern`."""
         caps = (
-            Cap("hour", self.per_hour) if self.per_hour else None,
-            Cap("day", self.per_day) if self.per_day else None,
-            Cap("month", self.per_month) if self.per_month else None,
-            Cap("concurrency", self.concurrency) if self.concurrency else None,
+            LimitCap("hour", self.per_hour) if self.per_hour else None,
+            LimitCap("day", self.per_day) if self.per_day else None,
+            LimitCap("month", self.per_month) if self.per_month else None,
+            LimitCap("concurrency", self.concurrency) if self.concurrency else None,
         )
-        return Entry("principals", pattern, not self.shared, tuple(cap for cap in caps if cap))
+        return BudgetRule("principals", pattern, not self.shared, tuple(cap for cap in caps if cap))
 
 
 def _seed_tool(text: str) -> str:
     if not re.fullmatch(rf"{SLUG}|(tool|prompt|resource|nhi):\S{{1,512}}", text):
         reject(
-            Finding(
+            ValidationFinding(
                 "this names no tool", hint="write the server's name, such as github, or an object such as tool:github/*"
             )
         )
@@ -224,7 +236,7 @@ class SeedEntry(ToolEntry):
     @model_validator(mode="after")
     def _has_a_tool(self) -> SeedEntry:
         if self.tool is None:
-            reject(Finding('the key "tool" is missing', "Y102"))
+            reject(ValidationFinding('the key "tool" is missing', "Y102"))
         return self
 
 
@@ -245,22 +257,22 @@ class CostEntry(Section):
         reject_any(self._contradictions())
         return self
 
-    def _contradictions(self) -> Iterator[Finding]:
+    def _contradictions(self) -> Iterator[ValidationFinding]:
         if self.per_call is None and self.from_result is None:
-            yield Finding('neither "per_call" nor "from_result" says what it costs', "Y102")
+            yield ValidationFinding('neither "per_call" nor "from_result" says what it costs', "Y102")
         if self.from_result is not None and self.max_per_call is None:
             hint = "it is what is reserved before the call, so that no budget is overspent"
-            yield Finding("from_result needs max_per_call", "Y102", hint, at=("from_result",), on_key=True)
+            yield ValidationFinding("from_result needs max_per_call", "Y102", hint, at=("from_result",), on_key=True)
         if self.from_result is None and self.max_per_call is not None:
-            yield Finding("max_per_call needs from_result", "Y102", at=("max_per_call",), on_key=True)
+            yield ValidationFinding("max_per_call needs from_result", "Y102", at=("max_per_call",), on_key=True)
         if None not in (self.per_call, self.max_per_call) and (self.per_call or 0) > (self.max_per_call or 0):
-            yield Finding("per_call is more than max_per_call", at=("per_call",))
+            yield ValidationFinding("per_call is more than max_per_call", at=("per_call",))
 
-    def compiled(self) -> Cost:
+    def compiled(self) -> CallCost:
         """This entry, for the plan."""
         most = self.max_per_call if self.max_per_call is not None else self.per_call or 0
         declared = self.per_call if self.per_call is not None else most
-        return Cost(self.object, self.unit, declared, most, path_of(self.from_result) if self.from_result else ())
+        return CallCost(self.object, self.unit, declared, most, path_of(self.from_result) if self.from_result else ())
 
 
 class BudgetEntry(Section):
@@ -282,27 +294,27 @@ class BudgetEntry(Section):
         reject_any(self._contradictions())
         return self
 
-    def _contradictions(self) -> Iterator[Finding]:
+    def _contradictions(self) -> Iterator[ValidationFinding]:
         periods = {name: getattr(self, name) for name in PERIODS}
         if all(most is None for most in periods.values()):
-            yield Finding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
+            yield ValidationFinding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
         for name, most in periods.items():
             if most == 0:  # a daily_quota of 0 is unlimited, so nobody could tell what this means
-                yield Finding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
+                yield ValidationFinding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
         if self.shared and self.principal is None:
             hint = "without a principal all share one counter already"
-            yield Finding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
+            yield ValidationFinding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
 
-    def compiled(self) -> Entry:
+    def compiled(self) -> BudgetRule:
         """This entry, for the plan."""
         caps = (
-            Cap("hour", self.per_hour) if self.per_hour else None,
-            Cap("day", self.per_day) if self.per_day else None,
-            Cap("month", self.per_month) if self.per_month else None,
+            LimitCap("hour", self.per_hour) if self.per_hour else None,
+            LimitCap("day", self.per_day) if self.per_day else None,
+            LimitCap("month", self.per_month) if self.per_month else None,
         )
         each = self.principal is not None and not self.shared
         kept = tuple(cap for cap in caps if cap)
-        return Entry("budgets", self.principal or "", each, kept, object=self.object, unit=self.unit)
+        return BudgetRule("budgets", self.principal or "", each, kept, object=self.object, unit=self.unit)
 
 
 def _spelling(entry: object) -> str:
@@ -332,7 +344,7 @@ class BudgetsFile(Section):
         reject_any(self._without_costs())
         return self
 
-    def _repeated(self) -> Iterator[Finding]:
+    def _repeated(self) -> Iterator[ValidationFinding]:
         known: set[object] = set(self.tools)
         for index, entry in enumerate(self.budgets):
             seed = isinstance(entry, SeedEntry)
@@ -340,10 +352,12 @@ class BudgetsFile(Section):
             if what in known:
                 name = what if seed else "this principal, object and unit"
                 place = "tool" if seed else "unit"
-                yield Finding(f"{name} has an entry already", hint="keep one of them", at=("budgets", index, place))
+                yield ValidationFinding(
+                    f"{name} has an entry already", hint="keep one of them", at=("budgets", index, place)
+                )
             known.add(what)
 
-    def _without_costs(self) -> Iterator[Finding]:
+    def _without_costs(self) -> Iterator[ValidationFinding]:
         """A budget that nothing is ever charged to is a slip of the pen, and would allow everything; one that no call
         fits into would allow nothing."""
         least: dict[str, int] = {}
@@ -355,9 +369,11 @@ class BudgetsFile(Section):
                 continue
             if entry.unit not in least:
                 hint = f"units that have costs: {', '.join(sorted(least))}" if least else "costs: says what calls cost"
-                yield Finding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))
+                yield ValidationFinding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))
             for name in PERIODS:
                 most = getattr(entry, name)
                 if most and most < least.get(entry.unit, 0):
                     reserved = in_units(least[entry.unit])
-                    yield Finding(f"no call fits: each reserves {reserved} or more", at=("budgets", index, name))
+                    yield ValidationFinding(
+                        f"no call fits: each reserves {reserved} or more", at=("budgets", index, name)
+                    )

@@ -1,4 +1,4 @@
-"""How full is one limit at this moment?
+"""The arithmetic of each kind of counter.
 
 Pure arithmetic over integer microseconds since the epoch; `admit.lua` says the same to Redis, and one test holds
 the two against each other. What each counter answers: `has_room` and `ask` read and change nothing that counts,
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sidecar.limits.plan import Charge
+from sidecar.limits.plan import LimitCharge
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -30,7 +30,7 @@ WINDOW_BUCKETS = 60
 SLOT_WAIT_US = SECOND_US  # nobody knows when a call in flight will end; a second is a polite guess
 
 
-class Standing(NamedTuple):
+class CounterState(NamedTuple):
     """Where a limit stands. `wait_us` is 0 where there is room, else how long until there is.
 
     `reset_us` is when all of it is back if nothing more is charged, in µs since the epoch; 0 for concurrency.
@@ -45,7 +45,7 @@ Told = tuple[int, int, int]
 """A Standing whose numbers have no names yet: a tenth of its price, and most are never looked at."""
 
 
-class Sliding:
+class SlidingWindow:
     """At most `most` in any 60 buckets of `bucket_us`, counted over the current bucket and the 60 before it."""
 
     __slots__ = ("_bucket_us", "_buckets", "_ends_us", "_far_us", "_total")
@@ -68,17 +68,17 @@ class Sliding:
         while buckets and buckets[0][0] < first_us:
             self._total -= buckets.popleft()[1]
 
-    def has_room(self, charge: Charge, now_us: int) -> bool:
+    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         return self._total + charge.amount <= charge.most
 
-    def ask(self, charge: Charge, now_us: int) -> Standing:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         wait_us = 0 if self.has_room(charge, now_us) else self._wait_us(charge, now_us)
         reset_us = self._gone_us(self._buckets[-1][0]) if self._total else now_us
-        return Standing(max(0, charge.most - self._total), wait_us, reset_us)
+        return CounterState(max(0, charge.most - self._total), wait_us, reset_us)
 
-    def _wait_us(self, charge: Charge, now_us: int) -> int:
+    def _wait_us(self, charge: LimitCharge, now_us: int) -> int:
         missing = self._total + charge.amount - charge.most
         for ends_us, count in self._buckets:
             missing -= count
@@ -90,7 +90,7 @@ class Sliding:
         """When a bucket leaves the window."""
         return ends_us + WINDOW_BUCKETS * self._bucket_us
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         ends_us, buckets = self._ends_us, self._buckets
@@ -101,7 +101,7 @@ class Sliding:
         self._total = total = self._total + charge.amount
         return charge.most - total, 0, ends_us + WINDOW_BUCKETS * self._bucket_us
 
-    def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
+    def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         ends_us = (charged_us // self._bucket_us + 1) * self._bucket_us
         for entry in reversed(self._buckets):
             if entry[0] == ends_us and entry[1] >= charge.amount:
@@ -115,7 +115,7 @@ class Sliding:
         return not self._total
 
 
-class Calendar:
+class CalendarWindow:
     """At most `most` in one period of the calendar: `end_of` is the end of the one around a moment, in µs; two of them
     last no longer than `far_us`."""
 
@@ -132,22 +132,22 @@ class Calendar:
             self._count = 0
         self._ends_us = self._end_of(now_us)
 
-    def has_room(self, charge: Charge, now_us: int) -> bool:
+    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         return self._count + charge.amount <= charge.most
 
-    def ask(self, charge: Charge, now_us: int) -> Standing:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         wait_us = 0 if self.has_room(charge, now_us) else self._ends_us - now_us
-        return Standing(max(0, charge.most - self._count), wait_us, self._ends_us)
+        return CounterState(max(0, charge.most - self._count), wait_us, self._ends_us)
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         self._count = count = self._count + charge.amount
         return charge.most - count, 0, self._ends_us
 
-    def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
+    def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         if self._end_of(charged_us) == self._ends_us:
             self._count = max(0, self._count - charge.amount)
 
@@ -157,14 +157,14 @@ class Calendar:
         return not self._count
 
 
-def by_day() -> Calendar:
+def by_day() -> CalendarWindow:
     """A counter of days, UTC."""
-    return Calendar(day_end_us, 2 * DAY_US)
+    return CalendarWindow(day_end_us, 2 * DAY_US)
 
 
-def by_month() -> Calendar:
+def by_month() -> CalendarWindow:
     """A counter of months, UTC."""
-    return Calendar(month_end_us, 62 * DAY_US)
+    return CalendarWindow(month_end_us, 62 * DAY_US)
 
 
 def day_end_us(moment_us: int) -> int:
@@ -179,7 +179,7 @@ def month_end_us(moment_us: int) -> int:
     return int(datetime(year, months + 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 
 
-class Rate:
+class RateLimit:
     """One call each `interval_us`, and `most` of them at once (the generic cell rate algorithm).
 
     Giving back is the hard part: once the burst was whole again, time has paid a charge back already, and to do it
@@ -195,23 +195,23 @@ class Rate:
         self._low_us = 0  # the backlog then
         self._before_us = 0  # the low tide before that
 
-    def _backlog_us(self, charge: Charge, now_us: int) -> int:
+    def _backlog_us(self, charge: LimitCharge, now_us: int) -> int:
         # Never more than a whole burst, and counted from here on: after a clock that stepped back, the rate goes on
         # instead of standing still until it is again as late as it was.
         self._full_at_us = min(self._full_at_us, now_us + charge.most * charge.interval_us)
         return max(self._full_at_us - now_us, 0)
 
-    def has_room(self, charge: Charge, now_us: int) -> bool:
+    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
         spare_us = (charge.most - charge.amount) * charge.interval_us
         return spare_us >= 0 and self._backlog_us(charge, now_us) <= spare_us
 
-    def ask(self, charge: Charge, now_us: int) -> Standing:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         backlog_us, interval_us = self._backlog_us(charge, now_us), charge.interval_us
         burst_us = charge.most * interval_us
         over_us = backlog_us + charge.amount * interval_us - burst_us
-        return Standing((burst_us - backlog_us) // interval_us, max(0, over_us), now_us + backlog_us)
+        return CounterState((burst_us - backlog_us) // interval_us, max(0, over_us), now_us + backlog_us)
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
         interval_us, backlog_us = charge.interval_us, self._full_at_us - now_us
         if backlog_us < interval_us:
             backlog_us = max(backlog_us, 0)
@@ -220,7 +220,7 @@ class Rate:
         self._full_at_us = full_at_us = now_us + backlog_us
         return (charge.most * interval_us - backlog_us) // interval_us, 0, full_at_us
 
-    def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
+    def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         worth_us = charge.amount * charge.interval_us
         if charged_us < self._low_at_us:
             worth_us = min(worth_us, self._low_us) if charged_us >= self._before_us else 0
@@ -230,7 +230,7 @@ class Rate:
         return self._full_at_us <= now_us
 
 
-class Slots:
+class ConcurrencySlots:
     """At most `most` leases at once. A lease that nobody extends ends after `lease_us`, whatever its owner does."""
 
     __slots__ = ("_ends_us", "_lease_us", "_none_ends_before_us")
@@ -253,22 +253,22 @@ class Slots:
         for owner in ended:
             del self._ends_us[owner]
 
-    def has_room(self, charge: Charge, now_us: int) -> bool:
+    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
         if not 0 < self._none_ends_before_us - now_us <= 2 * self._lease_us:
             self._reap(now_us)
         return len(self._ends_us) < charge.most
 
-    def ask(self, charge: Charge, now_us: int) -> Standing:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         wait_us = 0 if self.has_room(charge, now_us) else SLOT_WAIT_US
-        return Standing(max(0, charge.most - len(self._ends_us)), wait_us, 0)
+        return CounterState(max(0, charge.most - len(self._ends_us)), wait_us, 0)
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
         self._ends_us[owner] = end_us = now_us + self._lease_us
         if end_us < self._none_ends_before_us:  # the clock stepped back
             self._none_ends_before_us = end_us
         return charge.most - len(self._ends_us), 0, 0
 
-    def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
+    def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         self._ends_us.pop(owner, None)
 
     def extend(self, now_us: int, owner: str) -> None:
@@ -281,4 +281,4 @@ class Slots:
         return not self._ends_us
 
 
-Counter = Sliding | Calendar | Rate | Slots
+Counter = SlidingWindow | CalendarWindow | RateLimit | ConcurrencySlots

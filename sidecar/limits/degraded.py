@@ -1,4 +1,4 @@
-"""What is admitted while the shared store is out, where the operator chose that something is?
+"""Admits a bounded number of calls locally while the shared store is out.
 
 An absolute number per limit, window and instance, whatever the limit: `store.degraded_calls`, and never more than the
 limit itself. It is counted here, goes on counting from one outage to the next within a window, and is charged to the
@@ -13,26 +13,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sidecar.limits.counters import Standing
-from sidecar.limits.memory import MemoryStore
-from sidecar.limits.plan import Charge, lasting
-from sidecar.limits.store import Charges, CounterUnreadable, Store, StoreUnavailable, Verdict
+from sidecar.limits.counters import CounterState
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.plan import LimitCharge, lasting
+from sidecar.limits.store import Charges, CounterStore, CounterUnreadable, StoreUnavailable, Verdict
 
 OWED_S = 3600.0
 """What could not be charged to the store for so long has left the hour."""
 
 
-class Shared(Store, Protocol):
+class SharedCounters(CounterStore, Protocol):
     """A store that others share."""
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
         """Charge what was admitted without it."""
 
 
-class Degraded:
+class DegradedStore:
     """A store that is shared, and while it is out, `most` calls per limit and window by ourselves."""
 
-    def __init__(self, shared: Shared, here: MemoryStore, most: int) -> None:
+    def __init__(self, shared: SharedCounters, here: MemoryCounters, most: int) -> None:
         self.kind = shared.kind
         self._shared = shared
         self._here = here
@@ -74,7 +74,7 @@ class Degraded:
             self._shared.charge_later(lasting(charges), _here(decision_id), OWED_S)
         return verdict._replace(degraded=True)
 
-    def _lowered(self, charge: Charge) -> Charge:
+    def _lowered(self, charge: LimitCharge) -> LimitCharge:
         most = min(self._most, charge.most)
         return replace(charge, most=most, interval_us=charge.most * charge.interval_us // most)
 
@@ -97,7 +97,7 @@ class Degraded:
         else:
             self._shared.extend(charges, decision_id)
 
-    async def look(self, charges: Charges) -> tuple[Standing, ...]:
+    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         return await self._shared.look(charges)
 
     async def reset(self, charges: Charges) -> None:

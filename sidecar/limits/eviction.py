@@ -1,4 +1,4 @@
-"""May the store throw our counters away to make room?
+"""Detects store policies that could evict counters.
 
 An evicted counter is a limit that begins anew, and nothing would show it: the epoch may well have stayed. Every counter
 has a time to live, so any policy but `noeviction` may take it, once there is a bound on memory at all.

@@ -1,4 +1,4 @@
-"""Which limits does this call touch, and under whose counter?
+"""Plans which limits a call touches, and under which counters.
 
 Pure: an answered call in, its charges out. Everything that matches applies: the rows that allowed the call, the
 entries of `tools:` for its object, the entries of `principals:` for everyone in the chain, and of `budgets:` for both.
@@ -35,7 +35,7 @@ ENDING = frozenset({"resources/unsubscribe"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
+class LimitCap:
     """At most `most` per `kind`. For a rate, `most` is the burst and `interval_us` the time between two calls; of a
     budget, `most` is in millionths of its unit."""
 
@@ -45,7 +45,7 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BudgetRule:
     """One line of budgets.yaml, or of an agent's own settings (`agents`). `each`: every principal has a counter of its
     own; otherwise all share one.
 
@@ -56,7 +56,7 @@ class Entry:
     source: Source
     pattern: str
     each: bool
-    caps: tuple[Cap, ...]
+    caps: tuple[LimitCap, ...]
     timeout_s: float | None = None
     object: str = "*"
     unit: str = ""
@@ -68,7 +68,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CallCost:
     """What a call on `object` costs: `per_call`, or what its answer says at `path`; never more than `most`. Amounts
     are millionths of `unit`."""
 
@@ -80,7 +80,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class LimitCharge:
     """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter.
 
     `most` is the limit's number (a rate's burst), `interval_us` a rate's time between two calls, `window_s` how long
@@ -105,19 +105,19 @@ class Charge:
 _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 86400.0, "concurrency": 0.0}
 
 
-def lasting(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+def lasting(charges: tuple[LimitCharge, ...]) -> tuple[LimitCharge, ...]:
     """All but slots, which come back with the end of their call."""
     return tuple([charge for charge in charges if charge.kind != "concurrency"])
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LimitPlan:
     """All charges of one call, each counter once; the smallest timeout that matched; and what it may cost."""
 
-    charges: tuple[Charge, ...] = ()
+    charges: tuple[LimitCharge, ...] = ()
     timeout_s: float | None = None
-    costs: tuple[Cost, ...] = ()
-    slots: tuple[Charge, ...] = field(init=False, compare=False)
+    costs: tuple[CallCost, ...] = ()
+    slots: tuple[LimitCharge, ...] = field(init=False, compare=False)
     """Those of the charges that the end of the call frees."""
     settles: bool = field(init=False, compare=False)
     """Whether its answer may have cost less than was reserved."""
@@ -128,7 +128,7 @@ class Plan:
         object.__setattr__(self, "settles", paid and any(cost.per_call < cost.most for cost in self.costs))
 
     @property
-    def at_creation(self) -> Plan:
+    def at_creation(self) -> LimitPlan:
         """What is charged when a task is taken: all but the slots, which it takes once it is at its agent."""
         rest = (charge for charge in self.charges if charge not in self.slots)
         return replace(self, charges=tuple(rest)) if self.slots else self
@@ -145,14 +145,14 @@ class Plan:
             spent[cost.unit] = spent.get(cost.unit, 0) + (cost.per_call if told is None else told)
         return spent
 
-    def unspent(self, spent: Mapping[str, int]) -> tuple[Charge, ...]:
+    def unspent(self, spent: Mapping[str, int]) -> tuple[LimitCharge, ...]:
         """What the end of a call that cost so much gives back: its slots, and the rest of what it reserved."""
         paid = [charge for charge in self.charges if charge.unit and charge.amount > spent.get(charge.unit, 0)]
         rest = (replace(charge, amount=charge.amount - spent.get(charge.unit, 0)) for charge in paid)
         return (*self.slots, *rest)
 
 
-NOTHING = Plan()
+NOTHING = LimitPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class Budgets:
     """All entries of budgets.yaml, in the order of the file, and those that agents have of their own (`offers`).
     Remembers the plans it was asked for, within a bound."""
 
-    tools: tuple[Entry, ...] = ()
-    principals: tuple[Entry, ...] = ()
-    spending: tuple[Entry, ...] = ()
-    costs: tuple[Cost, ...] = ()
-    offers: tuple[Entry, ...] = ()
-    remembered: dict[object, Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
+    tools: tuple[BudgetRule, ...] = ()
+    principals: tuple[BudgetRule, ...] = ()
+    spending: tuple[BudgetRule, ...] = ()
+    costs: tuple[CallCost, ...] = ()
+    offers: tuple[BudgetRule, ...] = ()
+    remembered: dict[object, LimitPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
     read_roles: bool = field(init=False)
     """Whether the roles of a chain matter to any entry."""
 
@@ -173,7 +173,7 @@ class Budgets:
         object.__setattr__(self, "read_roles", any(_names_roles(entry) for entry in (*self.principals, *self.spending)))
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[BudgetRule, ...]:
         """All that limit."""
         return (*self.tools, *self.offers, *self.principals, *self.spending)
 
@@ -194,7 +194,7 @@ class Budgets:
         return tuple(label_of(entry, cap) for entry in self.spending for cap in entry.caps)
 
 
-def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> Plan:
+def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> LimitPlan:
     """The charges of an allowed call. Calls of the session itself (lists, pings) are bounded by `SessionCalls` instead.
 
     `roles_of` gives every role of a principal, from tokens and from policy; it is asked only if an entry names a role.
@@ -213,7 +213,7 @@ def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, 
     return plan
 
 
-def _remember(plans: dict[object, Plan], asked: object, plan: Plan) -> None:
+def _remember(plans: dict[object, LimitPlan], asked: object, plan: LimitPlan) -> None:
     while len(plans) >= REMEMBERED_PLANS:
         del plans[next(iter(plans))]
     plans[asked] = plan
@@ -226,7 +226,7 @@ def _plan(
     roles: tuple[frozenset[str], ...],
     rows: tuple[RowLimit, ...],
     costing: bool,
-) -> Plan:
+) -> LimitPlan:
     roles = roles or (frozenset[str](),) * len(names)
     tools = [entry for entry in (*budgets.tools, *budgets.offers) if glob(target, entry.pattern)]
     costs = tuple(cost for cost in budgets.costs if glob(target, cost.object)) if costing else ()
@@ -239,7 +239,7 @@ def _plan(
     # A principal that stands in the chain twice, or a team whose members call through one another, is charged once.
     once = {charge.key: charge for charge in charges}
     timeout_s = min((entry.timeout_s for entry in tools if entry.timeout_s is not None), default=None)
-    return Plan(tuple(once.values()), timeout_s, costs)
+    return LimitPlan(tuple(once.values()), timeout_s, costs)
 
 
 def rule_label(rule_id: str) -> str:
@@ -247,21 +247,23 @@ def rule_label(rule_id: str) -> str:
     return f"rule:{rule_id}"
 
 
-def label_of(entry: Entry, cap: Cap) -> str:
+def label_of(entry: BudgetRule, cap: LimitCap) -> str:
     """What one cap of an entry is called in metrics and audit."""
     what = [entry.object] if entry.object != "*" else []
     parts = [entry.source, *filter(None, (entry.pattern,)), *what, *filter(None, (entry.unit,)), cap.kind]
     return ":".join(parts)
 
 
-def row_charge(row: RowLimit) -> Charge:
+def row_charge(row: RowLimit) -> LimitCharge:
     """The charge of a row's own limit."""
-    return Charge(rule_label(row.rule_id), "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour)
+    return LimitCharge(
+        rule_label(row.rule_id), "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour
+    )
 
 
 def _principal_charges(
-    entries: Iterable[Entry], names: tuple[str, ...], roles: tuple[frozenset[str], ...]
-) -> Iterator[Charge]:
+    entries: Iterable[BudgetRule], names: tuple[str, ...], roles: tuple[frozenset[str], ...]
+) -> Iterator[LimitCharge]:
     for entry in entries:
         for name, held in zip(names, roles, strict=True):
             known_as = held if _names_roles(entry) else (name,)
@@ -270,12 +272,12 @@ def _principal_charges(
 
 
 def _spending(
-    entries: Iterable[Entry],
+    entries: Iterable[BudgetRule],
     target: str,
     names: tuple[str, ...],
     roles: tuple[frozenset[str], ...],
-    costs: tuple[Cost, ...],
-) -> Iterator[Charge]:
+    costs: tuple[CallCost, ...],
+) -> Iterator[LimitCharge]:
     """The most that the call may cost, in each budget of its unit."""
     due: dict[str, int] = {}
     for cost in costs:  # what is more than any limit stays that, and small enough to be counted
@@ -288,21 +290,21 @@ def _spending(
         yield from (replace(charge, amount=amount) for charge in charged)
 
 
-def _names_roles(entry: Entry) -> bool:
+def _names_roles(entry: BudgetRule) -> bool:
     return entry.pattern.startswith("role:")
 
 
-def _charges(entry: Entry, principal: str) -> Iterator[Charge]:
+def _charges(entry: BudgetRule, principal: str) -> Iterator[LimitCharge]:
     counted_for = principal if entry.each else ""
     for cap in entry.caps:
         yield charge_of(entry, cap, counted_for)
 
 
-def charge_of(entry: Entry, cap: Cap, counted_for: str) -> Charge:
+def charge_of(entry: BudgetRule, cap: LimitCap, counted_for: str) -> LimitCharge:
     """One cap's counter for a principal, or with "" the one that all share."""
     also = (entry.object, entry.unit) if entry.unit else ()
     key = _key(cap.kind, entry.source, entry.pattern, *also, counted_for)
-    return Charge(label_of(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us, unit=entry.unit)
+    return LimitCharge(label_of(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us, unit=entry.unit)
 
 
 def _key(kind: Kind, *parts: str) -> str:

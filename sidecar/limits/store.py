@@ -1,4 +1,4 @@
-"""Where do the counters live?
+"""The interface of a counter store.
 
 In this process, or in Redis or Valkey; the two answer alike, and one contract test runs over both.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from sidecar.limits.counters import Standing
-from sidecar.limits.plan import Charge
+from sidecar.limits.counters import CounterState
+from sidecar.limits.plan import LimitCharge
 
 LEASE_S = 60.0
 """A slot whose owner has died comes back after this; a living owner extends it every third of it."""
 REMEMBER_S = 120
 """A reservation can be given back for this long: longer than any call waits before it is forwarded."""
 
-Charges = tuple[Charge, ...]
+Charges = tuple[LimitCharge, ...]
 Forgot = Literal["emptied", "rolled_back"]
 
 
@@ -41,13 +41,13 @@ class Verdict(NamedTuple):
     """By this instance alone, while the store is out."""
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[CounterState, ...]:
         """One per charge, in their order."""
         numbers = self.numbers
-        return tuple(map(Standing, numbers[::3], numbers[1::3], numbers[2::3]))
+        return tuple(map(CounterState, numbers[::3], numbers[1::3], numbers[2::3]))
 
 
-class Observer(Protocol):
+class StoreObserver(Protocol):
     """Who is told what a store does."""
 
     def answered(self, duration_s: float) -> None:
@@ -62,7 +62,7 @@ class Observer(Protocol):
         out). An outage was too long, too much was owed, or we end."""
 
 
-class Unseen:
+class UnseenUsage:
     """Nobody is told."""
 
     def answered(self, duration_s: float) -> None:
@@ -75,10 +75,10 @@ class Unseen:
         """Nobody is told."""
 
 
-UNSEEN = Unseen()
+UNSEEN = UnseenUsage()
 
 
-class Store(Protocol):
+class CounterStore(Protocol):
     """All counters of a deployment. `decision_id` is our own id of the call, never the caller's: charging twice under
     one id charges once, and so does undoing. Only `reserve` and `ping` wait; what the others begin is finished even
     while the store is away or the caller was cancelled.
@@ -117,7 +117,7 @@ class Store(Protocol):
     def extend(self, charges: Charges, decision_id: str) -> None:
         """Keep the slots of a call that goes on."""
 
-    async def look(self, charges: Charges) -> tuple[Standing, ...]:
+    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         """Where limits stand, one for each; nothing is charged. Raises StoreUnavailable."""
 
     async def reset(self, charges: Charges) -> None:

@@ -1,4 +1,4 @@
-"""Which parts of a matcher can be looked up, and which must be asked row by row?
+"""Splits a matcher into indexed lookups and tests of single rows.
 
 A matcher is a conjunction. A part that only compares one field of the request with one column, by `==`, `who`,
 `glob`, `g` or `g2` or by some of them joined with `||`, is a `Facet`: the texts that a row may have there, for it to
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from sidecar.policy.expression import And, Call, Foreign, Literal, Name, Node, Not, Or, Same, disjuncts
+from sidecar.policy.expression import And, Equality, ForeignNode, FunctionCall, Literal, Name, Node, Not, Or, disjuncts
 from sidecar.policy.model import DOMAIN, Model
 from sidecar.policy.patterns import glob, globs, who
-from sidecar.policy.roles import Ways
-from sidecar.policy.table import Table
+from sidecar.policy.roles import RolePaths
+from sidecar.policy.table import RowTable
 
 _INDEXED = ("sub", "obj", "act", DOMAIN)  # the order in which facets are taken into the index
 
 
-class Asked(NamedTuple):
+class RowTest(NamedTuple):
     """One request as a matcher sees it. `roles` are all that `sub` has in its own domain, from rows and token."""
 
     sub: str
@@ -32,8 +32,8 @@ class Asked(NamedTuple):
     roles: frozenset[str]
 
 
-Check = Callable[[Asked, int], bool]
-_Term = Callable[[Asked, int], str]
+Check = Callable[[RowTest, int], bool]
+_Term = Callable[[RowTest, int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Facet:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MatcherPlan:
     """How a matcher is answered: `index`, then `checks`, then `foreign`, each on what the former leaves."""
 
     index: tuple[Facet, ...]
@@ -58,7 +58,7 @@ class Plan:
     foreign: tuple[Node, ...]
 
 
-def plan_of(model: Model) -> Plan:
+def plan_of(model: Model) -> MatcherPlan:
     """The plan for a model's matcher."""
     facets = {part: facet for part in model.asks if (facet := _facet(part)) is not None}
     ranked = sorted(facets.values(), key=lambda facet: _INDEXED.index(facet.field))
@@ -68,7 +68,7 @@ def plan_of(model: Model) -> Plan:
             index.append(facet)
     rest = [part for part in model.asks if part not in [facet.node for facet in index]]
     foreign = tuple(part for part in rest if _is_foreign(part))
-    return Plan(tuple(index), tuple(part for part in rest if part not in foreign), foreign)
+    return MatcherPlan(tuple(index), tuple(part for part in rest if part not in foreign), foreign)
 
 
 def _facet(part: Node) -> Facet | None:
@@ -76,7 +76,7 @@ def _facet(part: Node) -> Facet | None:
     read = [_atom(atom) for atom in atoms]
     if None in read or len(set(read)) != 1 or read[0] is None:
         return None
-    names = [atom.function if isinstance(atom, Call) else "" for atom in atoms]
+    names = [atom.function if isinstance(atom, FunctionCall) else "" for atom in atoms]
     groups = tuple(name for name in names if name in ("g", "g2"))
     return Facet(part, *read[0], groups, globs=bool({"glob", "who"} & set(names)), strict="who" in names)
 
@@ -84,20 +84,20 @@ def _facet(part: Node) -> Facet | None:
 def _atom(atom: Node) -> tuple[str, str] | None:
     """The field and the column that an atom compares; None if it is more than that."""
     match atom:
-        case Same(Name("r", field), Name("p", column)) | Same(Name("p", column), Name("r", field)):
+        case Equality(Name("r", field), Name("p", column)) | Equality(Name("p", column), Name("r", field)):
             return field, column
-        case Call("glob" | "g" | "g2", (Name("r", field), Name("p", column))):
+        case FunctionCall("glob" | "g" | "g2", (Name("r", field), Name("p", column))):
             return field, column
-        case Call("g", (Name("r", field), Name("p", column), Name("r", "dom"))):
+        case FunctionCall("g", (Name("r", field), Name("p", column), Name("r", "dom"))):
             return field, column
-        case Call("who", (Name("r", field), Name("p", column), Name("p", "eft"))):
+        case FunctionCall("who", (Name("r", field), Name("p", column), Name("p", "eft"))):
             return field, column
     return None
 
 
 def _is_foreign(node: Node) -> bool:
     match node:
-        case Foreign():
+        case ForeignNode():
             return True
         case Not(part):
             return _is_foreign(part)
@@ -109,13 +109,13 @@ def _is_foreign(node: Node) -> bool:
 # --- closures -------------------------------------------------------------------------------------------------------
 
 
-def compiled(node: Node, table: Table, ways: Mapping[str, Ways]) -> Check:
+def compiled(node: Node, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
     """The part as a function of a request and a row's number."""
     match node:
-        case Same(left, right):
+        case Equality(left, right):
             one, other = _term(left, table), _term(right, table)
             return lambda asked, row: one(asked, row) == other(asked, row)
-        case Call():
+        case FunctionCall():
             return _call(node, table, ways)
         case Not(part):
             inner = compiled(part, table, ways)
@@ -129,18 +129,18 @@ def compiled(node: Node, table: Table, ways: Mapping[str, Ways]) -> Check:
     raise TypeError(node)
 
 
-def _term(term: Name | Literal, table: Table) -> _Term:
+def _term(term: Name | Literal, table: RowTable) -> _Term:
     if isinstance(term, Literal):
         text = term.text
         return lambda asked, row: text
     if term.side == "r":
-        value: Callable[[Asked], str] = attrgetter(term.field)
+        value: Callable[[RowTest], str] = attrgetter(term.field)
         return lambda asked, row: value(asked)
     column = term.field
     return lambda asked, row: table.text(column, row)
 
 
-def _call(call: Call, table: Table, ways: Mapping[str, Ways]) -> Check:
+def _call(call: FunctionCall, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
     if call.function in ("g", "g2"):
         return _linked(call, table, ways)
     functions: Mapping[str, Callable[..., bool]] = {"who": who, "glob": glob, "globs": globs}
@@ -152,14 +152,14 @@ def _call(call: Call, table: Table, ways: Mapping[str, Ways]) -> Check:
     return lambda asked, row: function(*(term(asked, row) for term in terms))
 
 
-def _linked(call: Call, table: Table, ways: Mapping[str, Ways]) -> Check:
+def _linked(call: FunctionCall, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
     """`g` and `g2`: the same name, or linked. The roles of the caller in its own domain are known already."""
     linked = ways[call.function]
     member, container = (_term(argument, table) for argument in call.arguments[:2])
     domain = _term(call.arguments[2], table) if len(call.arguments) == 3 else None
     is_caller = call.function == "g" and call.arguments[0] == Name("r", "sub")
 
-    def check(asked: Asked, row: int) -> bool:
+    def check(asked: RowTest, row: int) -> bool:
         name, wanted = member(asked, row), container(asked, row)
         if name == wanted:
             return True

@@ -1,4 +1,4 @@
-"""Does this row's `when` hold for this call?
+"""Evaluates the CEL conditions of rules.
 
 Conditions are CEL, run by Google's C++ runtime through `cel-expr-python`, compiled and type-checked at load time. A
 condition is true only when it gives Boolean true; an error, another value or a spent budget is `error`, which an
@@ -7,8 +7,8 @@ allow row takes for "no match" and a deny row for "match" (CONTRACT 2.1).
 What a caller sends is bounded here, in this order: only what the expression reads is converted; values nested deeper
 than 64 are not (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor is text with a
 NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`); the size of what is read, and of it times the
-macros' iterations, must fit the decision's `Purse`. The runtime itself stops after 10,000 iterations, and its regular
-expressions (RE2) are linear.
+macros' iterations, must fit the decision's `CostBudget`. The runtime itself stops after 10,000 iterations, and its
+regular expressions (RE2) are linear.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cel_expr_python import cel
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
-from sidecar.policy.syntax import Called, Path, Syntax, syntax_of
-from sidecar.similar_keys import Read, read_of
+from sidecar.policy.similar_keys import Read, read_of
+from sidecar.policy.syntax import CalledFunction, Path, Syntax, syntax_of
 from sidecar.vocabulary import Chain, Principal, Question
 
 MAX_CONDITION_CHARS = 4096
@@ -87,7 +87,7 @@ _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, a
 
 
 @dataclass(slots=True)
-class Purse:
+class CostBudget:
     """How many units a decision may still spend on its conditions."""
 
     units: float = MAX_UNITS
@@ -97,7 +97,7 @@ class Purse:
         return self.units >= 0
 
 
-class Scene(NamedTuple):
+class ConditionContext(NamedTuple):
     """What the conditions of one link may read. `subject` is the place in the chain of the link's subject; `args` are
     empty for every link but the last; `call` describes the call as a whole, the same for every link."""
 
@@ -165,7 +165,7 @@ class Condition:
         """Whether it reads `call.meta`, which the caller writes."""
         return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
 
-    def run(self, scene: Scene, purse: Purse) -> tuple[Ran, Mapping[str, Any]]:
+    def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Ran, Mapping[str, Any]]:
         """How it comes out, and what it read, by path; what was not there is left out, and `now` is in seconds.
         Never raises for what a caller can send."""
         read: dict[str, Any] = {}
@@ -287,7 +287,7 @@ def _names(syntax: Syntax) -> Read:
     return read_of(paths, syntax.inner if loops else ())
 
 
-def _units_per_char(call: Called) -> float:
+def _units_per_char(call: CalledFunction) -> float:
     if call.function != "matches":
         return _UNITS_PER_CHAR
     return _UNITS_PER_DYNAMIC_CHAR if call.dynamic else _UNITS_PER_MATCHED_CHAR

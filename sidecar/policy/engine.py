@@ -1,4 +1,4 @@
-"""May they?
+"""The policy engine: decides calls link by link.
 
 The chain is asked link by link (CONTRACT 1.3): each principal but the last whether it may lend the next one its
 authority, the last one the question itself; then the guardrails are asked of everybody. The same way decides calls
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from sidecar.errors import Reason
-from sidecar.policy.askers import Askers
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
-from sidecar.policy.links import Answer, Docket, Evaluation
-from sidecar.policy.roles import Ways
+from sidecar.policy.link_decision import Evaluation, KindPolicy, LinkAnswer
+from sidecar.policy.roles import RolePaths
+from sidecar.policy.similar_keys import Read
 from sidecar.policy.source import PolicySource
+from sidecar.policy.subjects import PolicySubjects
 from sidecar.policy.table import DENY
-from sidecar.similar_keys import Read
-from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, Rule
+from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, RuleRef
 
 # CONTRACT 6: of several reasons, the first of these is told.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -31,14 +31,14 @@ class Engine:
     def __init__(self, source: PolicySource) -> None:
         self.revision = source.revision
         self.warnings = source.warnings
-        roles = Ways({"": source.roles} if not source.domains else source.domains, by_domain=bool(source.domains))
-        sets = Ways({"": source.sets})
+        roles = RolePaths({"": source.roles} if not source.domains else source.domains, by_domain=bool(source.domains))
+        sets = RolePaths({"": source.sets})
         sets.holding("")  # found once, here and not while a call waits
         ways = {"g": roles, "g2": sets}
-        self._askers = Askers(roles)
+        self._askers = PolicySubjects(roles)
         self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
         self._dockets = {
-            kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
+            kind: KindPolicy(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
@@ -106,7 +106,7 @@ class Engine:
 
     # --- the way ------------------------------------------------------------------------------------------------------
 
-    def _answers(self, evaluation: Evaluation) -> list[Answer]:
+    def _answers(self, evaluation: Evaluation) -> list[LinkAnswer]:
         """The links in order, the last one being the question itself; then what guardrails have to say."""
         chain, question = evaluation.chain, evaluation.question
         last = len(chain) - 1
@@ -121,7 +121,7 @@ class Engine:
             answers += self._guardrail_answers(evaluation)
         return answers
 
-    def _guardrail_answers(self, evaluation: Evaluation) -> Iterator[Answer]:
+    def _guardrail_answers(self, evaluation: Evaluation) -> Iterator[LinkAnswer]:
         """Each principal on the final object, and on every NHI after it; what says nothing is left out."""
         ask, question = self._guardrails.answer, evaluation.question
         for place in range(len(evaluation.chain)):
@@ -134,7 +134,7 @@ class Engine:
                     if _says(answer):
                         yield answer
 
-    def _decision(self, evaluation: Evaluation, answers: list[Answer], *, limited: bool) -> Decision:
+    def _decision(self, evaluation: Evaluation, answers: list[LinkAnswer], *, limited: bool) -> Decision:
         if not answers:  # nobody asks: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
         last = answers[len(evaluation.chain) - 1]
@@ -158,11 +158,11 @@ class Engine:
         )
 
 
-def _says(answer: Answer) -> bool:
+def _says(answer: LinkAnswer) -> bool:
     return not answer.link.allowed or bool(answer.link.facts or answer.would_deny)
 
 
-def _limits(evaluation: Evaluation, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
+def _limits(evaluation: Evaluation, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
     """What the call is charged: a rule of several rows once."""
     chain = evaluation.chain
     if evaluation.question.action in STOPPING:
@@ -176,7 +176,7 @@ def _limits(evaluation: Evaluation, rules: Iterable[Rule]) -> tuple[RowLimit, ..
     return tuple(found.values())
 
 
-def _names_it(rule: Rule, action: str) -> bool:
+def _names_it(rule: RuleRef, action: str) -> bool:
     """Whether a rule names an action, and not only among all that `use` stands for: who has spent a limit of that can
     still stop what they began."""
     return action in rule.actions and not set(USED) <= set(rule.actions)

@@ -1,8 +1,8 @@
-"""What does a matcher say, as a tree?
+"""Parses Casbin matchers into trees.
 
 A matcher is read once, as Casbin reads it (`&&`, `||` and `!` become Python's, `r.sub` becomes a name), and turned
 into nodes of our own. An allow-list decides what may stand in it, so that nothing new slips through (threats K2, K3,
-K8, K9). What Casbin could evaluate but we do not compile is a `Foreign` node: pycasbin answers it, slowly.
+K8, K9). What Casbin could evaluate but we do not compile is a `ForeignNode` node: pycasbin answers it, slowly.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class Equality:
     """`left == right`, both texts."""
 
     left: Name | Literal
@@ -50,13 +50,13 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     function: str
     arguments: tuple[Name | Literal, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignNode:
     """An expression in Casbin's form that is not compiled, and the names in it."""
 
     text: str
@@ -78,10 +78,10 @@ class Or:
     parts: tuple[Node, ...]
 
 
-Node = Same | Call | Foreign | Not | And | Or
+Node = Equality | FunctionCall | ForeignNode | Not | And | Or
 
 
-class Bad(NamedTuple):
+class ExpressionError(NamedTuple):
     """One thing that may not stand in a matcher. `token` is the text to point at, where there is one."""
 
     message: str
@@ -89,15 +89,15 @@ class Bad(NamedTuple):
     token: str = ""
 
 
-def read_matcher(matcher: str) -> tuple[Node | None, list[Bad]]:
+def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
     """The tree, as far as there is one, and everything that may not stand in a matcher."""
     if "#" in matcher or ";" in matcher or not matcher.isascii():
-        return None, [Bad("a matcher holds no comments and only ASCII")]
+        return None, [ExpressionError("a matcher holds no comments and only ASCII")]
     try:
-        reader = _Reader([_bad_literal(text) for text in _literals(matcher) if not _LITERAL.fullmatch(text)])
+        reader = _ExpressionReader([_bad_literal(text) for text in _literals(matcher) if not _LITERAL.fullmatch(text)])
         return reader.node(_parsed(_as_python(matcher))), reader.bad
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None, [Bad("this is no expression", "check the brackets and operators")]
+        return None, [ExpressionError("this is no expression", "check the brackets and operators")]
 
 
 def _parsed(text: str) -> ast.expr:
@@ -129,11 +129,11 @@ def disjuncts(node: Node) -> tuple[Node, ...]:
 def names_in(node: Node) -> Iterator[Name]:
     """Every name, as often as it stands there."""
     match node:
-        case Same(left, right):
+        case Equality(left, right):
             yield from (term for term in (left, right) if isinstance(term, Name))
-        case Call(_, arguments):
+        case FunctionCall(_, arguments):
             yield from (term for term in arguments if isinstance(term, Name))
-        case Foreign(_, names):
+        case ForeignNode(_, names):
             yield from names
         case Not(part):
             yield from names_in(part)
@@ -142,10 +142,10 @@ def names_in(node: Node) -> Iterator[Name]:
                 yield from names_in(part)
 
 
-def calls_in(node: Node) -> Iterator[Call]:
+def calls_in(node: Node) -> Iterator[FunctionCall]:
     """Every call of one of our functions that is compiled."""
     match node:
-        case Call():
+        case FunctionCall():
             yield node
         case Not(part):
             yield from calls_in(part)
@@ -157,11 +157,11 @@ def calls_in(node: Node) -> Iterator[Call]:
 def written(node: Node) -> str:
     """In Casbin's form, with Casbin's inner names (`r_sub`), as its evaluator takes it."""
     match node:
-        case Same(left, right):
+        case Equality(left, right):
             return f"{_term(left)} == {_term(right)}"
-        case Call(function, arguments):
+        case FunctionCall(function, arguments):
             return f"{function}({', '.join(map(_term, arguments))})"
-        case Foreign(text, _):
+        case ForeignNode(text, _):
             return f"({text})"
         case Not(part):
             return f"not ({written(part)})"
@@ -185,9 +185,9 @@ def _literals(matcher: str) -> list[str]:
     return [one or other for one, other in _QUOTED.findall(matcher)]
 
 
-def _bad_literal(text: str) -> Bad:
+def _bad_literal(text: str) -> ExpressionError:
     hint = "Casbin does not keep such literals as they are: texts of letters, digits and _ : / * @ - only"
-    return Bad("a literal is refused", hint, text)
+    return ExpressionError("a literal is refused", hint, text)
 
 
 def _as_python(matcher: str) -> str:
@@ -201,10 +201,10 @@ _LEAVES = (ast.Name, ast.Constant, ast.Tuple, ast.Load)
 _NOTHING = Literal("")
 
 
-class _Reader:
+class _ExpressionReader:
     """Turns Python's tree into ours, and collects what may not stand in it."""
 
-    def __init__(self, bad: list[Bad]) -> None:
+    def __init__(self, bad: list[ExpressionError]) -> None:
         self.bad = bad
 
     def node(self, tree: ast.expr) -> Node:
@@ -222,16 +222,16 @@ class _Reader:
             case ast.Compare():
                 return self._foreign(tree)
         self._refuse(tree)
-        return Same(_NOTHING, _NOTHING)
+        return Equality(_NOTHING, _NOTHING)
 
     def _compared(self, tree: ast.Compare, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Node:
         match operator, right:
             case ast.Eq(), ast.Name() | ast.Constant():
-                return Same(self._term(left), self._term(right))
+                return Equality(self._term(left), self._term(right))
             case ast.NotEq(), ast.Name() | ast.Constant():
-                return Not(Same(self._term(left), self._term(right)))
+                return Not(Equality(self._term(left), self._term(right)))
             case ast.In(), ast.Tuple(elts=[_, _, *_] as choices) if all(map(self._is_term, choices)):
-                return Or(tuple(Same(self._term(left), self._term(choice)) for choice in choices))
+                return Or(tuple(Equality(self._term(left), self._term(choice)) for choice in choices))
         return self._foreign(tree)
 
     def _is_term(self, tree: ast.expr) -> bool:
@@ -242,7 +242,9 @@ class _Reader:
             side, _, field = tree.id.partition("_")
             if side in ("r", "p") and field:
                 return Name(side, field)
-            self.bad.append(Bad(f'"{tree.id}" is no name here', "names are r.<field> and p.<column>", tree.id))
+            self.bad.append(
+                ExpressionError(f'"{tree.id}" is no name here', "names are r.<field> and p.<column>", tree.id)
+            )
         elif isinstance(tree, ast.Constant):
             if isinstance(tree.value, str):
                 return Literal(tree.value)
@@ -251,17 +253,19 @@ class _Reader:
             self._refuse(tree)
         return _NOTHING
 
-    def _call(self, tree: ast.Call) -> Call:
+    def _call(self, tree: ast.Call) -> FunctionCall:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in FUNCTIONS:
             # Threats K2, K3, K8: Casbin's own matchers match prefixes, and eval runs what stands in a row.
-            self.bad.append(Bad(f'function "{name}" is refused', "the functions are " + ", ".join(FUNCTIONS), name))
+            self.bad.append(
+                ExpressionError(f'function "{name}" is refused', "the functions are " + ", ".join(FUNCTIONS), name)
+            )
         elif tree.keywords or len(tree.args) not in FUNCTIONS[name]:
             counts = " or ".join(map(str, FUNCTIONS[name]))
-            self.bad.append(Bad(f"{name} takes {counts} arguments", "", name))
-        return Call(name, tuple(map(self._term, tree.args)))
+            self.bad.append(ExpressionError(f"{name} takes {counts} arguments", "", name))
+        return FunctionCall(name, tuple(map(self._term, tree.args)))
 
-    def _foreign(self, tree: ast.Compare) -> Foreign:
+    def _foreign(self, tree: ast.Compare) -> ForeignNode:
         """Comparisons by order, membership, texts put together: pycasbin can, we do not compile them."""
         terms = []
         for node in ast.walk(tree):
@@ -270,10 +274,10 @@ class _Reader:
             elif isinstance(node, ast.Name | ast.Constant):
                 terms.append(self._term(node))
         names = tuple(dict.fromkeys(term for term in terms if isinstance(term, Name)))
-        return Foreign(ast.unparse(tree), names)
+        return ForeignNode(ast.unparse(tree), names)
 
     def _refuse(self, tree: ast.AST) -> None:
-        self.bad.append(Bad(f"{type(tree).__name__} is refused", "use && || ! == != in and the functions"))
+        self.bad.append(ExpressionError(f"{type(tree).__name__} is refused", "use && || ! == != in and the functions"))
 
 
 def every(parts: tuple[Node, ...]) -> Node:

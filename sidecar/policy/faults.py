@@ -1,4 +1,4 @@
-"""Where in the operator's files is it wrong, and what was probably meant?
+"""Positions and suggestions for faults in policy files.
 
 One collector for a whole load, so that every fault is told at once (CONTRACT 3), with its position and a hint.
 """
@@ -9,14 +9,13 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sidecar.errors import Fault
-from sidecar.visible import visible
+from sidecar.errors import Fault, visible
 
 MAX_FAULTS = 200  # a wrong separator makes every row wrong; a screenful says it as well as a million lines
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SourceLine:
     """One line of a file. `number` counts from 1."""
 
     file: str
@@ -36,18 +35,18 @@ class Faults:
         """Whether no further error is kept."""
         return len(self.errors) >= MAX_FAULTS
 
-    def error(self, code: str, message: str, line: Line, column: int = 1, width: int = 1, hint: str = "") -> None:
+    def error(self, code: str, message: str, line: SourceLine, column: int = 1, width: int = 1, hint: str = "") -> None:
         if len(self.errors) < MAX_FAULTS:
             self.errors.append(Fault(line.file, line.number, column, code, message, hint, line.text, width))
 
-    def warn(self, code: str, message: str, line: Line, column: int = 1, width: int = 1, hint: str = "") -> None:
+    def warn(self, code: str, message: str, line: SourceLine, column: int = 1, width: int = 1, hint: str = "") -> None:
         if len(self.warnings) < MAX_FAULTS:
             fault = Fault(line.file, line.number, column, code, message, hint, line.text, width, "warning")
             self.warnings.append(fault)
 
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
         """A fault of a file as a whole: missing, unknown, empty."""
-        self.error(code, message, Line(file, 0, ""), hint=hint)
+        self.error(code, message, SourceLine(file, 0, ""), hint=hint)
 
 
 def meant(word: str, known: Iterable[str]) -> str:

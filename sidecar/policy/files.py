@@ -1,4 +1,4 @@
-"""Which files make up the policy?
+"""Finds the files of a policy.
 
 Every file under the policy folder is either known by its name or a fault: a mistyped file name must not be a policy
 that silently does not apply. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed as long
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sidecar.policy.faults import Faults, Line, meant
+from sidecar.policy.faults import Faults, SourceLine, meant
 from sidecar.policy.rows import MAX_FILE_BYTES, decoded
-from sidecar.settings.documents import leading_out
+from sidecar.settings.yaml_document import leading_out
 from sidecar.vocabulary import PermissionKind
 
 ROLES, GUARDRAILS = "roles", "guardrails"
@@ -61,7 +61,7 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
         if relative in _OTHERS:
             continue
         if left_by_an_editor(path.name):
-            faults.warn("P007", "not read: an editor left it", Line(str(path), 0, ""), hint="remove it")
+            faults.warn("P007", "not read: an editor left it", SourceLine(str(path), 0, ""), hint="remove it")
             continue
         if leads_out(path, folder, faults):
             continue

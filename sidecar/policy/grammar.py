@@ -1,4 +1,4 @@
-"""What may stand in which column of a row?
+"""The grammar of each column of a row.
 
 Each reader takes the text of one field and returns what it means, or raises `Wrong`. Names are typed (`user:`, `nhi:`,
 `role:`, `tool:` …), so that no caller can be called like a role (threats K12), and ASCII, so that nothing looks like
@@ -14,7 +14,7 @@ from typing import Literal
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.patterns import glob
-from sidecar.uris import normal_object
+from sidecar.settings.uris import normal_object
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 NONE = "-"

@@ -1,4 +1,4 @@
-"""Which rows match, expiry and condition left aside?
+"""Finds the rows that match a question, before expiry and conditions.
 
 A `Matcher` answers for one model and its rows. Its index is three arrays: rows sorted by the texts of the first
 facet's column and, within those, of the second's; where the rows of each first text begin. For a request, the texts
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from sidecar.policy.compiler import Asked, Check, Facet, Plan, compiled, plan_of
-from sidecar.policy.expression import Call, Name, Node
+from sidecar.policy.bounded_cache import BoundedCache
+from sidecar.policy.compiler import Check, Facet, MatcherPlan, RowTest, compiled, plan_of
+from sidecar.policy.expression import FunctionCall, Name, Node
 from sidecar.policy.grammar import ON_SERVERS
-from sidecar.policy.memo import Memo
 from sidecar.policy.model import Model
 from sidecar.policy.pattern_index import PatternIndex
 from sidecar.policy.patterns import WILDCARD, globs
-from sidecar.policy.roles import Ways
-from sidecar.policy.table import Table
+from sidecar.policy.roles import RolePaths
+from sidecar.policy.table import RowTable
 from sidecar.vocabulary import ANONYMOUS
 
 if TYPE_CHECKING:
-    from sidecar.policy.casbin_part import CasbinPart
+    from sidecar.policy.casbin_matcher import CasbinMatcher
 
 WALKED = 12  # rows that are cheaper to look at one by one than to search
 MAX_ACTIONS = 128  # that are remembered, of the few dozen that exist
@@ -46,7 +46,7 @@ class Index:
     wild: tuple[array[int], ...]
 
 
-def index_of(model: Model, table: Table) -> Index:
+def index_of(model: Model, table: RowTable) -> Index:
     """Built once per load; it takes seconds for a million rows, and holds on to the interpreter while it sorts."""
     facets = plan_of(model).index
     nothing = array("I", bytes(4 * len(table)))
@@ -69,8 +69,8 @@ def index_of(model: Model, table: Table) -> Index:
 class Matcher:
     """See above. Pure; what it remembers are actions and servers, of which there are few."""
 
-    def __init__(self, model: Model, table: Table, index: Index, ways: Mapping[str, Ways]) -> None:
-        self.plan: Plan = plan_of(model)
+    def __init__(self, model: Model, table: RowTable, index: Index, ways: Mapping[str, RolePaths]) -> None:
+        self.plan: MatcherPlan = plan_of(model)
         self._table, self._index, self._ways = table, index, ways
         sides = [_Side(facet, table, wild, ways) for facet, wild in zip(self.plan.index, index.wild, strict=False)]
         self._first = sides[0] if sides else None
@@ -81,9 +81,9 @@ class Matcher:
         self._checks: list[Check] = [compiled(part, table, ways) for part in checks]
         self._strict: list[Check] = [compiled(f.node, table, ways) for f in self.plan.index if f.strict]
         self._foreign = _foreign(model, self.plan.foreign, table, ways) if self.plan.foreign else None
-        self._on_server: Memo[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = Memo(256)
+        self._on_server: BoundedCache[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = BoundedCache(256)
 
-    def rows(self, asked: Asked) -> list[int]:
+    def rows(self, asked: RowTest) -> list[int]:
         """The rows that match, in no order that means anything."""
         found = self._indexed(asked)
         if found and self._by_action:
@@ -96,7 +96,7 @@ class Matcher:
             found = self._foreign.matching(asked, found)
         return found
 
-    def on_server(self, asked: Asked, server: str) -> Iterator[int]:
+    def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
         """The rows whose subject is this caller and whose object is the server or something on it, as far as the index
         tells; none where a matcher does not compare the subject alone."""
         first, index = self._first, self._index
@@ -115,7 +115,7 @@ class Matcher:
                 if number in texts or any(begin <= number < end for begin, end in spans):
                     yield index.rows[at]
 
-    def _indexed(self, asked: Asked) -> list[int]:
+    def _indexed(self, asked: RowTest) -> list[int]:
         first, second, index = self._first, self._second, self._index
         if first is None:
             return list(range(len(self._table)))
@@ -192,9 +192,9 @@ class Matcher:
 class _Side:
     """One facet over its column: request → the numbers of the texts that a matching row has there."""
 
-    def __init__(self, facet: Facet, table: Table, wild: array[int], ways: Mapping[str, Ways]) -> None:
+    def __init__(self, facet: Facet, table: RowTable, wild: array[int], ways: Mapping[str, RolePaths]) -> None:
         self.facet = facet
-        self._value: Callable[[Asked], str] = attrgetter(facet.field)
+        self._value: Callable[[RowTest], str] = attrgetter(facet.field)
         self._ids = table.texts.ids
         self._by_roles = facet.field == "sub" and "g" in facet.groups
         self._ways = [ways[group] for group in facet.groups if not (group == "g" and facet.field == "sub")]
@@ -203,7 +203,7 @@ class _Side:
         self._patterned = bool(self._patterns)
         self._may_repeat = len(self._ways) + self._by_roles > 1
 
-    def texts(self, asked: Asked) -> list[int]:
+    def texts(self, asked: RowTest) -> list[int]:
         value, ids = self._value(asked), self._ids
         found = [ids[role] for role in asked.roles if role in ids] if self._by_roles else []
         if value in ids:
@@ -232,26 +232,28 @@ class _Side:
                     yield number
 
 
-def _wild_objects(table: Table) -> array[int]:
+def _wild_objects(table: RowTable) -> array[int]:
     """The objects with a wildcard, for a matcher whose index has none."""
     texts = table.texts.texts
     return array("I", sorted(number for number in set(table.obj) if WILDCARD in texts[number]))
 
 
-def _foreign(model: Model, parts: tuple[Node, ...], table: Table, ways: Mapping[str, Ways]) -> CasbinPart:
-    from sidecar.policy.casbin_part import CasbinPart  # a third of a second, and most policies need none of it
+def _foreign(model: Model, parts: tuple[Node, ...], table: RowTable, ways: Mapping[str, RolePaths]) -> CasbinMatcher:
+    from sidecar.policy.casbin_matcher import CasbinMatcher  # a third of a second, and most policies need none of it
 
-    return CasbinPart(model, parts, table, ways)
+    return CasbinMatcher(model, parts, table, ways)
 
 
-def _checked(rows: list[int], checks: list[Check], asked: Asked) -> list[int]:
+def _checked(rows: list[int], checks: list[Check], asked: RowTest) -> list[int]:
     for check in checks:
         rows = [row for row in rows if check(asked, row)]
     return rows
 
 
-_ANY_OBJECT = Facet(Call("glob", (Name("r", "obj"), Name("p", "obj"))), "obj", "obj", ("g2",), globs=True, strict=False)
-_ACTIONS = Call("globs", (Name("r", "act"), Name("p", "act")))
+_ANY_OBJECT = Facet(
+    FunctionCall("glob", (Name("r", "obj"), Name("p", "obj"))), "obj", "obj", ("g2",), globs=True, strict=False
+)
+_ACTIONS = FunctionCall("globs", (Name("r", "act"), Name("p", "act")))
 
 
 def _split_actions(checks: tuple[Node, ...]) -> tuple[bool, tuple[Node, ...]]:

@@ -1,4 +1,4 @@
-"""HOW is a question decided: what does this Casbin model say, and is it safe to ask?
+"""Reads Casbin models and checks that they are safe to evaluate.
 
 A model is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1). What Casbin would take in silence and then
 allow too much with is refused here: effects that allow by default, `eval`, `regexMatch` and the `keyMatch` family,
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sidecar.policy import expression
 from sidecar.policy.expression import Name, Node, conjuncts
-from sidecar.policy.faults import Faults, Line, meant, shown
+from sidecar.policy.faults import Faults, SourceLine, meant, shown
 from sidecar.vocabulary import PermissionKind
 
 REQUEST = ("sub", "obj", "act", "ctx")
@@ -30,8 +30,8 @@ DENY_OVERRIDE = "!some(where (p.eft == deny))"  # right for guardrails alone: it
 EFFECTS = (ALLOW_AND_DENY, ALLOW_OVERRIDE, PRIORITY)
 
 MAX_MODEL_CHARS = 16 * 1024
-_LIVE = expression.Call("live", (Name("p", "expires_at"), Name("r", "ctx")))
-_HOLDS = expression.Call("holds", (Name("p", "when"), Name("p", "eft"), Name("r", "ctx")))
+_LIVE = expression.FunctionCall("live", (Name("p", "expires_at"), Name("r", "ctx")))
+_HOLDS = expression.FunctionCall("holds", (Name("p", "when"), Name("p", "eft"), Name("r", "ctx")))
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "request_definition": ("r",),
     "policy_definition": ("p",),
@@ -73,9 +73,9 @@ def guardrail_model() -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ModelEntry:
     value: str
-    line: Line
+    line: SourceLine
     column: int
 
 
@@ -93,22 +93,22 @@ def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> M
     effect = _effect(entries["e"], faults) if "e" in entries else ""
     asks: tuple[Node, ...] = ()
     if "m" in entries:
-        asks = _checked_matcher(entries["m"], _Known(request, columns, groups, by_domain), faults)
+        asks = _checked_matcher(entries["m"], _KnownNames(request, columns, groups, by_domain), faults)
     if len(faults.errors) > before:
         return None
     return Model(kind, request, columns, groups, effect, entries["m"].value, asks, by_domain)
 
 
-def _entries(file: str, text: str, faults: Faults) -> dict[str, _Entry]:
+def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
     """`key = value` by key; a `\\` at the end of a line continues it, as in Casbin's own reader."""
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, _ModelEntry] = {}
     section, pending = "", ""
-    start: Line | None = None
+    start: SourceLine | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
         content = raw.strip()
         if not pending and (not content or content[0] in "#;"):
             continue
-        line = start or Line(file, number, raw.rstrip("\r"))
+        line = start or SourceLine(file, number, raw.rstrip("\r"))
         if content.endswith("\\"):
             pending, start = pending + content[:-1].strip() + " ", line
             continue
@@ -123,13 +123,13 @@ def _entries(file: str, text: str, faults: Faults) -> dict[str, _Entry]:
     return entries
 
 
-def _section(name: str, line: Line, faults: Faults) -> str:
+def _section(name: str, line: SourceLine, faults: Faults) -> str:
     if name not in _SECTIONS:
         faults.error("P201", f"section {shown(name)} is unknown", line, hint=meant(name, _SECTIONS))
     return name
 
 
-def _keep_entry(section: str, content: str, line: Line, entries: dict[str, _Entry], faults: Faults) -> None:
+def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str, _ModelEntry], faults: Faults) -> None:
     key, equals, value = content.partition("=")
     key, column = key.strip(), len(line.text) - len(line.text.lstrip()) + 1
     if section not in _SECTIONS:
@@ -142,11 +142,11 @@ def _keep_entry(section: str, content: str, line: Line, entries: dict[str, _Entr
         faults.error("P201", f"{key} is there twice", line, column)
     else:
         start = line.text.find(value.strip()[:8], line.text.find("=") + 1)
-        entries[key] = _Entry(value.strip(), line, max(0, start) + 1)
+        entries[key] = _ModelEntry(value.strip(), line, max(0, start) + 1)
 
 
 def _names(
-    entries: Mapping[str, _Entry], key: str, needed: tuple[str, ...], message: str, faults: Faults
+    entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...], message: str, faults: Faults
 ) -> tuple[str, ...]:
     """The names of a definition, in its order; `dom` may be among them."""
     if key not in entries:
@@ -163,7 +163,7 @@ def _split(value: str) -> list[str]:
     return [part.strip() for part in value.split(",")]
 
 
-def _check_groups(entries: Mapping[str, _Entry], request: tuple[str, ...], faults: Faults) -> bool:
+def _check_groups(entries: Mapping[str, _ModelEntry], request: tuple[str, ...], faults: Faults) -> bool:
     """Whether roles have domains. Patterns for domains have granted across tenants (threats K13): exact names only."""
     by_domain = False
     for key in ("g", "g2"):
@@ -176,7 +176,7 @@ def _check_groups(entries: Mapping[str, _Entry], request: tuple[str, ...], fault
     return by_domain
 
 
-def _effect(entry: _Entry, faults: Faults) -> str:
+def _effect(entry: _ModelEntry, faults: Faults) -> str:
     written = "".join(entry.value.split())
     known = {"".join(effect.split()): effect for effect in EFFECTS}
     if written not in known:
@@ -189,7 +189,7 @@ def _effect(entry: _Entry, faults: Faults) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownNames:
     """The names that a matcher may use."""
 
     request: tuple[str, ...]
@@ -198,7 +198,7 @@ class _Known:
     by_domain: bool
 
 
-def _checked_matcher(entry: _Entry, known: _Known, faults: Faults) -> tuple[Node, ...]:
+def _checked_matcher(entry: _ModelEntry, known: _KnownNames, faults: Faults) -> tuple[Node, ...]:
     def refuse(code: str, message: str, hint: str = "", token: str = "") -> None:
         column = entry.line.text.find(token, entry.column - 1) + 1 if token else 0
         width = len(token) if column else max(1, len(entry.value))
@@ -232,7 +232,7 @@ def _without_outcomes(tree: Node) -> tuple[Node, ...]:
     return tuple(part for part in conjuncts(tree) if part not in (_LIVE, _HOLDS))
 
 
-def _unknown_parts(tree: Node, known: _Known) -> list[tuple[str, str, str]]:
+def _unknown_parts(tree: Node, known: _KnownNames) -> list[tuple[str, str, str]]:
     """Names and functions that this model does not define, as (message, hint, text)."""
     found = []
     names = {f"r.{name}" for name in known.request} | {f"p.{name}" for name in known.columns}

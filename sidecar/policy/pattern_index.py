@@ -1,4 +1,4 @@
-"""Which of many patterns does this text fit?
+"""Finds the patterns that match a text.
 
 A pattern is cut at its wildcards: what stands before the first one (head), after the last one (tail), and between.
 Patterns are found by head, then by tail: one look-up for each length that some head has, and so on. Where many share

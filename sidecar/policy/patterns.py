@@ -1,4 +1,4 @@
-"""Does this name fit that pattern?
+"""Matches names against wildcard patterns.
 
 The functions that the Casbin models call: `who`, `glob`, `globs` (`live` and `holds` belong to one question, see
 judge.py), and two relations between patterns. `*` is the only wildcard: any run of characters, `/` and line breaks

@@ -1,4 +1,4 @@
-"""Which roles does a caller have, which sets hold an object, and by which way?
+"""Resolves roles and sets.
 
 `g` and `g2` rows are one-way links between exact names: a member has a role, a role may have roles; an object is in a
 set, a set may be in sets. Casbin follows ten links and silently no further, and lives with cycles (threats K11); here
@@ -16,13 +16,13 @@ _NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """Member → what it is directly in. `Links.of` builds it; acyclic once `cycle()` was asked."""
+class RoleLinks:
+    """Member → what it is directly in. `RoleLinks.of` builds it; acyclic once `cycle()` was asked."""
 
     parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]]) -> Links:
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> RoleLinks:
         """From (member, container) pairs, in any order."""
         parents: dict[str, set[str]] = {}
         for member, container in pairs:
@@ -97,19 +97,19 @@ class Links:
         return chains
 
 
-class Ways:
+class RolePaths:
     """What `g` or `g2` answers, by domain. Without domains, everything is in the domain "".
 
     `holding` is for sets: which of them hold something on a server.
     """
 
-    def __init__(self, links: Mapping[str, Links], *, by_domain: bool = False) -> None:
+    def __init__(self, links: Mapping[str, RoleLinks], *, by_domain: bool = False) -> None:
         self._links = links
         self._by_domain = by_domain
         self._above = {domain: _above(one) for domain, one in links.items()}
         self._on_server: Mapping[str, frozenset[str]] | None = None
 
-    def within(self, domain: str) -> Links:
+    def within(self, domain: str) -> RoleLinks:
         """The links of one domain."""
         return self._links.get(domain if self._by_domain else "", _NO_LINKS)
 
@@ -139,7 +139,7 @@ class Ways:
         return self._on_server.get(server, _NOTHING)
 
 
-def _above(links: Links) -> Mapping[str, frozenset[str]]:
+def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
     """For every container, itself and everything that it is in: there are few, and what is in them adds them up."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
@@ -177,4 +177,4 @@ def _peeled(parents: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     return frozenset(name for name, count in above.items() if count > 0)
 
 
-_NO_LINKS = Links()
+_NO_LINKS = RoleLinks()

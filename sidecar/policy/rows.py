@@ -1,4 +1,4 @@
-"""What does this CSV file say, row by row?
+"""Parses policy CSV files.
 
 A strict reader of our own: Casbin's drops lines that it does not understand (threats K4-K7, reports BL-026). Here a
 row either means what it says or is a fault with file, line and column. Fields are separated by commas, blanks and tabs
@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sidecar.policy.faults import Faults, Line, meant, shown
+from sidecar.policy.faults import Faults, SourceLine, meant, shown
 
 MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as they are written by programs
 MAX_LINE_CHARS = 8 * 1024
@@ -28,7 +28,7 @@ _NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class CsvField:
     """One trimmed, unquoted field. `column` counts from 1 and `width` in characters, both as written in the line."""
 
     text: str
@@ -41,24 +41,24 @@ class Field:
         doubled = self.text[:offset].count('"') if self.quoted else 0
         return self.column + offset + doubled + int(self.quoted)
 
-    def line_of(self, offset: int = 0) -> Line | None:
+    def line_of(self, offset: int = 0) -> SourceLine | None:
         """The line of the character at `offset`; None if that is the row's own (or its `#:` line)."""
         return None
 
-    def part(self, offset: int, text: str) -> Field:
+    def part(self, offset: int, text: str) -> CsvField:
         """The field of a part of the text, from `offset` on."""
-        return Field(text, self.column_of(offset), max(1, len(text)))
+        return CsvField(text, self.column_of(offset), max(1, len(text)))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """One row: its type (`p`, `g`, `g2`), the fields after it, and what `#:` says about it."""
 
     type: str
-    fields: tuple[Field, ...]
-    line: Line
-    notes: Mapping[str, Field] = field(default_factory=dict)
-    notes_line: Line | None = None
+    fields: tuple[CsvField, ...]
+    line: SourceLine
+    notes: Mapping[str, CsvField] = field(default_factory=dict)
+    notes_line: SourceLine | None = None
 
 
 def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
@@ -68,24 +68,24 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
-        faults.error("P005", "not UTF-8", Line(file, line, ""), column, hint="save the file as UTF-8")
+        faults.error("P005", "not UTF-8", SourceLine(file, line, ""), column, hint="save the file as UTF-8")
         return None
 
 
-def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[Row]:
+def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[CsvRow]:
     """Every well-formed row, in order; every other line that says something is a fault.
 
     `plain` is offered each line that nothing was said about above; what it takes needs no more looking at.
     """
-    notes: tuple[Line, dict[str, Field]] | None = None
+    notes: tuple[SourceLine, dict[str, CsvField]] | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
         if plain is not None and notes is None and plain(raw, number):
             continue
-        line = Line(file, number, raw.removesuffix("\r")[:MAX_LINE_CHARS])
+        line = SourceLine(file, number, raw.removesuffix("\r")[:MAX_LINE_CHARS])
         content = line.text.strip(_BLANKS)
         described, notes = notes, None
         if len(raw) > MAX_LINE_CHARS:
-            faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", Line(file, number, ""))
+            faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", SourceLine(file, number, ""))
         elif _hidden_character(line, faults):
             pass
         elif content.startswith("#:"):
@@ -101,11 +101,11 @@ def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None)
         _stray_notes(notes[0], faults)
 
 
-def _stray_notes(line: Line, faults: Faults) -> None:
+def _stray_notes(line: SourceLine, faults: Faults) -> None:
     faults.error("P109", "#: stands above no row", line, hint="it describes the row on the very next line")
 
 
-def _hidden_character(line: Line, faults: Faults) -> bool:
+def _hidden_character(line: SourceLine, faults: Faults) -> bool:
     """Control, format and unassigned characters: what a reviewer cannot see must not be in a rule."""
     if line.text.isascii() and line.text.isprintable():
         return False
@@ -118,7 +118,9 @@ def _hidden_character(line: Line, faults: Faults) -> bool:
     return False
 
 
-def _read_row(line: Line, described: tuple[Line, dict[str, Field]] | None, faults: Faults) -> Row | None:
+def _read_row(
+    line: SourceLine, described: tuple[SourceLine, dict[str, CsvField]] | None, faults: Faults
+) -> CsvRow | None:
     fields = _fields(line, faults)
     if fields is None:
         return None
@@ -130,10 +132,10 @@ def _read_row(line: Line, described: tuple[Line, dict[str, Field]] | None, fault
         faults.error("P101", f"row type {shown(head.text)} is unknown", line, head.column, max(1, head.width), hint)
         return None
     above, notes = described or (None, {})
-    return Row(head.text, tuple(rest), line, notes, above)
+    return CsvRow(head.text, tuple(rest), line, notes, above)
 
 
-def _fields(line: Line, faults: Faults) -> list[Field] | None:
+def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
     """The fields of one line, or None with a fault."""
     text, at, fields = line.text, 0, []
     while True:
@@ -155,17 +157,17 @@ def _fields(line: Line, faults: Faults) -> list[Field] | None:
         at += 1
 
 
-def _plain(line: Line, at: int, faults: Faults) -> Field | None:
+def _plain(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
     end = line.text.find(",", at)
     raw = line.text[at : end if end >= 0 else len(line.text)].rstrip(_BLANKS)
     quote = raw.find('"')
     if quote >= 0:
         faults.error("P102", "a double quote inside an unquoted field", line, at + quote + 1, hint=_QUOTES)
         return None
-    return Field(raw, at + 1, len(raw))
+    return CsvField(raw, at + 1, len(raw))
 
 
-def _quoted(line: Line, at: int, faults: Faults) -> Field | None:
+def _quoted(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
     end = at + 1
     while True:
         end = line.text.find('"', end)
@@ -177,12 +179,12 @@ def _quoted(line: Line, at: int, faults: Faults) -> Field | None:
         if line.text[end + 1 : end + 2] != '"':
             break
         end += 2
-    return Field(line.text[at + 1 : end].replace('""', '"'), at + 1, end + 1 - at, quoted=True)
+    return CsvField(line.text[at + 1 : end].replace('""', '"'), at + 1, end + 1 - at, quoted=True)
 
 
-def _notes(line: Line, faults: Faults) -> dict[str, Field]:
+def _notes(line: SourceLine, faults: Faults) -> dict[str, CsvField]:
     """The `key=value` pairs of one `#:` line."""
-    at, notes = line.text.index("#:") + 2, dict[str, Field]()
+    at, notes = line.text.index("#:") + 2, dict[str, CsvField]()
     while True:
         while at < len(line.text) and line.text[at] in _BLANKS:
             at += 1
@@ -197,7 +199,7 @@ def _notes(line: Line, faults: Faults) -> dict[str, Field]:
         at = match.end()
 
 
-def _keep_note(match: re.Match[str], line: Line, notes: dict[str, Field], faults: Faults) -> None:
+def _keep_note(match: re.Match[str], line: SourceLine, notes: dict[str, CsvField], faults: Faults) -> None:
     key, raw = match[1], match[2]
     if key not in NOTES:
         hint = meant(key, NOTES) or f"known are {', '.join(NOTES)}"
@@ -206,4 +208,4 @@ def _keep_note(match: re.Match[str], line: Line, notes: dict[str, Field], faults
         faults.error("P109", f"{key} is there twice", line, match.start() + 1, len(key))
     else:
         value = raw[1:-1].replace('""', '"') if raw.startswith('"') else raw
-        notes[key] = Field(value, match.start(2) + 1, len(raw), quoted=raw.startswith('"'))
+        notes[key] = CsvField(value, match.start(2) + 1, len(raw), quoted=raw.startswith('"'))

@@ -1,4 +1,4 @@
-"""May this folder say that?
+"""Bounds what each policy folder may grant.
 
 `policy.scopes` bounds what the files of a folder may say (CONTRACT 2): whoever reviews `teams/payments/` need not fear
 for the rest. A row is inside when every name in it is covered by a pattern of the scope; what a scope does not list,

@@ -1,4 +1,4 @@
-"""What do the operator's models and rows say, all of it, or what is wrong with them?
+"""Loads models and rows, or reports everything that is wrong with them.
 
 `load_policy` reads every file, checks every row, and either returns one `PolicySource` or raises `PolicyError` with
 every fault at once. Reading files is all that it does outside: no clock, no network.
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Final, overload
 
 from sidecar.errors import Fault, PolicyError
-from sidecar.policy.bulk import BulkLinkReader, BulkReader
+from sidecar.policy.builder import MAX_ROWS, Place, PolicyBuilder, RuleReader, belongs, read_link
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.conditions import Condition
-from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, belongs, read_link
 from sidecar.policy.expression import written
-from sidecar.policy.faults import Line, meant, shown
+from sidecar.policy.fast_rows import BulkLinkReader, BulkReader
+from sidecar.policy.faults import SourceLine, meant, shown
 from sidecar.policy.files import KINDS, PolicyFile, leads_out, policy_files, read_text
 from sidecar.policy.matching import Index, index_of
 from sidecar.policy.model import MAX_MODEL_CHARS, PRIORITY, Model, guardrail_model, parse_model
-from sidecar.policy.roles import MAX_DEPTH, Links
-from sidecar.policy.rows import Plain, Row, parse_rows
+from sidecar.policy.roles import MAX_DEPTH, RoleLinks
+from sidecar.policy.rows import CsvRow, Plain, parse_rows
 from sidecar.policy.scopes import ScopeLike, scopes_of
-from sidecar.policy.table import LIMITED, Table
+from sidecar.policy.table import LIMITED, RowTable
 from sidecar.policy.yaml_rows import parse_yaml
-from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.vocabulary import PermissionKind, RuleRef
 
 SLOW_ROWS = 500  # from here on, a part that is asked of every row is worth a warning
 _CHECK_US, _CASBIN_US = 0.5, 20.0  # what one row costs there, measured
@@ -44,21 +44,21 @@ class PolicySource:
     """
 
     models: Mapping[PermissionKind, Model]
-    tables: Mapping[PermissionKind, Table]
+    tables: Mapping[PermissionKind, RowTable]
     indexes: Mapping[PermissionKind, Index]
-    roles: Links
-    sets: Links
-    domains: Mapping[str, Links]
+    roles: RoleLinks
+    sets: RoleLinks
+    domains: Mapping[str, RoleLinks]
     conditions: Mapping[str, Condition]
     revision: str
     warnings: tuple[Fault, ...] = ()
 
     @property
-    def rules(self) -> Sequence[Rule]:
+    def rules(self) -> Sequence[RuleRef]:
         """All of them, kind by kind, in the order of their files; each is made when it is looked at."""
         return _Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
 
-    def limited(self, most: int) -> tuple[Rule, ...]:
+    def limited(self, most: int) -> tuple[RuleRef, ...]:
         """Up to `most` rows that have a limit; a rule may have several."""
         rows = (
             (table, row) for table in self.tables.values() for row, bits in enumerate(table.flags) if bits & LIMITED
@@ -66,24 +66,24 @@ class PolicySource:
         return tuple(table.rule(row) for table, row in islice(rows, most))
 
 
-class _Rules(Sequence[Rule]):
+class _Rules(Sequence[RuleRef]):
     """Several tables as one sequence."""
 
-    def __init__(self, tables: list[Table]) -> None:
+    def __init__(self, tables: list[RowTable]) -> None:
         self._tables = tables
 
     def __len__(self) -> int:
         return sum(map(len, self._tables))
 
-    def __iter__(self) -> Iterator[Rule]:
+    def __iter__(self) -> Iterator[RuleRef]:
         for table in self._tables:
             yield from table
 
     @overload
-    def __getitem__(self, at: int) -> Rule: ...
+    def __getitem__(self, at: int) -> RuleRef: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Rule]: ...
-    def __getitem__(self, at: int | slice) -> Rule | Sequence[Rule]:
+    def __getitem__(self, at: slice) -> Sequence[RuleRef]: ...
+    def __getitem__(self, at: int | slice) -> RuleRef | Sequence[RuleRef]:
         if isinstance(at, slice):
             return list(self)[at]
         at = range(len(self))[at]
@@ -110,7 +110,7 @@ def load_policy(
 
     Raises PolicyError with every fault; what is merely suspicious is in `warnings`.
     """
-    draft = Draft(scopes, names, agent_ids)
+    draft = PolicyBuilder(scopes, names, agent_ids)
     _read_models(models, draft)
     for file in policy_files(policies, draft.faults):
         _read_file(file, draft)
@@ -126,7 +126,7 @@ def load_policy(
     return _source(draft, links)
 
 
-def _source(draft: Draft, links: Mapping[str, Mapping[str, Links]]) -> PolicySource:
+def _source(draft: PolicyBuilder, links: Mapping[str, Mapping[str, RoleLinks]]) -> PolicySource:
     for kind, table in draft.tables.items():
         for facet in plan_of(draft.models[kind]).index:
             table.column(facet.column)  # its texts have to be there before all are put in order
@@ -147,7 +147,7 @@ def _source(draft: Draft, links: Mapping[str, Mapping[str, Links]]) -> PolicySou
     )
 
 
-def _revision(draft: Draft, indexes: Mapping[PermissionKind, Index]) -> str:
+def _revision(draft: PolicyBuilder, indexes: Mapping[PermissionKind, Index]) -> str:
     digest = sha256()
     for kind, model in sorted(draft.models.items()):
         parts = (kind.value, model.request, model.columns, model.groups, model.by_domain, model.effect, model.matcher)
@@ -159,7 +159,7 @@ def _revision(draft: Draft, indexes: Mapping[PermissionKind, Index]) -> str:
     return digest.hexdigest()
 
 
-def _said(table: Table, index: Index, *, in_order: bool) -> Iterator[str]:
+def _said(table: RowTable, index: Index, *, in_order: bool) -> Iterator[str]:
     """What the rows say, with their ids and notes: in the order of their files, or in one that is the same whatever
     that order is."""
     if in_order:
@@ -171,7 +171,7 @@ def _said(table: Table, index: Index, *, in_order: bool) -> Iterator[str]:
         yield "".join(told if in_order else sorted(told))
 
 
-def _noted(table: Table, row: int) -> str:
+def _noted(table: RowTable, row: int) -> str:
     notes = table.notes.get(row)
     return "" if notes is None else repr(notes[:5])
 
@@ -179,7 +179,7 @@ def _noted(table: Table, row: int) -> str:
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
-def _read_models(folder: Path, draft: Draft) -> None:
+def _read_models(folder: Path, draft: PolicyBuilder) -> None:
     draft.add_model(guardrail_model())
     known = {f"{kind.value}.conf": kind for kind in KINDS}
     if folder.is_dir():
@@ -197,7 +197,7 @@ def _read_models(folder: Path, draft: Draft) -> None:
                 draft.add_model(model)
 
 
-def _warn_slow_parts(draft: Draft, folder: Path) -> None:
+def _warn_slow_parts(draft: PolicyBuilder, folder: Path) -> None:
     """Say which part of a matcher is asked of every row, and what that costs."""
     for kind, model in draft.models.items():
         plan, rows = plan_of(model), len(draft.tables[kind])
@@ -208,19 +208,19 @@ def _warn_slow_parts(draft: Draft, folder: Path) -> None:
             what = "each row that the rest leaves" if plan.index else f"each of {rows} rows"
             message = f"not compiled, so pycasbin is asked about {what}, {_CASBIN_US:.0f} µs a row: {written(part)}"
             draft.faults.warn(
-                "P207", message, Line(file, 0, ""), hint="== != in && || ! and our functions are compiled"
+                "P207", message, SourceLine(file, 0, ""), hint="== != in && || ! and our functions are compiled"
             )
         if not plan.index and rows >= SLOW_ROWS:
             spent_us = rows * (_CHECK_US if plan.checks else _CASBIN_US)
             message = f"no part can be looked up: each question walks {rows} rows, some {spent_us / 1000:.1f} ms"
             hint = "compare one field of the request with one column, as in the shipped models"
-            draft.faults.warn("P206", message, Line(file, 0, ""), hint=hint)
+            draft.faults.warn("P206", message, SourceLine(file, 0, ""), hint=hint)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _read_file(file: PolicyFile, draft: Draft) -> None:
+def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
     text = read_text(file.path, draft.faults)
     if text is None:
         return
@@ -240,8 +240,8 @@ def _read_file(file: PolicyFile, draft: Draft) -> None:
 
 
 def _rows(
-    file: PolicyFile, text: str, scopes: Sequence[ScopeLike], draft: Draft
-) -> Iterator[tuple[PermissionKind | None, Row]]:
+    file: PolicyFile, text: str, scopes: Sequence[ScopeLike], draft: PolicyBuilder
+) -> Iterator[tuple[PermissionKind | None, CsvRow]]:
     """The rows of one file with their kinds (None for g and g2), but for those that are taken in bulk."""
     name = str(file.path)
     if file.is_yaml:
@@ -256,7 +256,7 @@ def _rows(
         yield file.kind, row
 
 
-def _read_role(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
+def _read_role(row: CsvRow, scopes: Sequence[ScopeLike], draft: PolicyBuilder) -> None:
     if row.type == "p":
         texts = [field.text for field in row.fields[:2]]
         hint = (belongs(row, *texts) if len(texts) == 2 else "") or "p rows go into <kind>.csv"
@@ -265,7 +265,7 @@ def _read_role(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
         read_link(row, scopes, draft)
 
 
-def _check_doubles(draft: Draft) -> None:
+def _check_doubles(draft: PolicyBuilder) -> None:
     """Rules without an id are named by their content, so there can be only one of each."""
     for table in draft.tables.values():
         first: dict[tuple[int, int, int], int] = {}
@@ -278,27 +278,27 @@ def _check_doubles(draft: Draft) -> None:
                 draft.faults.error("P108", message, draft.line_at(_place_of(table, row)), hint="take one away")
 
 
-def _named(table: Table, row: int) -> bool:
+def _named(table: RowTable, row: int) -> bool:
     return row in table.notes and bool(table.notes[row].id)
 
 
-def _place_of(table: Table, row: int) -> Place:
+def _place_of(table: RowTable, row: int) -> Place:
     return table.files[table.file[row]], table.line[row]
 
 
 # --- roles and sets -------------------------------------------------------------------------------------------------
 
 
-def _links(group: str, draft: Draft) -> Mapping[str, Links]:
+def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
     """The links of all files, by domain; "" is all of them together. Cycles and chains that are too long are faults."""
     found = draft.links[group]
-    links = Links.of((member, container) for member, container, _ in found)
+    links = RoleLinks.of((member, container) for member, container, _ in found)
     cycle = links.cycle()
     if cycle:
         place = next(at for pair, at in found.items() if pair[:2] == cycle[:2])
         message = "a cycle: " + " in ".join(cycle)
         draft.faults.error("P301", message, draft.line_at(place), hint="take one of these rows away")
-        return {"": Links()}
+        return {"": RoleLinks()}
     chains = links.chains()
     for (member, container, _), place in found.items():
         if chains[member] == MAX_DEPTH + 1 and chains[container] == MAX_DEPTH:
@@ -308,10 +308,10 @@ def _links(group: str, draft: Draft) -> Mapping[str, Links]:
     for member, container, domain in found:
         if domain:
             by_domain.setdefault(domain, []).append((member, container))
-    return {"": links} | {domain: Links.of(pairs) for domain, pairs in by_domain.items()}
+    return {"": links} | {domain: RoleLinks.of(pairs) for domain, pairs in by_domain.items()}
 
 
-def _warn_empty_sets(sets: Links, draft: Draft) -> None:
+def _warn_empty_sets(sets: RoleLinks, draft: PolicyBuilder) -> None:
     filled = {container for containers in sets.parents.values() for container in containers}
     texts = draft.texts.texts
     empty = {number for number, text in enumerate(texts) if text.startswith("set:") and text not in filled}
@@ -319,5 +319,5 @@ def _warn_empty_sets(sets: Links, draft: Draft) -> None:
         for row, number in enumerate(table.obj):
             if number in empty:
                 hint = meant(texts[number], filled) or "fill it with g2 rows"
-                line = Line(*_place_of(table, row), "")
+                line = SourceLine(*_place_of(table, row), "")
                 draft.faults.warn("P305", f"nothing is in {shown(texts[number])}", line, hint=hint)

@@ -1,4 +1,4 @@
-"""What does a CEL expression read?
+"""Finds the inputs that a CEL expression reads.
 
 CEL's compiler gives its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only five facts of it
 are needed, so the tree is walked as it stands: field numbers are those of google/cel-spec `syntax.proto` and
@@ -23,7 +23,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadPath:
     """One read of a variable. `offset` is where in the text, in characters; `looped` if inside a macro's body,
     `ranged` if a macro runs over it."""
 
@@ -34,7 +34,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CalledFunction:
     """One call of a function or method. `first_argument` is what its receiver or first argument reads; `dynamic`
     if any argument after that is no constant."""
 
@@ -50,10 +50,10 @@ class Syntax:
     over; `loops` is how deeply macros are nested; `loop_nodes` and `range_nodes` how much stands inside
     their bodies and inside what they run over."""
 
-    reads: tuple[Read, ...]
+    reads: tuple[ReadPath, ...]
     sought: tuple[Path, ...]
     inner: frozenset[str]
-    calls: tuple[Called, ...]
+    calls: tuple[CalledFunction, ...]
     loops: int
     loop_nodes: int
     range_nodes: int
@@ -82,10 +82,10 @@ class _Walk:
 
     def __init__(self, positions: dict[int, int]) -> None:
         self._positions = positions
-        self.reads: list[Read] = []
+        self.reads: list[ReadPath] = []
         self.sought: list[Path] = []
         self.inner: set[str] = set()
-        self.calls: list[Called] = []
+        self.calls: list[CalledFunction] = []
         self.loops = 0
         self.loop_nodes = 0
         self.range_nodes = 0
@@ -100,7 +100,7 @@ class _Walk:
             if path[0] in bound:
                 self.inner.update(path[1:])
             else:
-                self.reads.append(Read(path, self._offset(fields), depth > 0, self._ranges > 0))
+                self.reads.append(ReadPath(path, self._offset(fields), depth > 0, self._ranges > 0))
         elif _SELECT in fields:
             self.visit(_only(dict(_fields(_only(fields, _SELECT))), 1), bound, depth)
         elif _CALL in fields:
@@ -127,7 +127,7 @@ class _Walk:
         if function == "@in" and (sought := _sought(arguments)) is not None:
             self.sought.append(sought)
         dynamic = any(_CONST not in dict(_fields(argument)) for argument in arguments[1:])
-        self.calls.append(Called(function, first, dynamic, self._offset(fields)))
+        self.calls.append(CalledFunction(function, first, dynamic, self._offset(fields)))
 
     def _visit_comprehension(self, parts: dict[int, bytes | int], bound: frozenset[str], depth: int) -> None:
         names = {_bytes(parts[number]).decode() for number in (1, 3, 8) if number in parts}

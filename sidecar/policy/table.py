@@ -1,10 +1,10 @@
-"""How do a million rows fit into memory?
+"""Stores millions of rows compactly.
 
-Rows differ in subject and object; in the rest they are much alike. So each distinct text is kept once, in sorted
-order; what a row says beside subject and object is its `Shape`, each distinct one kept once; and a row is five numbers
-in arrays, some 20 bytes. Notes (`#:`) take room only where somebody wrote them. A `Rule` is made when somebody looks
-at one. Tables are built by one writer and never change afterwards; arrays and lists of texts are also what a process
-that read the files can hand to the one that serves.
+Rows differ in subject and object; in the rest they are much alike. So each distinct text is kept once, in sorted order;
+what a row says beside subject and object is its `TableShape`, each distinct one kept once; and a row is five numbers in
+arrays, some 20 bytes. Notes (`#:`) take room only where somebody wrote them. A `RuleRef` is made when somebody looks at
+one. Tables are built by one writer and never change afterwards; arrays and lists of texts are also what a process that
+read the files can hand to the one that serves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Literal, NamedTuple, overload
 
 from sidecar.policy.grammar import NONE, Per
-from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.vocabulary import PermissionKind, RuleRef
 
 DENY, SHADOW, ENDS, ASKS, LIMITED = 1, 2, 4, 8, 16  # bits of `flags`
 _PER_SHIFT = 5
@@ -24,7 +24,7 @@ _PER: tuple[Per, ...] = ("subject", "origin", "rule")
 MAX_RULES_KEPT = 4096  # Rule objects that are looked at again and again
 
 
-class Shape(NamedTuple):
+class TableShape(NamedTuple):
     """What a row says beside subject and object, as its columns have it; `act` with `use` written out, `dom` "" where
     the model has no domains."""
 
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
         return None if self.expires_at == NONE else datetime.fromisoformat(self.expires_at).timestamp()
 
 
-class Notes(NamedTuple):
+class RowNotes(NamedTuple):
     """What stands in a `#:` line above a row."""
 
     id: str = ""
@@ -62,7 +62,7 @@ class Notes(NamedTuple):
         return SHADOW * self.shadow | _PER.index(self.per) << _PER_SHIFT
 
 
-class Texts:
+class TextPool:
     """Every distinct text once, with a number. 0 is the empty text."""
 
     __slots__ = ("ids", "texts")
@@ -90,23 +90,23 @@ class Texts:
         return moved
 
 
-class Table(Sequence[Rule]):
-    """The rows of one permission kind, in the order of their files, as arrays; and a sequence of `Rule`s.
+class RowTable(Sequence[RuleRef]):
+    """The rows of one permission kind, in the order of their files, as arrays; and a sequence of `RuleRef`s.
 
     `sub` and `obj` are numbers of texts, `shape` of shapes; `flags` has the bits above; `notes` is by row.
     """
 
-    def __init__(self, kind: PermissionKind, texts: Texts, files: list[str]) -> None:
+    def __init__(self, kind: PermissionKind, texts: TextPool, files: list[str]) -> None:
         self.kind, self.texts, self.files = kind, texts, files
         self.sub, self.obj, self.shape, self.line = array("I"), array("I"), array("I"), array("I")
         self.file, self.flags = array("H"), array("B")
-        self.shapes: list[Shape] = []
-        self.notes: dict[int, Notes] = {}
+        self.shapes: list[TableShape] = []
+        self.notes: dict[int, RowNotes] = {}
         self.shape_flags: list[int] = []
         self._ends: list[float | None] = []
-        self._rules: dict[int, Rule] = {}
+        self._rules: dict[int, RuleRef] = {}
 
-    def add_shape(self, shape: Shape) -> int:
+    def add_shape(self, shape: TableShape) -> int:
         """The number of a new shape. Who adds rows keeps the numbers of the shapes it met."""
         self.shapes.append(shape)
         self.shape_flags.append(shape.flags)
@@ -165,19 +165,19 @@ class Table(Sequence[Rule]):
     def __len__(self) -> int:
         return len(self.flags)
 
-    def __iter__(self) -> Iterator[Rule]:
+    def __iter__(self) -> Iterator[RuleRef]:
         return map(self._made, range(len(self)))
 
     @overload
-    def __getitem__(self, row: int) -> Rule: ...
+    def __getitem__(self, row: int) -> RuleRef: ...
     @overload
-    def __getitem__(self, row: slice) -> Sequence[Rule]: ...
-    def __getitem__(self, row: int | slice) -> Rule | Sequence[Rule]:
+    def __getitem__(self, row: slice) -> Sequence[RuleRef]: ...
+    def __getitem__(self, row: int | slice) -> RuleRef | Sequence[RuleRef]:
         if isinstance(row, slice):
             return [self._made(one) for one in range(*row.indices(len(self)))]
         return self._made(range(len(self))[row])
 
-    def rule(self, row: int) -> Rule:
+    def rule(self, row: int) -> RuleRef:
         """The rule of a row; those of the rows that decide are kept."""
         known = self._rules.get(row)
         if known is None:
@@ -186,10 +186,10 @@ class Table(Sequence[Rule]):
             known = self._rules[row] = self._made(row)
         return known
 
-    def _made(self, row: int) -> Rule:
+    def _made(self, row: int) -> RuleRef:
         shape, flags = self.shapes[self.shape[row]], self.flags[row]
         notes = self.notes.get(row, _NO_NOTES)
-        return Rule(
+        return RuleRef(
             notes.id or content_id(self.content(row)),
             self.kind,
             self.texts.texts[self.sub[row]],
@@ -208,7 +208,7 @@ class Table(Sequence[Rule]):
         )
 
 
-_NO_NOTES = Notes()
+_NO_NOTES = RowNotes()
 
 
 def content_id(content: str) -> str:

@@ -1,4 +1,4 @@
-"""Who is in which role, and what in which set, as a policy's YAML says it?
+"""Reads roles and sets from policy YAML.
 
 Both sections have two forms: a mapping of containers to what is in them, and a list, which has room for owners,
 reasons, domains, and the seed's capabilities.
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from sidecar.policy.faults import shown
 from sidecar.policy.grammar import NONE, USE
 from sidecar.policy.model import COLUMNS
-from sidecar.policy.rows import Field, Row
-from sidecar.policy.yaml_places import YamlField, hidden_character, same_place
+from sidecar.policy.rows import CsvField, CsvRow
+from sidecar.policy.yaml_offsets import YamlField, hidden_character, same_place
 from sidecar.policy.yaml_seed import prefixed
 from sidecar.policy.yaml_values import Values
-from sidecar.settings.nodes import Node
+from sidecar.settings.yaml_nodes import YamlNode
 from sidecar.vocabulary import PermissionKind
 
 LINK_NOTES = ("owner", "reason", "created_at")
@@ -27,7 +27,7 @@ SET_KEYS = ("set", "objects", *LINK_NOTES)
 VERBS = frozenset({"read", "write", "list", "search", "create", "update", "delete", "execute", "manage", "admin"})
 _CAPABILITY = re.compile(r"([^.]+)\.(.+)")
 
-Found = tuple[PermissionKind | None, Row]
+Found = tuple[PermissionKind | None, CsvRow]
 Columns = Mapping[PermissionKind, tuple[str, ...]]
 
 
@@ -39,7 +39,7 @@ class LinkReader:
     columns: Columns
     mapped: Mapping[str, Sequence[YamlField]]
 
-    def roles(self, node: Node) -> Iterator[Found]:
+    def roles(self, node: YamlNode) -> Iterator[Found]:
         if isinstance(node.value, dict) and node.value:
             yield from self.links("g", node.value)
             return
@@ -57,7 +57,7 @@ class LinkReader:
             domain = self.values.text(said["domain"], "domain") if "domain" in said else None
             yield from self.linked("g", role, said.get("members"), "members", notes, domain)
 
-    def sets(self, node: Node) -> Iterator[Found]:
+    def sets(self, node: YamlNode) -> Iterator[Found]:
         if isinstance(node.value, dict) and node.value:
             yield from self.links("g2", node.value)
             return
@@ -69,7 +69,7 @@ class LinkReader:
             if name is not None and notes is not None:
                 yield from self.linked("g2", name, said.get("objects"), "objects", notes)
 
-    def links(self, row_type: str, said: Mapping[str, Node]) -> Iterator[Found]:
+    def links(self, row_type: str, said: Mapping[str, YamlNode]) -> Iterator[Found]:
         for name, node in said.items():
             key = self.values.placed(name, node.key or node.span)
             if not hidden_character(key.line_of(), self.values.faults, key.text, key.column):
@@ -78,18 +78,20 @@ class LinkReader:
     def linked(
         self,
         row_type: str,
-        container: Field,
-        node: Node | None,
+        container: CsvField,
+        node: YamlNode | None,
         what: str,
-        notes: Mapping[str, Field],
-        domain: Field | None = None,
+        notes: Mapping[str, CsvField],
+        domain: CsvField | None = None,
     ) -> Iterator[Found]:
         for member in self.values.texts(node, what) or ():
             line = member.line_of()
             fields = (member, container) if domain is None else (member, container, domain)
-            yield None, Row(row_type, fields, line, notes, line)
+            yield None, CsvRow(row_type, fields, line, notes, line)
 
-    def capabilities(self, role: Field, node: Node | None, notes: Mapping[str, Field], entry: Node) -> Iterator[Found]:
+    def capabilities(
+        self, role: CsvField, node: YamlNode | None, notes: Mapping[str, CsvField], entry: YamlNode
+    ) -> Iterator[Found]:
         """What the file maps a capability to; else the seed's `github.commits.list` is `use` on
         tool:github/commits.list: the first dot splits."""
         kind = PermissionKind.AGENT_TO_TOOL
@@ -109,7 +111,7 @@ class LinkReader:
                     continue
                 granted.add(obj.text)
                 fields = {"sub": role, "obj": obj, "act": use, "eft": allow}
-                yield kind, Row("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
+                yield kind, CsvRow("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
 
     def tool_of(self, capability: YamlField, server: str, tool: str) -> YamlField:
         """The tool that a capability is called like. One that looks like a verb, or stands beside others that are

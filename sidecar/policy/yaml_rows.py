@@ -1,4 +1,4 @@
-"""What does this YAML file say, as the rows that a CSV file would say?
+"""Reads policy YAML as rows.
 
     rules    p rows of any kind. A rule with several subjects or objects is several rows of one rule: the first has the
              notes (`id` …), the others the note `part_of`, which names that id
@@ -7,7 +7,7 @@
     permissions    the seed's permissions, as rules (`yaml_seed.py`); their keys may stand in rules, too
     capabilities   which objects a capability stands for that is no tool's name: {github.read: [objects]}
 
-Whoever reads the rows need not know: each `Field` says where its characters stand in the YAML file. What two readers
+Whoever reads the rows need not know: each `CsvField` says where its characters stand in the YAML file. What two readers
 could take for two things (`yes`, `0x10`, anchors, tags, two documents) is refused by the house's one YAML reader with
 its codes Y001 to Y012; what a rule cannot be is P501 to P511 here; what its fields may say is checked where all rows
 are.
@@ -25,15 +25,15 @@ from hashlib import sha256
 from itertools import product
 
 from sidecar.errors import Fault
-from sidecar.policy.faults import MAX_FAULTS, Faults, Line, meant, shown
+from sidecar.policy.faults import MAX_FAULTS, Faults, SourceLine, meant, shown
 from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.model import COLUMNS
-from sidecar.policy.rows import Field, Row
+from sidecar.policy.rows import CsvField, CsvRow
 from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, LinkReader
-from sidecar.policy.yaml_places import Place, YamlField, hidden_character, same_place
+from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, hidden_character, same_place
 from sidecar.policy.yaml_seed import permission_from, with_kind
 from sidecar.policy.yaml_values import Values
-from sidecar.settings.nodes import Node, compose, lines_of
+from sidecar.settings.yaml_nodes import YamlNode, compose, lines_of
 from sidecar.vocabulary import DELEGATE, PermissionKind
 
 MAX_BYTES = 32 * 1024 * 1024  # some 200,000 rules, and then some 800 MB to read them; CSV has no such price
@@ -73,7 +73,7 @@ def parse_yaml(
     if not text.isascii():
         for number in range(1, len(values.lines) + 1):
             hidden_character(values.line(number), faults)
-    yield from _Reader(values, columns or {}).sections(root)
+    yield from _YamlReader(values, columns or {}).sections(root)
 
 
 def _mended(fault: Fault) -> Fault:
@@ -90,20 +90,20 @@ class _Rule:
     """A rule that was read: what its rows have in common, and the subjects and objects that they do not."""
 
     kind: PermissionKind
-    line: Line
-    common: Mapping[str, Field]
-    notes: dict[str, Field]
+    line: SourceLine
+    common: Mapping[str, CsvField]
+    notes: dict[str, CsvField]
 
 
 @dataclass(slots=True)
-class _Reader:
+class _YamlReader:
     values: Values
     columns: Columns
     last: _Rule | None = None
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
-    def sections(self, root: Node) -> Iterator[Found]:
+    def sections(self, root: YamlNode) -> Iterator[Found]:
         if root.value is None:
             hint = "write version: 1 and what it says: rules, roles or sets"
             self.values.faults.whole("P506", "the file is empty", self.values.file, hint)
@@ -124,12 +124,12 @@ class _Reader:
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
-    def rules(self, node: Node) -> Iterator[Found]:
+    def rules(self, node: YamlNode) -> Iterator[Found]:
         self.last = None
         for entry in self.values.entries(node, "the list"):
             yield from self.rule(entry)
 
-    def capabilities(self, node: Node | None) -> Mapping[str, Sequence[YamlField]]:
+    def capabilities(self, node: YamlNode | None) -> Mapping[str, Sequence[YamlField]]:
         """Which objects a capability of the seed's stands for."""
         if node is None:
             return {}
@@ -139,7 +139,7 @@ class _Reader:
             return {}
         return {name: self.values.texts(objects, name) or () for name, objects in node.value.items()}
 
-    def rule(self, node: Node) -> Iterator[Found]:
+    def rule(self, node: YamlNode) -> Iterator[Found]:
         said = node.value if isinstance(node.value, dict) else {}
         if "part_of" in said:
             yield from self.part(node)
@@ -169,7 +169,7 @@ class _Reader:
         self.last = rule
         yield from self.rows(rule, subjects, objects, node, notes)
 
-    def part(self, node: Node) -> Iterator[Found]:
+    def part(self, node: YamlNode) -> Iterator[Found]:
         """More subjects and objects of the rule above, where they are not every subject with every object."""
         said = self.values.mapping(node, "a part", ("part_of", "subject", "object"), ("subject", "object"))
         if said is None:
@@ -188,7 +188,12 @@ class _Reader:
         yield from self.rows(part, subjects, objects, node, {"part_of": of})
 
     def rows(
-        self, rule: _Rule, subjects: Sequence[Field], objects: Sequence[Field], node: Node, notes: Mapping[str, Field]
+        self,
+        rule: _Rule,
+        subjects: Sequence[CsvField],
+        objects: Sequence[CsvField],
+        node: YamlNode,
+        notes: Mapping[str, CsvField],
     ) -> Iterator[Found]:
         if len(subjects) * len(objects) > MAX_ROWS_OF_RULE:
             message = f"{len(subjects)} subjects with {len(objects)} objects are more than {MAX_ROWS_OF_RULE} rows"
@@ -200,11 +205,11 @@ class _Reader:
         for number, (subject, obj) in enumerate(product(subjects, objects)):
             fields = {**rule.common, "sub": subject, "obj": obj}
             said = notes if number == 0 else {"part_of": notes.get("part_of") or rule.notes["id"]}
-            yield rule.kind, Row("p", tuple(fields[column] for column in columns), rule.line, said, rule.line)
+            yield rule.kind, CsvRow("p", tuple(fields[column] for column in columns), rule.line, said, rule.line)
             if number and (len(faults.errors), len(faults.warnings)) != before:
                 _tell_once(faults)
 
-    def kind(self, said: Mapping[str, Node]) -> PermissionKind | None:
+    def kind(self, said: Mapping[str, YamlNode]) -> PermissionKind | None:
         word = self.values.text(said["kind"], "kind") if "kind" in said else None
         if word is None:
             return None
@@ -215,11 +220,11 @@ class _Reader:
         return PermissionKind(word.text)
 
     def common(
-        self, kind: PermissionKind | None, said: Mapping[str, Node], columns: Sequence[str], node: Node
-    ) -> dict[str, Field] | None:
+        self, kind: PermissionKind | None, said: Mapping[str, YamlNode], columns: Sequence[str], node: YamlNode
+    ) -> dict[str, CsvField] | None:
         """What stands in every row of a rule: all columns but subject and object. None after a fault."""
         effect = self.effect(kind, said, node)
-        found: dict[str, Field | None] = {"eft": effect}
+        found: dict[str, CsvField | None] = {"eft": effect}
         found["act"] = self.actions(kind, said, "deny" if effect and effect.text == "deny" else "allow", node)
         for column in columns:
             if column not in KEY_OF:
@@ -227,7 +232,7 @@ class _Reader:
         fields = {column: value for column, value in found.items() if value is not None}
         return fields if len(fields) == len(found) else None
 
-    def effect(self, kind: PermissionKind | None, said: Mapping[str, Node], node: Node) -> Field | None:
+    def effect(self, kind: PermissionKind | None, said: Mapping[str, YamlNode], node: YamlNode) -> CsvField | None:
         """Allow, unless said; a guardrail is a deny row and nothing else."""
         guardrail = kind is PermissionKind.GUARDRAIL
         if "effect" not in said:
@@ -239,9 +244,11 @@ class _Reader:
             return None
         return effect
 
-    def actions(self, kind: PermissionKind | None, said: Mapping[str, Node], effect: str, node: Node) -> Field | None:
+    def actions(
+        self, kind: PermissionKind | None, said: Mapping[str, YamlNode], effect: str, node: YamlNode
+    ) -> CsvField | None:
         """The `|` list. Without actions a rule allows what using means, and denies everything: each the safer one."""
-        kept: Sequence[Field] | None = [self.values.implied(USE if effect == "allow" else "*", node.span)]
+        kept: Sequence[CsvField] | None = [self.values.implied(USE if effect == "allow" else "*", node.span)]
         if "actions" in said:
             kept = self.values.texts(said["actions"], "actions")
         if "permission_type" in said:
@@ -249,7 +256,7 @@ class _Reader:
             kept = None if kept is None or lent is None else self.with_type(kept, lent, "actions" in said)
         return None if not kept else _joined(kept)
 
-    def lent(self, kind: PermissionKind | None, said: Mapping[str, Node], node: Node) -> Field | None:
+    def lent(self, kind: PermissionKind | None, said: Mapping[str, YamlNode], node: YamlNode) -> CsvField | None:
         """The seed's permission_type: `call` or `delegate`."""
         place = said["permission_type"]
         word = self.values.text(place, "permission_type")
@@ -263,7 +270,7 @@ class _Reader:
             return None
         return word
 
-    def with_type(self, actions: Sequence[Field], lent: Field, written: bool) -> Sequence[Field]:
+    def with_type(self, actions: Sequence[CsvField], lent: CsvField, written: bool) -> Sequence[CsvField]:
         """CONTRACT 1.3: `call` is the actions as they stand, `delegate` adds `delegate`. A call whose actions are not
         written lends nothing."""
         if lent.text == "call":
@@ -272,7 +279,7 @@ class _Reader:
         there = {word.strip() for action in actions for word in action.text.split("|")}
         return actions if there & {DELEGATE, USE, "*"} else [*actions, same_place(lent, DELEGATE)]
 
-    def plain(self, said: Mapping[str, Node], key: str, node: Node) -> Field | None:
+    def plain(self, said: Mapping[str, YamlNode], key: str, node: YamlNode) -> CsvField | None:
         """A column that is written as it stands; `-` where it is not."""
         if key not in said:
             return self.values.implied(NONE, node.span)
@@ -293,19 +300,19 @@ def _tell_once(faults: Faults) -> None:
     faults.warnings[:] = dict.fromkeys(faults.warnings)
 
 
-def _joined(actions: Sequence[Field]) -> Field:
+def _joined(actions: Sequence[CsvField]) -> CsvField:
     """One field for a list: each action keeps its place."""
-    places: list[Place] = []
+    places: list[ScalarOffsets] = []
     offset = 0
     for action in actions:
         own = action.places if isinstance(action, YamlField) else ()
-        places += [Place(offset + place.offset, place.line, place.column) for place in own]
+        places += [ScalarOffsets(offset + place.offset, place.line, place.column) for place in own]
         offset += len(action.text) + 1
     text = "|".join(action.text for action in actions)
     return YamlField(text, actions[0].column, actions[0].width, places=tuple(places))
 
 
-def _content_id(rule: _Rule, subjects: Sequence[Field], objects: Sequence[Field]) -> str:
+def _content_id(rule: _Rule, subjects: Sequence[CsvField], objects: Sequence[CsvField]) -> str:
     """A name for a rule of several rows that has none: from what it says, in whatever order it says it."""
     texts: dict[str, object] = {column: found.text for column, found in rule.common.items()}
     actions = {word.strip() for word in rule.common["act"].text.split("|")}

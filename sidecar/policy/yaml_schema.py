@@ -1,4 +1,4 @@
-"""What may stand in a policy's YAML, as a JSON Schema for editors?
+"""Generates the JSON Schema of policy YAML.
 
 It says no more than what `yaml_rows.py` and `grammar.py` refuse; what hangs together (a part below its rule, a
 condition that compiles, ids that come once) is for `sidecar policy check`.

@@ -1,4 +1,4 @@
-"""What does one of the seed's permissions say, as a rule?
+"""Reads the seed's permissions in policy YAML as rules.
 
     NhiNhiPermission   source_id, target_id, permission_type, allowed_actions     nhi_to_nhi
     NhiUserPermission  user_id, nhi_id                                            user_to_nhi
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from sidecar.policy.yaml_places import Place, YamlField, same_place
+from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, same_place
 from sidecar.policy.yaml_values import Values
-from sidecar.settings.nodes import Node
+from sidecar.settings.yaml_nodes import YamlNode
 from sidecar.vocabulary import PermissionKind
 
 
@@ -49,12 +49,12 @@ class Permission(NamedTuple):
     """A rule as its keys are called here. `kind` is what the seed's keys say, None where there are none; `prefixes` are
     of which kind a bare UUID is, by the name of the key."""
 
-    node: Node
+    node: YamlNode
     kind: PermissionKind | None
     prefixes: Mapping[str, str]
 
 
-def permission_from(values: Values, node: Node) -> Permission | None:
+def permission_from(values: Values, node: YamlNode) -> Permission | None:
     """A rule, or one of the seed's permissions as a rule. None after a fault."""
     said = node.value if isinstance(node.value, dict) else {}
     ids = {key: IDS[key] for key in said if key in IDS}
@@ -64,7 +64,7 @@ def permission_from(values: Values, node: Node) -> Permission | None:
     if len(kinds) > 1:
         values.fault("P505", f"{' and '.join(ids)} are of two permissions", node.span, "write one rule for each")
         return None
-    renamed: dict[str, Node] = {}
+    renamed: dict[str, YamlNode] = {}
     for key, child in said.items():
         if ids and key in NULLABLE and child.value is None:
             continue  # as a JSON export of the seed's model has it
@@ -102,5 +102,5 @@ def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | N
 
 def prefixed(prefix: str, name: YamlField) -> YamlField:
     """A name with its kind before it."""
-    places = tuple(Place(place.offset + len(prefix), place.line, place.column) for place in name.places)
+    places = tuple(ScalarOffsets(place.offset + len(prefix), place.line, place.column) for place in name.places)
     return YamlField(prefix + name.text, name.column, name.width, places=(name.places[0], *places))

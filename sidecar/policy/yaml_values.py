@@ -1,4 +1,4 @@
-"""What does a value in a policy's YAML say, if it is what was asked for?
+"""Reads typed values from policy YAML.
 
 Each reader returns what stands there with its place, or None after a fault: so one file tells all its faults at once.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.policy.faults import Faults, Line, meant, shown
-from sidecar.policy.rows import Field
-from sidecar.policy.yaml_places import Place, YamlField, hidden_character, places_of
-from sidecar.settings.nodes import Node, Span
+from sidecar.policy.faults import Faults, SourceLine, meant, shown
+from sidecar.policy.rows import CsvField
+from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, hidden_character, places_of
+from sidecar.settings.yaml_nodes import YamlNode, YamlSpan
 
 # What other systems and the seeds call it.
 _OTHERS_SAY: Mapping[str, str] = {
@@ -37,9 +37,11 @@ class Values:
     lines: Sequence[str]
     faults: Faults
     agent_ids: Mapping[str, str] = field(default_factory=dict)  # names of agents by `a2a.agent_id`
-    known: dict[int, Line] = field(default_factory=dict)
+    known: dict[int, SourceLine] = field(default_factory=dict)
 
-    def mapping(self, node: Node, what: str, known: Sequence[str], needed: Sequence[str]) -> dict[str, Node] | None:
+    def mapping(
+        self, node: YamlNode, what: str, known: Sequence[str], needed: Sequence[str]
+    ) -> dict[str, YamlNode] | None:
         """Its keys, when it is a mapping, whatever may be wrong with them."""
         if not isinstance(node.value, dict):
             self.fault("P501", f"{what} is a mapping of keys to values", node.span, "known are " + ", ".join(known))
@@ -52,7 +54,7 @@ class Values:
             self.fault("P503", f'the key "{key}" is missing', node.span)
         return node.value
 
-    def entries(self, node: Node, what: str, wanted: str = "a list") -> list[Node]:
+    def entries(self, node: YamlNode, what: str, wanted: str = "a list") -> list[YamlNode]:
         if isinstance(node.value, list) and node.value:
             return node.value
         empty = node.value is None or node.value in ([], {})
@@ -60,7 +62,7 @@ class Values:
         self.fault(code, message, (node.key or node.span) if empty else node.span, _EMPTY_HINT if empty else "")
         return []
 
-    def texts(self, node: Node | None, what: str) -> list[YamlField] | None:
+    def texts(self, node: YamlNode | None, what: str) -> list[YamlField] | None:
         """One text or a list of them, each once. None after a fault; nothing at all is the business of `mapping`."""
         if node is None:
             return None
@@ -76,7 +78,7 @@ class Values:
                 return None
         return [*first.values()] if first and None not in found else None
 
-    def text(self, node: Node, what: str) -> YamlField | None:
+    def text(self, node: YamlNode, what: str) -> YamlField | None:
         if isinstance(node.value, str):
             field_ = self.placed(node.value, node.span)
             return None if hidden_character(field_.line_of(), self.faults, field_.text, field_.column) else field_
@@ -89,12 +91,12 @@ class Values:
             self.fault("P501", f"{what} must be text, not {written}", node.span, f'quote it: "{written}"')
         return None
 
-    def notes(self, said: Mapping[str, Node], known: Sequence[str]) -> dict[str, Field] | None:
+    def notes(self, said: Mapping[str, YamlNode], known: Sequence[str]) -> dict[str, CsvField] | None:
         found = {key: self.note(key, node) for key, node in said.items() if key in known}
-        notes: dict[str, Field] = {key: value for key, value in found.items() if value is not None}
+        notes: dict[str, CsvField] = {key: value for key, value in found.items() if value is not None}
         return notes if len(notes) == len(found) else None
 
-    def note(self, key: str, node: Node) -> Field | None:
+    def note(self, key: str, node: YamlNode) -> CsvField | None:
         if key != "shadow":
             return self.text(node, key)
         if isinstance(node.value, bool):
@@ -102,7 +104,7 @@ class Values:
         self.fault("P501", "shadow is true or false", node.span, "write true or false without quotes")
         return None
 
-    def placed(self, text: str, span: Span) -> YamlField:
+    def placed(self, text: str, span: YamlSpan) -> YamlField:
         """A text that stands there."""
         line = self.line(span.line)
         mark = line.text[span.column - 1 : span.column]
@@ -115,19 +117,19 @@ class Values:
             return YamlField(text, first.column, len(first.line.text) - first.column + 1, places=places)
         return YamlField(text, span.column, span.width, places=places)
 
-    def implied(self, text: str, span: Span) -> YamlField:
+    def implied(self, text: str, span: YamlSpan) -> YamlField:
         """A text that nobody wrote: its place is that of what implies it."""
-        place = Place(0, self.line(span.line), span.column)
+        place = ScalarOffsets(0, self.line(span.line), span.column)
         return YamlField(text, span.column, span.width, places=(place,))
 
-    def line(self, number: int) -> Line:
+    def line(self, number: int) -> SourceLine:
         line = self.known.get(number)
         if line is None:
             text = self.lines[number - 1] if 0 < number <= len(self.lines) else ""
-            line = self.known[number] = Line(self.file, number, text)
+            line = self.known[number] = SourceLine(self.file, number, text)
         return line
 
-    def fault(self, code: str, message: str, span: Span, hint: str = "") -> None:
+    def fault(self, code: str, message: str, span: YamlSpan, hint: str = "") -> None:
         self.faults.error(code, message, self.line(span.line), span.column, span.width, hint)
 
 

@@ -1,4 +1,4 @@
-"""How do bytes become text that stands in a header, an address or a token?
+"""Encodes and decodes unpadded base64url.
 
 As RFC 4648 5 has it, without padding, and in one way only: Python's own reader passes over what is no base64, over what
 comes behind the padding and over bits that say nothing, so that many texts would be one value.

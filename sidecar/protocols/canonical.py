@@ -1,4 +1,4 @@
-"""What is the one way to write a JSON value?
+"""Writes canonical JSON (RFC 8785).
 
 RFC 8785, with one extension: integers between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full,
 because they pass through us unchanged. What is digested, arguments and pinned tools, is digested in this form.

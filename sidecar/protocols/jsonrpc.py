@@ -1,4 +1,4 @@
-"""Is this one JSON-RPC message, and does every reader of it read the same?
+"""Parses JSON-RPC messages strictly, so that all readers see the same message.
 
 JSON that two parsers can read differently is the classic way around a gateway, so the caller's bytes are read once,
 strictly, and what goes on is our own serialisation of what was read. Refused: anything but UTF-8 (and a byte order

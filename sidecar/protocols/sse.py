@@ -1,4 +1,4 @@
-"""Where does one server-sent event end and the next begin?
+"""Parses and writes server-sent events.
 
 An incremental reader of `text/event-stream` (WHATWG HTML, 9.2.6) that hands over whole events, and a writer. Every
 event is delivered, those without data too: MCP 2025-11-25 primes streams with an id and empty data, and announces

@@ -1,4 +1,4 @@
-"""Which messages of an upstream's stream can be read?
+"""Reads the messages of an upstream's event stream.
 
 A stream bears the answer that is waited for, and other messages beside it. The answer is read strictly. Any other
 message that is not as JSON-RPC says is dropped, and so is an answer that nobody waits for: the answer that comes after

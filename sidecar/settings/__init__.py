@@ -1,7 +1,7 @@
-"""What did the operator decide outside of policy?
+"""The settings in sidecar.yaml.
 
 load_settings   sidecar.yaml and the environment → Settings, or every fault at once
-Settings        root.py; one file for each section: server identity policy store audit upstreams
+Settings        sidecar_file.py; one file for each section: server identity policy store audit upstreams
 documents       the strict YAML reader, also for rules, budgets and tests
 environment     SIDECAR_A__B, _FILE, ${VAR}
 findings        what is wrong, in words; nodes: where it stands; scalars: what may stay unquoted
@@ -9,7 +9,7 @@ secrets         reading a secret from a file, and refusing a weak one
 programs        which program a command names, and what environment it gets
 shipped         the models and policies that travel with the release
 
-Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (documents.py); of settings themselves:
+Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (yaml_document.py); of settings themselves:
 
 S101-S104  a listener that reaches too far: without public_url, without tls, though local, without credentials
 S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
@@ -37,6 +37,6 @@ S201-S204  the environment (environment.py)
 """
 
 from sidecar.settings.load import load_settings
-from sidecar.settings.root import Settings
+from sidecar.settings.sidecar_file import Settings
 
 __all__ = ["Settings", "load_settings"]

@@ -1,4 +1,4 @@
-"""Which agent stands behind us, and what does it speak?"""
+"""Settings of A2A upstreams."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field, model_validator
 
+from sidecar.settings.agent_endpoints import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport
 from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS
-from sidecar.settings.fields import Count, HeaderName, HeaderValue, HttpUrl, Many, Seconds, Section, split_url
-from sidecar.settings.findings import Finding, reject_any
-from sidecar.settings.offers import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport
+from sidecar.settings.field_types import Count, HeaderName, HeaderValue, HttpUrl, Many, Seconds, Section, split_url
+from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
 CARD_PATH = "/.well-known/agent-card.json"
 
@@ -85,20 +85,24 @@ class A2aUpstream(Section):
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         over_grpc = self.url.startswith("grpc")
         if self.binding is not None and (self.binding == "grpc") is not over_grpc:
             hint = "write url: grpc://host:port" if self.binding == "grpc" else "write binding: grpc, or leave it out"
-            yield Finding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
+            yield ValidationFinding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
         if over_grpc and urlsplit(self.url).path not in ("", "/"):
-            yield Finding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
+            yield ValidationFinding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
         for name in self.headers:
             if name.lower() in RESERVED_HEADERS or name.lower().startswith("a2a-"):
                 hint = "remove it"
-                yield Finding(f"{name} is written by the sidecar itself", "S114", hint, ("headers", name), on_key=True)
+                yield ValidationFinding(
+                    f"{name} is written by the sidecar itself", "S114", hint, ("headers", name), on_key=True
+                )
             elif name.lower() in CREDENTIAL_HEADERS:
                 hint = "credential: {bearer_path: ...}, or header: with value_path:"
-                yield Finding(f"{name} is a credential's header", "S114", hint, ("headers", name), on_key=True)
+                yield ValidationFinding(
+                    f"{name} is a credential's header", "S114", hint, ("headers", name), on_key=True
+                )
             elif over_grpc and name.lower().endswith("-bin"):
                 what = f"{name} holds bytes in gRPC, and no text"
-                yield Finding(what, "S114", "give it another name", ("headers", name), on_key=True)
+                yield ValidationFinding(what, "S114", "give it another name", ("headers", name), on_key=True)

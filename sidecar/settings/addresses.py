@@ -1,4 +1,4 @@
-"""Where does a listener listen?
+"""Listener addresses.
 
 `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` or `unix:/run/sidecar/planner.sock`, parsed once.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from sidecar.settings.findings import Finding, reject
+from sidecar.settings.validation_errors import ValidationFinding, reject
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 bytes on Linux, the last one is NUL
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]/@]*)):(?P<port>[0-9]{1,5})")
@@ -22,7 +22,7 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """A TCP address. Port 0 lets the system choose one."""
 
     host: str
@@ -52,21 +52,29 @@ class UnixAddress:
         return f"unix:{self.path}"
 
 
-def parse_address(text: str, folder: Path | None = None) -> Address | UnixAddress:
+def parse_address(text: str, folder: Path | None = None) -> ListenAddress | UnixAddress:
     """An address as written; a relative socket path starts at `folder`. Rejects what is none."""
     if text.startswith("unix:"):
         return _unix_address(text.removeprefix("unix:"), folder)
     found = _HOST_AND_PORT.fullmatch(text)
     if not found:
-        reject(Finding("this is no address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"'))
+        reject(
+            ValidationFinding(
+                "this is no address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"'
+            )
+        )
     host = found["v6"] or found["host"]
     if not host:
-        reject(Finding("the host is missing", hint=f"write 127.0.0.1{text}, or 0.0.0.0{text} for every interface"))
+        reject(
+            ValidationFinding(
+                "the host is missing", hint=f"write 127.0.0.1{text}, or 0.0.0.0{text} for every interface"
+            )
+        )
     if int(found["port"]) > 65535:
-        reject(Finding("a port is at most 65535"))
+        reject(ValidationFinding("a port is at most 65535"))
     if not _is_host(host, v6=found["v6"] is not None):
-        reject(Finding(f'"{host}" is no host'))
-    return Address(host, int(found["port"]))
+        reject(ValidationFinding(f'"{host}" is no host'))
+    return ListenAddress(host, int(found["port"]))
 
 
 def is_loopback_host(host: str) -> bool:
@@ -112,8 +120,12 @@ def _is_host(host: str, *, v6: bool) -> bool:
 
 def _unix_address(path: str, folder: Path | None) -> UnixAddress:
     if not path:
-        reject(Finding("the path is missing", hint='write "unix:/path/to.sock"'))
+        reject(ValidationFinding("the path is missing", hint='write "unix:/path/to.sock"'))
     whole = (folder or Path()) / path
     if len(str(whole).encode()) > MAX_SOCKET_PATH_BYTES:
-        reject(Finding(f"a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes", hint="choose a shorter folder"))
+        reject(
+            ValidationFinding(
+                f"a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes", hint="choose a shorter folder"
+            )
+        )
     return UnixAddress(whole)

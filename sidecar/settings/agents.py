@@ -1,4 +1,4 @@
-"""Which programs are agents, and how is each started, fed, heard and bounded?
+"""Settings of CLI-program agents.
 
 The seed's AgentConfiguration, field by field. A program comes from here alone: no request names one (threats X1).
 """
@@ -14,7 +14,8 @@ from uuid import UUID
 import jsonschema_rs
 from pydantic import AfterValidator, Field, model_validator
 
-from sidecar.settings.fields import (
+from sidecar.settings.agent_endpoints import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport, offer_faults
+from sidecar.settings.field_types import (
     Argument,
     Bytes,
     Command,
@@ -25,10 +26,9 @@ from sidecar.settings.fields import (
     Section,
     VariableName,
 )
-from sidecar.settings.findings import Finding, reject, reject_any
-from sidecar.settings.health import Breaker, Probe
-from sidecar.settings.offers import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport, offer_faults
 from sidecar.settings.programs import variables_in_file
+from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
 
 Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
@@ -70,10 +70,12 @@ MAX_READ_ONLY: Final = 4  # by default: a program is not a request
 
 def _template(text: str) -> str:
     if not text or "/" in text or "\0" in text or text in (".", ".."):
-        reject(Finding("a file's template is a name, not a path", hint="such as input-{execution_id}.md"))
+        reject(ValidationFinding("a file's template is a name, not a path", hint="such as input-{execution_id}.md"))
     left = text.replace("{execution_id}", "")
     if "{" in left or "}" in left:
-        reject(Finding("a file's template knows {execution_id} alone", hint="such as input-{execution_id}.md"))
+        reject(
+            ValidationFinding("a file's template knows {execution_id} alone", hint="such as input-{execution_id}.md")
+        )
     return text
 
 
@@ -84,12 +86,12 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)  # by itself, so that nothing of it ends our own group
     except re.error as error:
-        reject(Finding(f"this is no regular expression: {error}"))
+        reject(ValidationFinding(f"this is no regular expression: {error}"))
     try:
         _matcher(text)
     except jsonschema_rs.ValidationError:
         hint = "no look-around and no back-references"
-        reject(Finding("this is no regular expression of the linear-time kind, or too large", hint=hint))
+        reject(ValidationFinding("this is no regular expression of the linear-time kind, or too large", hint=hint))
     return text
 
 
@@ -117,7 +119,7 @@ class Allowed(Section):
     @model_validator(mode="after")
     def _one_way(self) -> Allowed:
         if bool(self.values) == (self.matches is not None):
-            reject(Finding("write values or matches, one of them", "S170", on_key=True))
+            reject(ValidationFinding("write values or matches, one of them", "S170", on_key=True))
         return self
 
     @property
@@ -232,7 +234,7 @@ class Endpoint(Section):
     """What it is good for; by default one, of its own name."""
 
 
-class Patterns(NamedTuple):
+class TextPatterns(NamedTuple):
     """How it is told, and how it answers."""
 
     input: Input
@@ -320,18 +322,18 @@ class CliAgent(Section):
     """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
     a2a: Endpoint = Field(default_factory=Endpoint)
     """How it is offered over A2A."""
-    breaker: Breaker = Field(default_factory=Breaker)
+    breaker: BreakerSettings = Field(default_factory=BreakerSettings)
     """When calls of it are refused at once."""
-    probe: Probe = Field(default_factory=Probe)
+    probe: ProbeSettings = Field(default_factory=ProbeSettings)
     """How it is looked whether its program is there."""
 
     @property
-    def patterns(self) -> Patterns:
+    def patterns(self) -> TextPatterns:
         """How it is told, and how it answers."""
         told, answers = TYPES.get(self.agent_type or "", (None, None))
         spoken = self.input_pattern or told or ("json-rpc" if self.output_pattern == "json-rpc" else "stdin")
         said = self.output_pattern or answers or ("json-rpc" if spoken == "json-rpc" else "stdout")
-        return Patterns(spoken, said)
+        return TextPatterns(spoken, said)
 
     @property
     def places(self) -> int:
@@ -369,7 +371,7 @@ class CliAgent(Section):
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         yield from self._faults_of_patterns()
         yield from self._faults_of_conversation()
         yield from self._faults_of_places()
@@ -377,13 +379,17 @@ class CliAgent(Section):
         ids = [skill.id for skill in self.a2a.skills]
         for index, name in enumerate(ids):
             if name in ids[:index]:  # rules ask by it
-                yield Finding(f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id"))
+                yield ValidationFinding(
+                    f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id")
+                )
         for name in self.per_call.cli_args:
             if not _OPTION.fullmatch(name):
                 hint = "such as --language; a call chooses values of options, never more arguments"
-                yield Finding(f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True)
+                yield ValidationFinding(
+                    f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True
+                )
 
-    def _faults_of_patterns(self) -> Iterator[Finding]:
+    def _faults_of_patterns(self) -> Iterator[ValidationFinding]:
         told, said = TYPES.get(self.agent_type or "", (None, None))
         for key, chosen, typed in (
             ("input_pattern", self.input_pattern, told),
@@ -391,51 +397,55 @@ class CliAgent(Section):
         ):
             if chosen is not None and typed is not None and chosen != typed:
                 what = f"agent_type: {self.agent_type} means {key}: {typed}"
-                yield Finding(what, "S172", "remove one of them", (key,))
+                yield ValidationFinding(what, "S172", "remove one of them", (key,))
         patterns = self.patterns
         if patterns.input == "json-rpc" and patterns.output == "stdout":
             hint = "write output_pattern: json-rpc, or file"
-            yield Finding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
+            yield ValidationFinding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
         if patterns.output == "json-rpc" and patterns.input != "json-rpc":
-            yield Finding("JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True)
+            yield ValidationFinding(
+                "JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True
+            )
 
-    def _faults_of_conversation(self) -> Iterator[Finding]:
+    def _faults_of_conversation(self) -> Iterator[ValidationFinding]:
         patterns = self.patterns
         if self.mode == "interactive" and patterns.input in ("args", "file") and self.keep_alive:
             hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
             at = ("input_pattern",) if self.input_pattern is not None else ()
-            yield Finding("a process that runs is told nothing by arguments or files", "S172", hint, at)
+            yield ValidationFinding("a process that runs is told nothing by arguments or files", "S172", hint, at)
         if not (self.keeps_processes and patterns.input == "stdin"):
             for key in ("turn_end", "newlines", "greets"):
                 if key in self.model_fields_set:
                     what = f"{key} is for a conversation on standard input, and this is none"
-                    yield Finding(what, "S172", "remove it", (key,), on_key=True)
+                    yield ValidationFinding(what, "S172", "remove it", (key,), on_key=True)
 
-    def _faults_of_places(self) -> Iterator[Finding]:
+    def _faults_of_places(self) -> Iterator[ValidationFinding]:
         patterns = self.patterns
         if patterns == ("file", "file") and self.input_file_template == self.output_file_template:
             # Where it wrote nothing, its prompt would be its answer.
             at = ("output_file_template",)
-            yield Finding("both files have the same name", "S172", "give them two", at, on_key=True)
+            yield ValidationFinding("both files have the same name", "S172", "give them two", at, on_key=True)
         for word, pattern, key in _PLACES:
             for index, argument in enumerate(self.args):
                 if word in argument and (argument != word or getattr(patterns, key) != pattern):
                     why = "must be a whole argument" if argument != word else f"is for {key}_pattern: {pattern}"
-                    yield Finding(f"{word} {why}", "S172", at=("args", index))
+                    yield ValidationFinding(f"{word} {why}", "S172", at=("args", index))
 
-    def _faults_of_access(self) -> Iterator[Finding]:
+    def _faults_of_access(self) -> Iterator[ValidationFinding]:
         many = self.max_concurrent_executions
         if self.writes and many not in (None, 1):
             hint = "write 1, or access_type: read-only"
-            yield Finding("a read-write agent runs once at a time", "S173", hint, ("max_concurrent_executions",))
+            yield ValidationFinding(
+                "a read-write agent runs once at a time", "S173", hint, ("max_concurrent_executions",)
+            )
         says = self.a2a.capabilities.concurrent_execution
         if says is not None and says is not (self.places > 1):
             what = f"{self.places} at once is not concurrent_execution: {str(says).lower()}"
-            yield Finding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
+            yield ValidationFinding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
         if self.keeps_processes and self.max_sessions < self.places:
             what = f"{self.places} conversations may speak at once, and max_sessions is {self.max_sessions}"
-            yield Finding(what, "S173", f"write at least {self.places}", ("max_sessions",))
+            yield ValidationFinding(what, "S173", f"write at least {self.places}", ("max_sessions",))
         if self.retries.retry_read_write and not self.writes:
             at = ("retries", "retry_read_write")
-            yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)
+            yield ValidationFinding("this agent is read-only", "S173", "remove it", at, on_key=True)
         yield from offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous)

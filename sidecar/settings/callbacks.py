@@ -1,4 +1,4 @@
-"""Where may we call back, and how patiently?"""
+"""Settings of webhooks: allowed addresses, attempts and bounds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from sidecar.settings.addresses import is_host_name
-from sidecar.settings.fields import Bytes, Count, Many, PathField, Seconds, Section
-from sidecar.settings.findings import Finding, reject
+from sidecar.settings.field_types import Bytes, Count, Many, PathField, Seconds, Section
+from sidecar.settings.validation_errors import ValidationFinding, reject
 
 Network = IPv4Network | IPv6Network
 
@@ -19,7 +19,7 @@ _PLACE = re.compile(r"(?P<host>\*|(?:\*\.)?[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?:
 _HINT = "write a host such as hooks.acme.example, *.acme.example, hooks.acme.example:8443, [2001:db8::1] or *"
 
 
-class Place(NamedTuple):
+class CallbackPlace(NamedTuple):
     """Hosts and their port. `port` is 0 for the scheme's own and -1 for any."""
 
     host: str
@@ -37,15 +37,15 @@ class Place(NamedTuple):
 
 
 def _place_from(value: object) -> object:
-    if isinstance(value, Place):
+    if isinstance(value, CallbackPlace):
         return value
     found = _PLACE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        reject(Finding("this is no host to call back", hint=_HINT))
+        reject(ValidationFinding("this is no host to call back", hint=_HINT))
     host, port = found["host"].lower(), found["port"]
     if port not in (None, "*") and int(port) > 65535:
-        reject(Finding("a port is at most 65535"))
-    return Place(_host(host), -1 if port == "*" else int(port or 0))
+        reject(ValidationFinding("a port is at most 65535"))
+    return CallbackPlace(_host(host), -1 if port == "*" else int(port or 0))
 
 
 def _host(host: str) -> str:
@@ -56,9 +56,9 @@ def _host(host: str) -> str:
         try:
             return str(ip_address(host.strip("[]")))
         except ValueError:
-            reject(Finding(f'"{host}" is no address', hint=_HINT))
+            reject(ValidationFinding(f'"{host}" is no address', hint=_HINT))
     if not is_host_name(name):
-        reject(Finding(f'"{host}" is no host', hint=_HINT))
+        reject(ValidationFinding(f'"{host}" is no host', hint=_HINT))
     return host
 
 
@@ -68,11 +68,15 @@ def _network_from(value: object) -> object:
     try:
         return ip_network(value if isinstance(value, str) else "")
     except ValueError:
-        reject(Finding("this is no network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length"))
+        reject(
+            ValidationFinding(
+                "this is no network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length"
+            )
+        )
 
 
 PlaceField = Annotated[
-    Place,
+    CallbackPlace,
     BeforeValidator(_place_from),
     PlainSerializer(str),
     WithJsonSchema({"type": "string", "examples": ["hooks.acme.example", "*.acme.example:8443"]}),

@@ -1,4 +1,4 @@
-"""With what credential is an upstream called?
+"""Settings of upstream credentials.
 
 In place of the caller's own, which never leaves us but where the operator says `passthrough`. One kind for each
 upstream, never more.
@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from pydantic.functional_validators import AfterValidator
 
 from sidecar.settings.addresses import is_loopback_host
-from sidecar.settings.fields import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, split_url
-from sidecar.settings.findings import Finding, reject, reject_any
-from sidecar.settings.nodes import Loc
+from sidecar.settings.field_types import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, split_url
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.yaml_nodes import Loc
 
 # Headers that frame the message, route it or speak for the protocol: those are ours to write.
 RESERVED_HEADERS = frozenset(
@@ -34,7 +34,7 @@ KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signe
 def _token_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject(Finding("secrets go to a token endpoint over https only", hint="use https://"))
+        reject(ValidationFinding("secrets go to a token endpoint over https only", hint="use https://"))
     return text
 
 
@@ -70,13 +70,15 @@ class TokenClient(Section):
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         needed, other = ("key_path", "secret_path") if self.auth == "private_key_jwt" else ("secret_path", "key_path")
         if getattr(self, needed) is None:
-            yield Finding(f'the key "{needed}" is missing', "Y102", f"auth: {self.auth} needs it", on_key=True)
+            yield ValidationFinding(
+                f'the key "{needed}" is missing', "Y102", f"auth: {self.auth} needs it", on_key=True
+            )
         for key in (other, *(("key_id", "assertion_audience") if needed == "secret_path" else ())):
             if getattr(self, key) is not None:
-                yield Finding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
+                yield ValidationFinding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
 
 
 class ClientCredentials(TokenClient):
@@ -154,20 +156,22 @@ class UpstreamCredential(Section):
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         kinds = [kind for kind in KINDS if getattr(self, kind)]
         if self.value_path is not None and self.header is None:
             kinds.append("header")
         if len(kinds) != 1:
             hint = "bearer_path: ..., or header: X-Api-Key with value_path: ..., or one of " + ", ".join(KINDS[2:])
             what = f"{' and '.join(kinds)} at once" if kinds else "nothing"
-            yield Finding(f"a credential is of one kind, and this is {what}", "S113", hint, on_key=True)
+            yield ValidationFinding(f"a credential is of one kind, and this is {what}", "S113", hint, on_key=True)
         elif kinds == ["header"] and (self.header is None or self.value_path is None):
             missing = "header" if self.header is None else "value_path"
-            yield Finding(f'the key "{missing}" is missing', "Y102", on_key=True)
+            yield ValidationFinding(f'the key "{missing}" is missing', "Y102", on_key=True)
         if self.own_bearer_path is not None and not self.passthrough:
-            yield Finding("own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",))
+            yield ValidationFinding(
+                "own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",)
+            )
         if self.header and self.header.lower() in RESERVED_HEADERS:
-            yield Finding(
+            yield ValidationFinding(
                 f"{self.header} is written by the sidecar itself", "S114", "choose another header", ("header",)
             )

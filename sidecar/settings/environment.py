@@ -1,4 +1,4 @@
-"""What does the environment change in sidecar.yaml?
+"""Applies environment variables to the settings.
 
     SIDECAR_STORE__URL=redis://...          sets store.url; only variables that contain `__` are settings
     SIDECAR_STORE__URL_FILE=/run/secrets/x  sets it to the content of a file
@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.errors import Fault, fault_in
-from sidecar.settings.documents import Document
-from sidecar.settings.nodes import Loc, Node, Span, compose
-from sidecar.settings.scalars import DoubtfulScalarError, meaning_of
+from sidecar.settings.yaml_document import Document
+from sidecar.settings.yaml_nodes import Loc, YamlNode, YamlSpan, compose
+from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 
 PREFIX = "SIDECAR_"
 MAX_SECRET_BYTES = 64 * 1024
@@ -71,29 +71,29 @@ def _variables(environ: Mapping[str, str], faults: list[Fault]) -> Iterator[_Var
         yield _Variable(name, loc, environ[name], from_file)
 
 
-def _node_of(variable: _Variable, faults: list[Fault]) -> Node | None:
-    span = Span(f"env {variable.name}")
+def _node_of(variable: _Variable, faults: list[Fault]) -> YamlNode | None:
+    span = YamlSpan(f"env {variable.name}")
     if variable.from_file:
         text = _secret(variable, faults)
-        return None if text is None else Node(text, span, span, secret=True)
+        return None if text is None else YamlNode(text, span, span, secret=True)
     if variable.value.startswith("["):
         node, found = compose(variable.value, span.file)
         faults += [fault_in(span.file, fault.message, code=fault.code, hint=fault.hint) for fault in found]
         return None if found else _placed(node, span)
     try:
-        return Node(meaning_of(variable.value), span, span)
+        return YamlNode(meaning_of(variable.value), span, span)
     except DoubtfulScalarError as doubt:
         hint = doubt.hint.partition(", or quote")[0] if "or quote" in doubt.hint else ""
         faults.append(fault_in(span.file, doubt.message, code="Y012", hint=hint))
         return None
 
 
-def _placed(node: Node, span: Span) -> Node:
+def _placed(node: YamlNode, span: YamlSpan) -> YamlNode:
     if isinstance(node.value, list):
-        return Node([_placed(entry, span) for entry in node.value], span)
+        return YamlNode([_placed(entry, span) for entry in node.value], span)
     if isinstance(node.value, dict):
-        return Node({name: _placed(entry, span) for name, entry in node.value.items()}, span)
-    return Node(node.value, span)
+        return YamlNode({name: _placed(entry, span) for name, entry in node.value.items()}, span)
+    return YamlNode(node.value, span)
 
 
 def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
@@ -119,12 +119,12 @@ def _as_in_file(loc: Loc) -> Loc:
     return loc
 
 
-def _laid_over(node: Node, loc: Loc, leaf: Node, faults: list[Fault]) -> Node:
+def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) -> YamlNode:
     """The tree with `leaf` at `loc`; sections that are not there are made, at the leaf's place."""
     if not loc:
         return replace(leaf, key=node.key or leaf.key)
     step, rest = loc[0], loc[1:]
-    below = node.child(step) or Node({} if rest else None, leaf.span, leaf.span)
+    below = node.child(step) or YamlNode({} if rest else None, leaf.span, leaf.span)
     if isinstance(node.value, dict):
         return replace(node, value={**node.value, str(step): _laid_over(below, rest, leaf, faults)})
     if node.value is None:
@@ -149,7 +149,9 @@ def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Faul
     return replace(document, root=replace(root, value=filled))
 
 
-def _expanded(node: Node, loc: Loc, document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Node:
+def _expanded(
+    node: YamlNode, loc: Loc, document: Document, environ: Mapping[str, str], faults: list[Fault]
+) -> YamlNode:
     if isinstance(node.value, dict):
         entries = {k: _expanded(v, (*loc, k), document, environ, faults) for k, v in node.value.items()}
         return replace(node, value=entries)

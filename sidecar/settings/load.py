@@ -1,4 +1,4 @@
-"""What are the settings in force, and where does each come from?"""
+"""Loads the settings in force and the origin of each value."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from sidecar.errors import Fault, SettingsError, fault_in
-from sidecar.settings.documents import Document, read_document
 from sidecar.settings.environment import overlay
-from sidecar.settings.findings import Finding
 from sidecar.settings.identity import FURTHER_OF_PRESET, KEYS_OF_PRESET
-from sidecar.settings.kept import NOTHING_YET, placed
-from sidecar.settings.nodes import Loc, Node, shown_line
 from sidecar.settings.programs import executable_of
-from sidecar.settings.root import Settings
 from sidecar.settings.secrets import WeakSecretError, checked_secret
+from sidecar.settings.sidecar_file import Settings
+from sidecar.settings.stored_policy import NOTHING_YET, placed
+from sidecar.settings.validation_errors import ValidationFinding
+from sidecar.settings.yaml_document import Document, read_document
+from sidecar.settings.yaml_nodes import Loc, YamlNode, shown_line
 
 MASKED = "***"
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """The settings, and the document (with the environment laid over it) they were read from."""
 
     settings: Settings
@@ -32,7 +32,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownSettings:
     """One setting as an operator may see it. `origin`: `default`, `preset`, `<file>:<line>` or `env <VARIABLE>`."""
 
     loc: Loc
@@ -50,7 +50,7 @@ def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool =
 
 def load(
     path: Path, environ: Mapping[str, str], *, check_files: bool = True, all_at_once: bool | None = None
-) -> Loaded:
+) -> LoadedSettings:
     """As `load_settings`, with the document, for those who say where a value comes from. `all_at_once` (as
     `check_files` where it is not given) looks for files where something else is wrong, too."""
     all_at_once = check_files if all_at_once is None else all_at_once
@@ -64,7 +64,7 @@ def load(
         known = {(fault.file, fault.line, fault.column) for fault in faults}
         shape = [*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)]
         document.refuse([*shape, *(_faults_of_the_rest(document, path.parent, environ) if all_at_once else ())])
-    loaded = Loaded(placed(settings), document)
+    loaded = LoadedSettings(placed(settings), document)
     unread = list(_token_faults(settings, document, environ))
     if check_files:
         faults += unread
@@ -74,7 +74,7 @@ def load(
     return loaded
 
 
-def file_faults(loaded: Loaded, environ: Mapping[str, str]) -> list[Fault]:
+def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Fault]:
     """Files, folders and programs that are named and not there, and secrets of ours that are weak."""
     settings, document = loaded.settings, loaded.document
     return [
@@ -99,7 +99,7 @@ def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, 
             yield from _agent_faults(alone, document, environ)
 
 
-def doubts(loaded: Loaded) -> Iterator[Fault]:
+def doubts(loaded: LoadedSettings) -> Iterator[Fault]:
     """What is valid, and had better be meant."""
     for name, upstream in loaded.settings.upstreams.items():
         if upstream.credential is not None and upstream.credential.passthrough:
@@ -120,24 +120,24 @@ def doubts(loaded: Loaded) -> Iterator[Fault]:
         yield replace(fault, severity="warning")
 
 
-def shown_settings(loaded: Loaded) -> list[Shown]:
+def shown_settings(loaded: LoadedSettings) -> list[ShownSettings]:
     """Every setting in force, in the order of the schema, secrets masked."""
     tree = loaded.settings.model_dump(mode="json")
     return [_shown(loc, value, loaded.document) for loc, value in _leaves(tree)]
 
 
-def _shown(loc: Loc, value: Any, document: Document) -> Shown:
+def _shown(loc: Loc, value: Any, document: Document) -> ShownSettings:
     node = _exactly(document.root, loc)
     if node is None:
         written = _exactly(document.root, (*loc[:3], "preset")) if loc[:2] == ("identity", "issuers") else None
         filled = written is not None and _fills(str(written.value), loc[3:])
-        return Shown(loc, value, "preset" if filled else "default")
+        return ShownSettings(loc, value, "preset" if filled else "default")
     origin = f"{node.span.file}:{node.span.line}" if node.span.line else node.span.file
     if node.secret:
-        return Shown(loc, MASKED, origin)
+        return ShownSettings(loc, MASKED, origin)
     if node.shown is not None:
-        return Shown(loc, node.shown, origin)  # what ${VAR} stands for may be a secret
-    return Shown(loc, _masked(value), origin)
+        return ShownSettings(loc, node.shown, origin)  # what ${VAR} stands for may be a secret
+    return ShownSettings(loc, _masked(value), origin)
 
 
 def _fills(preset: str, loc: Loc) -> bool:
@@ -167,8 +167,8 @@ def _leaves(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
         yield loc, value
 
 
-def _exactly(root: Node, loc: Loc) -> Node | None:
-    node: Node | None = root
+def _exactly(root: YamlNode, loc: Loc) -> YamlNode | None:
+    node: YamlNode | None = root
     for step in loc:
         node = node.child(step) if node else None
     return node
@@ -263,7 +263,7 @@ def _no_program(document: Document, loc: Loc, command: str, env: str) -> Fault:
     return document.fault(loc, f"there is no program {command}", "S117", hint)
 
 
-def _weakness(path: Path) -> Finding | None:
+def _weakness(path: Path) -> ValidationFinding | None:
     try:
         checked_secret(path, "ours")
     except WeakSecretError as weak:

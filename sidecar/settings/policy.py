@@ -1,4 +1,4 @@
-"""Where do the models and the rules lie, and are they in force?"""
+"""Settings of models, rules and enforcement."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from sidecar.settings.fields import Many, PathField, Section, Word
-from sidecar.settings.findings import Finding, reject_any
-from sidecar.settings.moments import Moment, rfc3339
-from sidecar.settings.sources import PolicySource
-from sidecar.uris import normal_object
+from sidecar.settings.field_types import Many, PathField, Section, Word
+from sidecar.settings.sources import PolicySourceSettings
+from sidecar.settings.timestamps import Moment, rfc3339
+from sidecar.settings.uris import normal_object
+from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
 DAY_S = 86_400
 MAX_SHADOW_S = 30 * DAY_S
@@ -40,7 +40,7 @@ class PolicySettings(Section):
     """Folder of the Casbin models, one per permission kind."""
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
-    source: PolicySource | None = None
+    source: PolicySourceSettings | None = None
     """Where both come from that lie in no folder of this machine: a signed bundle, or a git ref."""
     mode: Literal["enforce", "shadow"] = "enforce"
     """`shadow`: what policy or a limit would refuse is recorded and let pass, until `shadow_until`."""
@@ -63,14 +63,16 @@ class PolicySettings(Section):
         """Where people write models and rules; what came from a source changes with its source alone."""
         return () if self.source is not None else (self.models, self.path)
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         for name in ("models", "path") if self.source is not None else ():
             if name in self.model_fields_set:
                 hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"
-                yield Finding("models and rules come from policy.source", "S160", hint, (name,))
+                yield ValidationFinding("models and rules come from policy.source", "S160", hint, (name,))
         if self.mode == "shadow" and self.shadow_until is None:
             two_weeks = rfc3339((time() // DAY_S + 14) * DAY_S)
             hint = f"write when it ends, at most 30 days ahead: shadow_until: {two_weeks}"
-            yield Finding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
+            yield ValidationFinding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
         elif self.mode == "shadow" and self.shadow_until is not None and self.shadow_until > time() + MAX_SHADOW_S:
-            yield Finding("shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",))
+            yield ValidationFinding(
+                "shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",)
+            )

@@ -1,4 +1,4 @@
-"""Which program does a command name, and what of our own environment does it get?"""
+"""Settings of programs: their command and environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sidecar.errors import Fault, SettingsError, fault_in
-from sidecar.settings.documents import read_bytes
+from sidecar.settings.yaml_document import read_bytes
 
 # What programs need to be found, to find their folders and to write in the right language. No secret lives in these;
 # everything else is named, or it does not get there (threats X3).

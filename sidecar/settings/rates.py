@@ -1,4 +1,4 @@
-"""How fast may calls come, in numbers that every store of limits can count?"""
+"""Rates and quotas, in units that every counter store supports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sidecar.settings.findings import Finding
+from sidecar.settings.validation_errors import ValidationFinding
 
 MAX_PER_SECOND = 10_000  # above it an interval of whole microseconds is off by more than one in a hundred
 MAX_REFILL_S = 86_400  # a burst that takes longer to come back is a quota; also keeps Lua's numbers exact
@@ -28,10 +28,10 @@ def burst_of(per_second: float, burst: int | None) -> int:
     return burst or max(1, math.ceil(per_second))
 
 
-def rate_faults(per_second: float | None, burst: int | None) -> Iterator[Finding]:
+def rate_faults(per_second: float | None, burst: int | None) -> Iterator[ValidationFinding]:
     """What of a rate and its burst does not go together."""
     if per_second is None:
         if burst is not None:
-            yield Finding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
+            yield ValidationFinding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
     elif burst_of(per_second, burst) * interval_us(per_second) > MAX_REFILL_S * 1_000_000:
-        yield Finding("this burst would take more than a day to come back", hint="use daily_quota")
+        yield ValidationFinding("this burst would take more than a day to come back", hint="use daily_quota")

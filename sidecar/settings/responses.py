@@ -1,4 +1,4 @@
-"""What of an upstream's answers may reach callers, and what of them is kept?"""
+"""Settings of response rules and stored results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from sidecar.settings.fields import Bytes, Many, Section, named
-from sidecar.settings.findings import Finding, reject_any
+from sidecar.settings.field_types import Bytes, Many, Section, named
+from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
 ToolPattern = Annotated[
     str,
@@ -37,7 +37,7 @@ Replacement = Annotated[
 SecretClass = Literal["email", "card", "bearer", "jwt", "api_key", "private_key", "iban", "ssn", "ipv4"]
 
 
-class Redaction(Section):
+class RedactionSettings(Section):
     """One rule of what is taken out of answers before they go on."""
 
     tools: Annotated[Many[ToolPattern], Field(min_length=1)] = ("*",)
@@ -54,18 +54,22 @@ class Redaction(Section):
     """What stands there instead: up to 16 asterisks, or words in `[...]` or `<...>`."""
 
     @model_validator(mode="after")
-    def _takes_something_out(self) -> Redaction:
+    def _takes_something_out(self) -> RedactionSettings:
         if not (self.classes or self.prefixes or self.pointers):
             reject_any(
-                [Finding("this rule takes nothing out", "S130", "name classes, prefixes or pointers", on_key=True)]
+                [
+                    ValidationFinding(
+                        "this rule takes nothing out", "S130", "name classes, prefixes or pointers", on_key=True
+                    )
+                ]
             )
         return self
 
 
-class Responses(Section):
+class ResponseSettings(Section):
     """What of an upstream's answers may reach callers, and what of them is kept."""
 
-    redact: Many[Redaction] = ()
+    redact: Many[RedactionSettings] = ()
     """What is taken out; every rule that is for the tool applies."""
     max_bytes: Bytes | None = None
     """Largest answer to a call of a tool, a prompt or a resource, as the server sent it; larger ones are refused. By
@@ -79,13 +83,13 @@ class Responses(Section):
     """Tools whose results are kept, redacted, in `evidence/evidence.jsonl` in the data folder."""
 
     @model_validator(mode="after")
-    def _comes_to_rest(self) -> Responses:
+    def _comes_to_rest(self) -> ResponseSettings:
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}
         for index, rule in enumerate(self.redact):
             if any(prefix in rule.replace for prefix in prefixes):
                 message = "a prefix is looked for that stands in this replacement"
-                yield Finding(message, "S131", "choose another replacement", ("redact", index, "replace"))
+                yield ValidationFinding(message, "S131", "choose another replacement", ("redact", index, "replace"))

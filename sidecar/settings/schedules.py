@@ -1,4 +1,4 @@
-"""Which agents run by the clock?
+"""Settings of schedules.
 
 The seed's ScheduledTask. What it changes by itself (its last and next run, paused) is kept in the store of tasks.
 """
@@ -12,10 +12,10 @@ from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field
 
-from sidecar.calendar import Calendar, UnreadableError, calendar_from
-from sidecar.settings.fields import NhiName, Seconds, Section, Slug
-from sidecar.settings.findings import Finding, did_you_mean, reject
-from sidecar.settings.nodes import Loc
+from sidecar.settings.cron import CronError, CronSchedule, calendar_from
+from sidecar.settings.field_types import NhiName, Seconds, Section, Slug
+from sidecar.settings.validation_errors import ValidationFinding, did_you_mean, reject
+from sidecar.settings.yaml_nodes import Loc
 
 MOST: Final = 1_000
 ON_TIME_S: Final = 60.0
@@ -32,19 +32,19 @@ def _zone(name: str) -> str:
         _zones.cache_clear()  # it may have been installed meanwhile
     if name not in _zones():
         hint = did_you_mean(name, _zones()) or "such as Europe/Berlin, or UTC"
-        reject(Finding(f"there is no time zone {name}", "S175", hint))
+        reject(ValidationFinding(f"there is no time zone {name}", "S175", hint))
     return name
 
 
 def _cron(expression: str) -> str:
     try:
         calendar_from(expression)
-    except UnreadableError as error:
-        reject(Finding(str(error), "S176", error.hint))
+    except CronError as error:
+        reject(ValidationFinding(str(error), "S176", error.hint))
     return expression
 
 
-class Schedule(Section):
+class ScheduleSettings(Section):
     """An agent that runs by the clock, as an NHI of its own."""
 
     id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
@@ -75,9 +75,9 @@ class Schedule(Section):
     """What becomes of a run that is due while the one before goes on: it is left out, or runs beside it."""
 
     @property
-    def calendar(self) -> Calendar:
+    def calendar(self) -> CronSchedule:
         """All moments at which it is due."""
-        return Calendar(self.cron, self.timezone)
+        return CronSchedule(self.cron, self.timezone)
 
     @property
     def calendar_words(self) -> str:
@@ -90,28 +90,32 @@ class Schedule(Section):
         return self.missed_within if self.missed == "once" else min(self.missed_within, ON_TIME_S)
 
 
-def acts_as(key: str, schedule: Schedule) -> str:
+def acts_as(key: str, schedule: ScheduleSettings) -> str:
     """Whose permissions it has."""
     return schedule.principal or f"nhi:{key}"
 
 
 def schedule_faults(
-    schedules: Mapping[str, Schedule], agents: Collection[str], names: Collection[str]
-) -> Iterator[Finding]:
+    schedules: Mapping[str, ScheduleSettings], agents: Collection[str], names: Collection[str]
+) -> Iterator[ValidationFinding]:
     """What does not fit the rest. `agents` are those that can be called, `names` all that stands behind us."""
     seen: dict[tuple[str, str], str] = {}
     for key, schedule in schedules.items():
         if schedule.agent not in agents:
             what = f"there is no agent {schedule.agent} that is enabled"
             hint = did_you_mean(schedule.agent, agents) or "name one of agents, or an A2A agent of upstreams"
-            yield Finding(what, "S177", hint, ("schedules", key, "agent"))
+            yield ValidationFinding(what, "S177", hint, ("schedules", key, "agent"))
         who = acts_as(key, schedule)
         if who.removeprefix("nhi:") in names:
             at: Loc = ("schedules", key) if schedule.principal is None else ("schedules", key, "principal")
             hint = "write principal: nhi:… of its own" if schedule.principal is None else "give it a name of its own"
-            yield Finding(f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2)
+            yield ValidationFinding(
+                f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2
+            )
         for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
             other = seen.setdefault((field, value), key)
             if other != key:
                 at = ("schedules", key) if getattr(schedule, field) is None else ("schedules", key, field)
-                yield Finding(f"{value} is the {field} of schedule {other} too", "S178", at=at, on_key=len(at) == 2)
+                yield ValidationFinding(
+                    f"{value} is the {field} of schedule {other} too", "S178", at=at, on_key=len(at) == 2
+                )

@@ -1,4 +1,4 @@
-"""What does an editor need to know to complete and check our YAML files?"""
+"""Generates the JSON Schemas of our YAML files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is this file's content fit to be a secret, and how is one of our own kept?
+"""Reads secret files, checks their strength, and creates our own.
 
 There is no built-in secret, and one that could be guessed, or read by others, stops the start (threats A12). The group
 may read: that is how secrets are mounted.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.settings.findings import Finding
+from sidecar.settings.validation_errors import ValidationFinding
 
 MIN_CHARACTERS = 32  # 128 bits as hexadecimal digits
 MIN_DIFFERENT = 10  # "aaaa..." and "1234123412341234..." are long, not secret
@@ -49,7 +49,7 @@ Whose = Literal["ours", "theirs"]
 class WeakSecretError(Exception):
     """What is wrong with a secret; never the secret."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: ValidationFinding) -> None:
         super().__init__(finding.message)
         self.finding = finding
 
@@ -71,23 +71,25 @@ def checked_secret(path: Path, whose: Whose) -> str:
     return secret
 
 
-def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
+def fault_of_secret(secret: str, whose: Whose) -> ValidationFinding | None:
     """What is wrong with a secret; never the secret."""
     if not secret:
-        return Finding("the secret is empty", "S120")
+        return ValidationFinding("the secret is empty", "S120")
     if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
-        return Finding("the secret is not one line of printable ASCII", "S120")
+        return ValidationFinding("the secret is not one line of printable ASCII", "S120")
     if whose == "ours" and (weakness := weakness_of(secret)):
-        return Finding(weakness, "S121", "make one: openssl rand -hex 32")
+        return ValidationFinding(weakness, "S121", "make one: openssl rand -hex 32")
     return None
 
 
-def exposure_of(path: Path, mode: int) -> Finding | None:
+def exposure_of(path: Path, mode: int) -> ValidationFinding | None:
     """What is wrong with the mode of a file that holds a secret: others than its owner and group may read it, or its
     group may write it."""
     if not mode & OPEN_TO_OTHERS:
         return None
-    return Finding(f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}")
+    return ValidationFinding(
+        f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}"
+    )
 
 
 def check_private(path: Path) -> None:
@@ -126,11 +128,11 @@ def _text(path: Path) -> str:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or "unreadable").lower()
-        raise WeakSecretError(Finding(f"{path} cannot be read: {reason}", "S116")) from None
+        raise WeakSecretError(ValidationFinding(f"{path} cannot be read: {reason}", "S116")) from None
     if exposed is not None:
         raise WeakSecretError(exposed)
     if len(raw) > MAX_BYTES:
-        raise WeakSecretError(Finding(f"the secret is larger than {MAX_BYTES} bytes", "S120"))
+        raise WeakSecretError(ValidationFinding(f"the secret is larger than {MAX_BYTES} bytes", "S120"))
     return raw.decode("latin-1").removesuffix("\n").removesuffix("\r")
 
 

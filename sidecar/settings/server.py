@@ -1,4 +1,4 @@
-"""Where is the sidecar reached, by whom in plain, and how much may they send?"""
+"""Settings of listeners, TLS, sessions and answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from sidecar.settings.addresses import UnixAddress
-from sidecar.settings.fields import (
+from sidecar.settings.field_types import (
     Bytes,
     Count,
     GrpcUrl,
@@ -23,7 +23,7 @@ from sidecar.settings.fields import (
     Seconds,
     Section,
 )
-from sidecar.settings.findings import Finding, reject_any
+from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
 
 class TlsFiles(Section):
@@ -43,7 +43,9 @@ class TlsFiles(Section):
     def _asks_somebody(self) -> TlsFiles:
         if self.client_certificate == "required" and self.client_ca_path is None:
             hint = "write client_ca_path: the authorities that sign client certificates"
-            reject_any([Finding("no certificate could be good enough", "S124", hint, ("client_certificate",))])
+            reject_any(
+                [ValidationFinding("no certificate could be good enough", "S124", hint, ("client_certificate",))]
+            )
         return self
 
 
@@ -120,25 +122,27 @@ class ServerSettings(Section):
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         if self.grpc is not None and isinstance(self.tls, TlsFiles) and self.tls.client_certificate == "required":
             hint = "leave grpc out, or let client_certificate be optional"
-            yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
+            yield ValidationFinding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
         if isinstance(self.grpc, UnixAddress):
-            yield Finding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
+            yield ValidationFinding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
         for key in ("grpc_url", "grpc_authority_header"):
             if self.grpc is None and getattr(self, key) is not None:
-                yield Finding(f"{key} is for a gRPC listener, and there is none", "S127", "write grpc", at=(key,))
+                yield ValidationFinding(
+                    f"{key} is for a gRPC listener, and there is none", "S127", "write grpc", at=(key,)
+                )
         for name, address in (("listen", self.listen), ("grpc", self.grpc)):
             if address is None or address.is_loopback:
                 continue
             # Without these, tokens would cross the network in the clear and audiences would be guessed from Host.
             if self.public_url is None:
                 hint = "write public_url: https://<the name callers use>"
-                yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
+                yield ValidationFinding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
             if self.tls is None:
                 hint = "write tls: {cert_path: ..., key_path: ...}, or tls: external when a proxy in front ends TLS"
-                yield Finding("a listener beyond loopback needs tls", "S102", hint, at=(name,))
+                yield ValidationFinding("a listener beyond loopback needs tls", "S102", hint, at=(name,))
 
 
 class LocalListener(Section):
@@ -153,7 +157,9 @@ class LocalListener(Section):
     def _only_here(self) -> LocalListener:
         if not self.listen.is_loopback:
             hint = "write unix:/path/to.sock or 127.0.0.1:<port>"
-            reject_any([Finding("a local listener must not leave this machine", "S103", hint, at=("listen",))])
+            reject_any(
+                [ValidationFinding("a local listener must not leave this machine", "S103", hint, at=("listen",))]
+            )
         return self
 
 
@@ -178,7 +184,9 @@ class AdminSettings(Section):
     def _guarded(self) -> AdminSettings:
         if not self.listen.is_loopback and not self.credentials:
             hint = "write credentials: [{role: viewer, secret_path: ...}]"
-            reject_any([Finding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))])
+            reject_any(
+                [ValidationFinding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))]
+            )
         return self
 
 

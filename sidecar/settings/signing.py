@@ -1,8 +1,8 @@
-"""With which key do we sign what others are to believe of us?"""
+"""Settings of the signing key."""
 
 from __future__ import annotations
 
-from sidecar.settings.fields import Many, PathField, Section
+from sidecar.settings.field_types import Many, PathField, Section
 
 
 class SigningSettings(Section):

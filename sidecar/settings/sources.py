@@ -1,4 +1,4 @@
-"""Where does a policy come from that nobody mounts?"""
+"""Settings of policy sources: git and signed bundles."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.addresses import is_loopback_host
-from sidecar.settings.fields import PathField, Seconds, Section, Slug, named, split_url
-from sidecar.settings.findings import Finding, reject, reject_any
-from sidecar.settings.nodes import Loc
+from sidecar.settings.field_types import PathField, Seconds, Section, Slug, named, split_url
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.yaml_nodes import Loc
 
 _REF: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
 _INSIDE: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
@@ -24,7 +24,7 @@ _DIGEST: Final = r"[0-9a-f]{40}([0-9a-f]{24})?"
 def _bundle_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject(Finding("bundles are fetched over https only", hint="use https://"))
+        reject(ValidationFinding("bundles are fetched over https only", hint="use https://"))
     return text
 
 
@@ -37,7 +37,7 @@ def _git_url(text: str) -> str:
 
 def _ref(text: str) -> str:
     if not _REF.fullmatch(text) or ".." in text or "//" in text or text.endswith(("/", ".lock", ".")):
-        reject(Finding("this is no git ref", hint="a branch, a tag, or a whole commit id"))
+        reject(ValidationFinding("this is no git ref", hint="a branch, a tag, or a whole commit id"))
     return text
 
 
@@ -100,7 +100,7 @@ class GitSource(_Source):
 _inside = named(_INSIDE, "folder of a repository", "such as teams/platform/policy")
 
 
-class PolicySource(Section):
+class PolicySourceSettings(Section):
     """Where models and rules come from, instead of `models` and `path`."""
 
     bundle: BundleSource | None = None
@@ -109,13 +109,13 @@ class PolicySource(Section):
     """A git ref."""
 
     @model_validator(mode="after")
-    def _one(self) -> PolicySource:
+    def _one(self) -> PolicySourceSettings:
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         if (self.bundle is None) is (self.git is None):
-            yield Finding("a policy comes from one source: bundle or git")
+            yield ValidationFinding("a policy comes from one source: bundle or git")
 
     @property
     def chosen(self) -> BundleSource | GitSource:

@@ -1,10 +1,10 @@
-"""How many event streams, and for how long?"""
+"""Settings of event streams."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from sidecar.settings.fields import Count, Seconds, Section
+from sidecar.settings.field_types import Count, Seconds, Section
 
 
 class StreamSettings(Section):

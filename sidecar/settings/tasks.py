@@ -1,10 +1,10 @@
-"""How is it remembered whose a task is?"""
+"""Settings of the task store."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from sidecar.settings.fields import Bytes, Count, Seconds, Section
+from sidecar.settings.field_types import Bytes, Count, Seconds, Section
 
 
 class TaskSettings(Section):

@@ -1,4 +1,4 @@
-"""Which servers stand behind us, and with what credential do we call them?"""
+"""Settings of upstreams."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from sidecar.settings.a2a import A2aUpstream
+from sidecar.settings.agent_endpoints import offer_faults
 from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS, UpstreamCredential
-from sidecar.settings.fields import (
+from sidecar.settings.field_types import (
     Argument,
     Command,
     Count,
@@ -23,11 +24,10 @@ from sidecar.settings.fields import (
     Section,
     VariableName,
 )
-from sidecar.settings.findings import Finding, reject_any
-from sidecar.settings.health import Breaker, Probe
-from sidecar.settings.offers import offer_faults
 from sidecar.settings.programs import variables_in_file
-from sidecar.settings.responses import Responses
+from sidecar.settings.responses import ResponseSettings
+from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
+from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
 _PLACES_OF_PROGRAMS = 1024  # requests under way on one line
 
@@ -93,28 +93,32 @@ class McpUpstream(Section):
         reject_any(self._faults())
         return self
 
-    def _faults(self) -> Iterator[Finding]:
+    def _faults(self) -> Iterator[ValidationFinding]:
         if (self.url is None) == (self.command is None):
             problem = 'the key "url" is missing' if self.url is None else "a server has a url or a command, not both"
             hint = "write url: http://..., or command: with args: [...]" if self.url is None else "remove one of them"
-            yield Finding(problem, "Y102", hint, on_key=True)
+            yield ValidationFinding(problem, "Y102", hint, on_key=True)
             return
         for key in sorted(key for key in (_OF_PROGRAMS if self.command is None else _OF_ADDRESSES) if self._says(key)):
             what = "a server that is a program" if key in _OF_PROGRAMS else "a server at a url"
-            yield Finding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
+            yield ValidationFinding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
         yield from self._faults_in_headers()
 
-    def _faults_in_headers(self) -> Iterator[Finding]:
+    def _faults_in_headers(self) -> Iterator[ValidationFinding]:
         seen: set[str] = set()
         for name in self.headers:
             lower, at = name.lower(), ("headers", name)
             if lower in RESERVED_HEADERS or lower.startswith("mcp-param-"):
-                yield Finding(f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True)
+                yield ValidationFinding(
+                    f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True
+                )
             elif lower in CREDENTIAL_HEADERS:
                 hint = "credential: {bearer_path: ...}, or header: with value_path:"
-                yield Finding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
+                yield ValidationFinding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
             elif lower in seen:
-                yield Finding(f"{name} is there more than once", "S114", "remove one of them", at, on_key=True)
+                yield ValidationFinding(
+                    f"{name} is there more than once", "S114", "remove one of them", at, on_key=True
+                )
             seen.add(lower)
 
     def _says(self, key: str) -> bool:
@@ -127,7 +131,7 @@ _OF_PROGRAMS = frozenset(
 _OF_ADDRESSES = frozenset({"transport", "headers", "connect_timeout_s", "max_connections"})
 
 
-class Upstream(Section):
+class UpstreamSettings(Section):
     """One server; its name is its key."""
 
     mcp: McpUpstream | None = None
@@ -152,11 +156,11 @@ class Upstream(Section):
     """What becomes of calls whose arguments have keys that differ only in case or in Unicode normal form from each
     other, from a property of the tool's schema, or from a name that a condition reads. `allow` is for servers that tell
     such keys apart and need them: a rule then reads one of them, and the server is trusted to read the same one."""
-    responses: Responses | None = None
+    responses: ResponseSettings | None = None
     """What of its answers may reach callers, and what of them is kept."""
-    breaker: Breaker = Field(default_factory=Breaker)
+    breaker: BreakerSettings = Field(default_factory=BreakerSettings)
     """When calls of it are refused at once."""
-    probe: Probe = Field(default_factory=Probe)
+    probe: ProbeSettings = Field(default_factory=ProbeSettings)
     """How it is asked whether it is well."""
 
     @property
@@ -167,41 +171,47 @@ class Upstream(Section):
         return self.credential.signed is not None
 
     @model_validator(mode="after")
-    def _speaks_something(self) -> Upstream:
+    def _speaks_something(self) -> UpstreamSettings:
         if (self.mcp is None) == (self.a2a is None):
             problem = 'the key "mcp" or "a2a" is missing' if self.mcp is None else "it speaks MCP or A2A, not both"
             reject_any(
-                [Finding(problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True)]
+                [
+                    ValidationFinding(
+                        problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True
+                    )
+                ]
             )
         if self.a2a is not None:
             reject_any(self._not_for_agents())
             reject_any(offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous))
         if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
-            reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])
+            reject_any(
+                [ValidationFinding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)]
+            )
         if self.credential is not None and self.credential.header is not None:
             shown, spoken = self.credential.header.lower(), self.mcp or self.a2a
             if spoken is not None and any(name.lower() == shown for name in spoken.headers):
                 hint = "remove one of them"
                 at = ("credential", "header")
-                reject_any([Finding(f"{self.credential.header} is among its headers too", "S114", hint, at)])
+                reject_any([ValidationFinding(f"{self.credential.header} is among its headers too", "S114", hint, at)])
         reject_any(self._nobodys_token())
         return self
 
-    def _nobodys_token(self) -> Iterator[Finding]:
+    def _nobodys_token(self) -> Iterator[ValidationFinding]:
         """Callers who can bring no token that could be shown on."""
         if self.credential is None or not self.credential.needs_token:
             return
         if self.anonymous:
             hint = "remove anonymous, or use another kind of credential"
-            yield Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))
+            yield ValidationFinding("nobody without a token can be called for here", "S113", hint, ("anonymous",))
         own = self.a2a.authentication if self.a2a is not None else None
         if own is not None and own.type == "bearer_token" and own.required:
             hint = "write type: api_key, or use another kind of credential"
             at = ("a2a", "authentication", "type")
-            yield Finding("who shows this token can show none that goes on", "S113", hint, at)
+            yield ValidationFinding("who shows this token can show none that goes on", "S113", hint, at)
 
-    def _not_for_agents(self) -> Iterator[Finding]:
+    def _not_for_agents(self) -> Iterator[ValidationFinding]:
         for key in ("pins", "responses"):
             if getattr(self, key) is not None:
-                yield Finding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)
+                yield ValidationFinding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)

@@ -1,4 +1,4 @@
-"""May this upstream be asked right now, or is it given a rest?
+"""A circuit breaker, as a state table.
 
     closed ──faults in a row──▶ open ──rest over──▶ half_open ──answer──▶ closed
                                  ▲                      │
@@ -22,7 +22,7 @@ from sidecar.errors import Reason, Refusal
 AGAIN_S: Final = 1.0  # when to ask again while somebody else's try decides
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """The seed's three."""
 
     CLOSED = "closed"
@@ -30,7 +30,7 @@ class State(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Event(StrEnum):
+class BreakerEvent(StrEnum):
     """What moves it. `TOO_MANY` is the fault that makes the row long enough."""
 
     ANSWER = "answer"
@@ -39,18 +39,18 @@ class Event(StrEnum):
     RESTED = "rested"
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
-    (State.CLOSED, Event.ANSWER): State.CLOSED,
-    (State.CLOSED, Event.FAULT): State.CLOSED,
-    (State.CLOSED, Event.TOO_MANY): State.OPEN,
-    (State.OPEN, Event.RESTED): State.HALF_OPEN,
-    (State.HALF_OPEN, Event.ANSWER): State.CLOSED,
-    (State.HALF_OPEN, Event.FAULT): State.OPEN,
-    (State.HALF_OPEN, Event.TOO_MANY): State.OPEN,
+TRANSITIONS: Final[Mapping[tuple[BreakerState, BreakerEvent], BreakerState]] = {
+    (BreakerState.CLOSED, BreakerEvent.ANSWER): BreakerState.CLOSED,
+    (BreakerState.CLOSED, BreakerEvent.FAULT): BreakerState.CLOSED,
+    (BreakerState.CLOSED, BreakerEvent.TOO_MANY): BreakerState.OPEN,
+    (BreakerState.OPEN, BreakerEvent.RESTED): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, BreakerEvent.ANSWER): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, BreakerEvent.FAULT): BreakerState.OPEN,
+    (BreakerState.HALF_OPEN, BreakerEvent.TOO_MANY): BreakerState.OPEN,
 }
 
 
-class Pass(NamedTuple):
+class BreakerPass(NamedTuple):
     """The right to one exchange. `turn` is how often the state had changed when it was given."""
 
     turn: int
@@ -79,11 +79,11 @@ class Breaker:
         failures: int = 5,
         open_s: float = 30.0,
         clock_mono: Callable[[], float],
-        moved: Callable[[State], None] = lambda state: None,
+        moved: Callable[[BreakerState], None] = lambda state: None,
     ) -> None:
         self.failures = failures
         self.open_s = open_s
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.in_a_row = 0
         self._clock = clock_mono
         self._moved = moved
@@ -94,50 +94,50 @@ class Breaker:
     @property
     def rest_s(self) -> float:
         """Seconds until a try is let through; 0 where one is now."""
-        if self.state is State.OPEN:
+        if self.state is BreakerState.OPEN:
             return max(0.0, self._opened_at + self.open_s - self._clock())
-        if self.state is State.HALF_OPEN and self._clock() < self._trial_until:
+        if self.state is BreakerState.HALF_OPEN and self._clock() < self._trial_until:
             return AGAIN_S
         return 0.0
 
     def check(self) -> None:
         """Raises Refusal(UPSTREAM_OPEN) if `enter` would. Where one try is let through, it is kept for who asked."""
-        if self.state is State.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return
         self._refuse(max(self.rest_s, AGAIN_S if self._clock() < self._claimed_until else 0.0))
         self._claimed_until = self._clock() + AGAIN_S
 
-    def enter(self) -> Pass:
+    def enter(self) -> BreakerPass:
         """One exchange may go; every pass is given back by one of the three below. Raises Refusal(UPSTREAM_OPEN)."""
-        if self.state is not State.CLOSED:
+        if self.state is not BreakerState.CLOSED:
             self._refuse(self.rest_s)
-            if self.state is State.OPEN:
-                self._happened(Event.RESTED)
+            if self.state is BreakerState.OPEN:
+                self._happened(BreakerEvent.RESTED)
             # Should its end never be told, nobody waits for it longer than for another rest.
             self._trial_until = self._clock() + self.open_s
             self._claimed_until = 0.0
-        return Pass(self._turn)
+        return BreakerPass(self._turn)
 
-    def answered(self, given: Pass, *, own: bool = False) -> None:
+    def answered(self, given: BreakerPass, *, own: bool = False) -> None:
         """It is there."""
-        if given.turn != self._turn or (own and self._met_by_callers and self.state is State.CLOSED):
+        if given.turn != self._turn or (own and self._met_by_callers and self.state is BreakerState.CLOSED):
             return
         self.in_a_row, self._met_by_callers = 0, False
-        self._happened(Event.ANSWER)
+        self._happened(BreakerEvent.ANSWER)
 
-    def seen(self, given: Pass) -> None:
+    def seen(self, given: BreakerPass) -> None:
         """It began to answer. That ends a try well, but no row of faults: who breaks off each time is at fault."""
-        if self.state is State.HALF_OPEN:
+        if self.state is BreakerState.HALF_OPEN:
             self.answered(given)
 
-    def failed(self, given: Pass, *, own: bool = False) -> None:
+    def failed(self, given: BreakerPass, *, own: bool = False) -> None:
         """A fault of its own."""
         if given.turn == self._turn:
             self.in_a_row += 1
             self._met_by_callers = self._met_by_callers or not own
-            self._happened(Event.TOO_MANY if self.in_a_row >= self.failures else Event.FAULT)
+            self._happened(BreakerEvent.TOO_MANY if self.in_a_row >= self.failures else BreakerEvent.FAULT)
 
-    def given_up(self, given: Pass) -> None:
+    def given_up(self, given: BreakerPass) -> None:
         """Nobody waited for what it would have said."""
         if given.turn == self._turn:
             self._trial_until = 0.0
@@ -146,13 +146,13 @@ class Breaker:
         if rest_s:
             raise Refusal(Reason.UPSTREAM_OPEN, retry_after_s=rest_s)
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: BreakerEvent) -> None:
         state = TRANSITIONS[self.state, event]
         if state is self.state:
             return
         self.state = state
         self._turn += 1
         self._trial_until = 0.0
-        if state is State.OPEN:
+        if state is BreakerState.OPEN:
             self._opened_at = self._clock()
         self._moved(state)

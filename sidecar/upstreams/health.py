@@ -1,4 +1,4 @@
-"""How is an upstream that nobody calls, and has one that was out come back?
+"""Probes upstreams that no caller uses or that are down.
 
 Every upstream is probed now and then, each at a time of its own, and as soon as its breaker would let a try through: so
 the try is ours, and no caller's. What fits its revision is asked, in our own conversation with it (`listing.Enquiry`).
@@ -15,10 +15,10 @@ from random import Random
 from typing import Final, Protocol
 
 from sidecar.errors import Reason, Refusal
-from sidecar.settings.health import Probe
-from sidecar.upstreams.breaker import State
-from sidecar.upstreams.registry import Account
-from sidecar.upstreams.report import sentence
+from sidecar.settings.upstream_health import ProbeSettings
+from sidecar.upstreams.breaker import BreakerState
+from sidecar.upstreams.health_report import sentence
+from sidecar.upstreams.upstream_account import UpstreamAccount
 
 TICK_S: Final = 0.1
 FIRST_WITHIN_S: Final = 5.0  # after a start, so that a hundred servers are not all asked at once
@@ -27,22 +27,22 @@ EXPLORE_EVERY_S: Final = 300.0  # prompts and resources: nobody's call waits for
 _CLOSING_S: Final = 3.0
 
 
-class Asked(Protocol):
+class ProbeAnswer(Protocol):
     """How an upstream is asked whether it is well, and what else there is to know of it. Both raise Refusal."""
 
     async def probe(self, within_s: float) -> None: ...
     async def explore(self) -> None: ...
 
 
-class Patient(Protocol):
+class ProbedUpstream(Protocol):
     """One upstream, as it is looked after."""
 
     @property
-    def probe(self) -> Probe: ...
+    def probe(self) -> ProbeSettings: ...
     @property
-    def account(self) -> Account: ...
+    def account(self) -> UpstreamAccount: ...
     @property
-    def asked(self) -> Asked: ...
+    def asked(self) -> ProbeAnswer: ...
     @property
     def timeout_s(self) -> float: ...
 
@@ -51,18 +51,18 @@ class Patient(Protocol):
 class _Plan:
     """When it is probed next, and the probe that is under way. Times are monotonic seconds."""
 
-    patient: Patient
+    patient: ProbedUpstream
     due_at: float
     explored_at: float | None = None
     flight: asyncio.Task[None] | None = None
 
 
-class Health:
+class HealthProbes:
     """Looks after all upstreams that `patients` names, by name, for as long as it names them."""
 
     def __init__(
         self,
-        patients: Callable[[], Mapping[str, Patient]],
+        patients: Callable[[], Mapping[str, ProbedUpstream]],
         *,
         random: Random,
         clock_mono: Callable[[], float] = time.monotonic,
@@ -99,14 +99,14 @@ class Health:
                 plan.due_at = now + patient.probe.every_s * self._random.uniform(1 - JITTER, 1 + JITTER)
                 plan.flight = asyncio.create_task(self._look(plan), name=f"probe of {name}")
 
-    def _plan(self, name: str, patient: Patient, now: float) -> _Plan:
+    def _plan(self, name: str, patient: ProbedUpstream, now: float) -> _Plan:
         first_s = self._random.uniform(0, min(FIRST_WITHIN_S, patient.probe.every_s))
         plan = self._plans[name] = _Plan(patient, now + first_s)
         return plan
 
     def _is_due(self, plan: _Plan, now: float) -> bool:
         breaker = plan.patient.account.breaker
-        if breaker.state is State.CLOSED:
+        if breaker.state is BreakerState.CLOSED:
             return now >= plan.due_at
         return not breaker.rest_s
 

@@ -1,4 +1,4 @@
-"""What does a caller hear of an upstream's answer whose HTTP status alone says what became of the call?
+"""Maps HTTP statuses of upstreams to what callers hear.
 
 429, and 503 with `Retry-After`, are passed on with their time: the server did not execute the call. A redirect is
 reported with its target and never followed. Any other status is a failure that names it.

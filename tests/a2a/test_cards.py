@@ -12,8 +12,8 @@ import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 
+from sidecar.app.loader import check_files
 from sidecar.cli.free_ports import free_ports
-from sidecar.loading import check_files
 from tests.a2a.world import (
     ALICE,
     BOB,

@@ -20,8 +20,8 @@ import jwt
 import pytest
 from aiohttp import web
 
-from sidecar.app import App
-from sidecar.signing_keys import generate
+from sidecar.app.application import Application
+from sidecar.http.signing_keys import generate
 from tests.a2a.world import ALICE, HELLO, IDP, ScriptedAgent, task, write
 from tests.flow.idp import SETTINGS
 from tests.flow.world import listening, started
@@ -66,7 +66,7 @@ class Row:
     """Three sidecars in a row, and the agents behind them."""
 
     folders: list[Path]
-    apps: list[App]
+    apps: list[Application]
     agents: list[Passing]
 
     def url(self, place: int, agent: str, *, local: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.a2a.contexts import Contexts, alike
+from sidecar.gateway.frontends.a2a.context_ids import ContextIds, alike
 from tests.a2a.test_pushing import push, receiving
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, ScriptedAgent, agent_world, ask, task
 
@@ -158,9 +158,9 @@ async def test_a_name_that_is_too_long_to_be_ones_own_is_nobodys(tmp_path: Path)
 
 
 def test_only_what_is_ours_is_taken_from_what_an_agent_says() -> None:
-    bobs, carols = Contexts(b"s", "bob", "writer"), Contexts(b"s", "carol", "writer")
+    bobs, carols = ContextIds(b"s", "bob", "writer"), ContextIds(b"s", "carol", "writer")
     own = bobs.own("Daily")
-    assert own != carols.own("Daily") != Contexts(b"other", "carol", "writer").own("Daily")
+    assert own != carols.own("Daily") != ContextIds(b"other", "carol", "writer").own("Daily")
     assert bobs.key(own) == bobs.key(own.upper()) == bobs.key(bobs.own("d-aily")) != bobs.key("Daily")
     for foreign in (carols.own("Daily"), "Daily", f"{'0' * 32}~Daily", "~", "", own[:33]):
         assert bobs.shown({"contextId": foreign}) == {"contextId": foreign}

@@ -22,7 +22,7 @@ from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import SEND as OPERATION
 from sidecar.protocols.a2a.operations import STREAM, Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.upstreams.agents import Outgoing, over_grpc
+from sidecar.upstreams.agents import OutgoingOperation, grpc_transport
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
 
 SEND = {"message": HELLO}
@@ -138,7 +138,7 @@ async def test_what_each_caller_can_cause_closes_no_agent_of_grpc(tmp_path: Path
 
 async def test_no_call_to_an_agent_waits_behind_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent takes so many at once on one connection, and whoever comes then waits for one of them to end."""
-    monkeypatch.setattr(over_grpc, "STREAMS_EACH", 2)
+    monkeypatch.setattr(grpc_transport, "STREAMS_EACH", 2)
     begun: list[str] = []
 
     async def answer(_: Any, context: Any) -> None:
@@ -182,10 +182,10 @@ async def test_a_stream_of_an_agent_of_grpc_that_is_cut_off_is_recorded_and_told
 async def test_what_grpc_does_not_take_is_no_bug(header: str) -> None:
     """A connection that is closed already, and a header that HTTP has and gRPC has not."""
     headers = ((header, "a"),) if header else ()
-    wire = over_grpc.GrpcWire(
+    wire = grpc_transport.GrpcAgent(
         "grpc://127.0.0.1:1", lambda: "1.0", credential=None, headers=headers, max_response_bytes=1000
     )
-    sent, streamed = Outgoing(OPERATION, SEND, None, 1.0), Outgoing(STREAM, SEND, None, 1.0)
+    sent, streamed = OutgoingOperation(OPERATION, SEND, None, 1.0), OutgoingOperation(STREAM, SEND, None, 1.0)
     if not header:
         heard = await wire.listen(streamed)
         assert not isinstance(heard, AgentError)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
-import sidecar.a2a.grpc
-import sidecar.a2a.guests
-from sidecar.a2a.guests import Guests
+import sidecar.gateway.frontends.a2a.grpc
+import sidecar.gateway.frontends.a2a.grpc_connections
+from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
 from sidecar.protocols.a2a.operations import BY_ACTION
 from sidecar.protocols.a2a.wire import WIRES
 from tests.a2a.world import ALICE, BOB, HELLO, AgentWorld, ScriptedAgent, agent_world, ask, task
@@ -77,8 +77,8 @@ async def test_who_sends_no_message_keeps_nobody_out(tmp_path: Path) -> None:
 async def test_who_does_not_read_a_stream_holds_nothing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.a2a.grpc, "READING_S", 0.2)
-    monkeypatch.setattr(sidecar.a2a.grpc, "READ_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "READING_S", 0.2)
+    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "READ_BYTES_PER_S", 10**9)
     large = {"task": {**task(state="TASK_STATE_WORKING"), "metadata": {"x": "y" * 100_000}}}
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [large] * 200 + [asyncio.Event()]})
     budgets = {"policies/budgets.yaml": 'version: 1\ntools: {"nhi:researcher": {concurrency: 1}}\n'}
@@ -113,7 +113,7 @@ async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_pa
 async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.a2a.grpc, "PING_S", 1.0)
+    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "PING_S", 1.0)
     vanished, never, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     events = [{"task": task(state="TASK_STATE_WORKING")}, never]
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
@@ -209,7 +209,7 @@ async def test_connections_are_capped_and_who_is_being_answered_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """grpc itself takes them until no descriptor is left."""
-    monkeypatch.setattr(sidecar.a2a.guests, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc_connections, "LOOK_EVERY_S", 0.02)
     never = asyncio.Event()
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [{"task": task()}, never]})
     server = 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", max_connections: 8}\n'
@@ -242,7 +242,7 @@ async def test_connections_are_capped_and_who_is_being_answered_stays(
     ids=["there is room", "too many in all", "too many of one", "who is answered stays", "a subnet is one"],
 )
 def test_who_has_to_leave(there: dict[str, int], busy: dict[str, int], leave: int) -> None:
-    guests = Guests(max_connections=8, max_per_peer=5)
+    guests = GrpcConnections(max_connections=8, max_per_peer=5)
     peers = [(host, port) for host, count in there.items() for port in range(count)]
     with ExitStack() as stack:
         for host, count in busy.items():
@@ -264,7 +264,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 async def test_a_head_that_grows_when_it_is_read_is_the_end_of_its_connection(
     confirms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.a2a.grpc, "CONFIRM_S", 0.3)
+    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "CONFIRM_S", 0.3)
     remember = b"\x40\x03x-b" + b"\x7f\xbd\x1d" + b"z" * 3900  # 127 + 61 + 29 * 128
     bomb = b"\x83\x86\x84" + b"\xbe" * 4000  # POST, http, /, and what was remembered, again and again
     async with agent_world(tmp_path) as world:

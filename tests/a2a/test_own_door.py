@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from sidecar.app.file_watcher import key_files
+from sidecar.app.loader import check_files, digest_of_keys
 from sidecar.cli import main
 from sidecar.errors import ConfigError, SettingsError
-from sidecar.loading import check_files, digest_of_keys
 from sidecar.settings import load_settings
-from sidecar.watching import key_files
 from tests.a2a.test_cards import card
 from tests.a2a.world import (
     ALICE,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.a2a import cards
-from sidecar.a2a.owning import CONTEXTS
+from sidecar.gateway.frontends.a2a import cards
+from sidecar.gateway.frontends.a2a.task_ownership import CONTEXTS
 from sidecar.protocols import base64url
 from sidecar.protocols.a2a import cards as documents
 from sidecar.upstreams.agents.card import CardKeeper
@@ -236,7 +236,7 @@ async def test_a_card_is_written_once_however_often_it_is_asked_for(
 
 def test_the_cards_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "MAX_WRITTEN_BYTES", 100)
-    written, view = cards.Written(), cards.View((), frozenset())
+    written, view = cards.CardText(), cards.CardView((), frozenset())
     for n in range(10):
         written.of({"n": n}, (str(n), "", "", view), lambda: {"x": "y" * 20})
     assert len(written.kept) == 3 and written.size == sum(len(body) for _, body in written.kept.values()) <= 100

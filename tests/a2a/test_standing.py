@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import sidecar.exchanges
-from sidecar.signing_keys import generate
+import sidecar.gateway.forwarder
+from sidecar.http.signing_keys import generate
 from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, IDP, SPOKEN, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.idp import bearer
 from tests.flow.world import PATIENCE_S
@@ -126,7 +126,7 @@ async def test_a_stream_takes_a_slot_of_concurrency_for_as_long_as_it_lasts(tmp_
 async def test_a_stream_ends_when_its_permission_does(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
     never = asyncio.Event()
     events = [{"task": task(state="TASK_STATE_WORKING")}, never]
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
@@ -145,7 +145,7 @@ async def test_a_stream_ends_when_its_permission_does(
 async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
     events = [{"task": task(state="TASK_STATE_WORKING")}, asyncio.Event()]
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
     async with agent_world(tmp_path, agent) as world:
@@ -163,7 +163,7 @@ async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
 async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
     go_on = asyncio.Event()
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [go_on, {"task": task()}]})
     async with agent_world(tmp_path, agent) as world:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.records import Share, StoreOut
-from sidecar.task_api import running
+from sidecar.storage import RecordShare, RecordStoreOut
+from sidecar.tasks.api import task_runner
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.described import Operation as Described
 from tests.flow.described import check_described
@@ -415,7 +415,7 @@ async def test_what_came_of_it_after_the_permission_ended_is_nobodys(tmp_path: P
 
 
 async def test_whose_tasks_never_end_keep_nobody_elses_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SHARE", Share(total=4, per_owner=2))
+    monkeypatch.setattr(task_runner, "SHARE", RecordShare(total=4, per_owner=2))
     agent = busy(WORKING)
     agent.script["SendMessage"] = lambda *_: {"task": task(f"t{agent.methods().count('SendMessage')}", "c1", WORKING)}
     async with agent_world(tmp_path, agent, settings=QUICK) as world:
@@ -547,14 +547,14 @@ async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path
 async def test_what_its_caller_heard_is_not_taken_is_not_carried_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.05)
     async with agent_world(tmp_path, settings=QUICK) as world:
         store: Any = world.app.pipeline.task_front.runner.means.store
         add = store.add
 
         async def add_and_say_nothing(*given: Any) -> bool:
             await add(*given)
-            raise StoreOut("no answer in time")
+            raise RecordStoreOut("no answer in time")
 
         monkeypatch.setattr(store, "add", add_and_say_nothing)
         status, said = await call(world, "POST", body=ORDER)

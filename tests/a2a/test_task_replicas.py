@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.task_api import running
+from sidecar.tasks.api import task_runner
 from tests.a2a.test_task_api import DONE, WORKING, busy, call, create, ended
 from tests.a2a.world import BOB, agent_world, ask, task
 from tests.valkey import running_valkey
@@ -15,7 +15,7 @@ from tests.valkey import running_valkey
 async def test_what_one_began_the_other_shows_cancels_and_goes_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.05)
     agent, made = busy(WORKING), iter(range(1, 10))
 
     def stands(name: str, state: str) -> dict[str, object]:

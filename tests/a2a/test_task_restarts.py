@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 
-from sidecar.records import Bounds, Share, SqliteStore
-from sidecar.task_api.following import UNKNOWN_WHETHER_SENT
-from sidecar.task_api.records import TASKS, Record, State, Step
+from sidecar.storage import RecordBounds, RecordShare, SqliteRecordStore
+from sidecar.tasks.api.task_lifecycle import UNKNOWN_WHETHER_SENT
+from sidecar.tasks.api.task_record import TASKS, Task, TaskState, TaskStep
 from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
 from tests.a2a.world import ALICE, ScriptedAgent, task, write
 from tests.flow.process import Served
@@ -48,36 +48,36 @@ class Restarted:
         """The agent's tasks that were followed."""
         return {message["params"]["id"] for _, message in self.agent.seen if message["method"] == "GetTask"}
 
-    async def step_of(self, task_id: str) -> Step:
+    async def step_of(self, task_id: str) -> TaskStep:
         return (await self._record(task_id)).step
 
     async def rewind(self, task_id: str) -> None:
         """As a kill leaves it that comes just before the task is marked as being sent."""
         record = await self._record(task_id)
         async with self._store() as store:
-            await store.replace(record._replace(step=Step.UNSENT, revision=record.revision + 1))
+            await store.replace(record._replace(step=TaskStep.UNSENT, revision=record.revision + 1))
 
     async def ended_untold(self, url: str) -> str:
         """A task as a kill leaves it that comes between its end and the word of it."""
         about = await self._record(await self._any())
-        record = about._replace(id="0199aaaa-0000-7000-8000-000000000001", callback_url=url, step=Step.UNSENT)
+        record = about._replace(id="0199aaaa-0000-7000-8000-000000000001", callback_url=url, step=TaskStep.UNSENT)
         async with self._store() as store:
-            await store.add(record.ended(State.COMPLETED, record.created_at), "file", 0.0, Bounds())
+            await store.add(record.ended(TaskState.COMPLETED, record.created_at), "file", 0.0, RecordBounds())
         return record.id
 
     async def _any(self) -> str:
         async with self._store() as store:
-            return (await store.take("file", 0.0, 0.0, Share()))[0].id
+            return (await store.take("file", 0.0, 0.0, RecordShare()))[0].id
 
-    async def _record(self, task_id: str) -> Record:
+    async def _record(self, task_id: str) -> Task:
         async with self._store() as store:
             record = await store.get(task_id)
         assert record is not None
         return record
 
     @asynccontextmanager
-    async def _store(self) -> AsyncIterator[SqliteStore[Record]]:
-        store = SqliteStore(self.served.folder / "data" / "a2a-tasks.sqlite", TASKS)
+    async def _store(self) -> AsyncIterator[SqliteRecordStore[Task]]:
+        store = SqliteRecordStore(self.served.folder / "data" / "a2a-tasks.sqlite", TASKS)
         try:
             yield store
         finally:
@@ -127,7 +127,7 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
                 await asyncio.sleep(0.01)
         await world.served.kill()
         steps = {kind: await world.step_of(task_id) for kind, task_id in names.items()}
-        assert steps == {**dict.fromkeys(names, Step.SENT), "sending": Step.SENDING, "unsent": Step.SENDING}
+        assert steps == {**dict.fromkeys(names, TaskStep.SENT), "sending": TaskStep.SENDING, "unsent": TaskStep.SENDING}
         await world.rewind(names["unsent"])
         told = await world.ended_untold(f"{hook}/tasks")
         killed[0] = True
@@ -152,4 +152,4 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
         assert [body["id"] for _, body in receiver.heard] == [told]
         await world.served.kill()
         assert world.served.verify()[0] == 0
-        assert {await world.step_of(task_id) for task_id in names.values()} == {Step.OVER}
+        assert {await world.step_of(task_id) for task_id in names.values()} == {TaskStep.OVER}

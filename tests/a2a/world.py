@@ -14,14 +14,14 @@ import aiohttp
 from aiohttp import web
 from grpc import aio
 
-from sidecar.app import App
+from sidecar.app.application import Application
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.operations import BY_ACTION, BY_RPC, CARD, LIST, SEND, STREAM, Binding, Operation, Version
 from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.world import PATIENCE_S, listening, started
 
@@ -168,7 +168,7 @@ class AgentWorld:
 
     folder: Path
     agent: ScriptedAgent
-    app: App
+    app: Application
     http: aiohttp.ClientSession
     url: str
 

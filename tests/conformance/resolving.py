@@ -9,10 +9,10 @@ import socket
 from typing import Any
 
 from sidecar.cli import main
-from sidecar.egress import guarded
+from sidecar.http.client import guarded_client
 
 SOMEWHERE = "93.184.215.14"  # example.com, as it once was
-looked_up = guarded._look_up
+looked_up = guarded_client._look_up
 
 
 def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
@@ -23,5 +23,5 @@ def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 if __name__ == "__main__":
-    guarded._look_up = look_up
+    guarded_client._look_up = look_up
     main()

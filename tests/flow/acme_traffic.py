@@ -25,8 +25,8 @@ import yaml
 from sidecar.audit import Audit, AuditKey
 from sidecar.errors import Reason, Refusal
 from sidecar.policy import Engine, PolicySource
+from sidecar.policy_tools.policy_location import configured
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Principal, Question
-from sidecar.workbench.places import configured
 from tests.at_once import at_once
 
 KEY = AuditKey.from_secret(bytes(range(32)))

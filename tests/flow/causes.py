@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-import sidecar.pipeline
-from sidecar.audit.file import AuditFile
+import sidecar.gateway.pipeline
+from sidecar.audit.file_sink import AuditFile
 from sidecar.errors import Reason
 from tests.flow.idp import APPS, SETTINGS, Idp, bearer
 from tests.flow.talk import ERAS, Answer, Era, Talk
@@ -448,12 +448,12 @@ def a_bug() -> Iterator[None]:
     def broken(*_: object) -> object:
         raise ZeroDivisionError("a secret of the implementation")
 
-    real = sidecar.pipeline.plan_charges
-    sidecar.pipeline.plan_charges = broken  # type: ignore[assignment]
+    real = sidecar.gateway.pipeline.plan_charges
+    sidecar.gateway.pipeline.plan_charges = broken  # type: ignore[assignment]
     try:
         yield
     finally:
-        sidecar.pipeline.plan_charges = real
+        sidecar.gateway.pipeline.plan_charges = real
 
 
 @cause(Reason.INTERNAL)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from jsonschema import Draft202012Validator
 
-from sidecar.openapi import document
+from sidecar.admin.openapi import document
 from tests.flow.talk import Answer
 
 

@@ -24,7 +24,7 @@ from aiohttp import web
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.misbehaviours import PASSES, WORDS, Attack, bytes_of, listed
 from tests.flow.world import TOOLS, Upstream, World, world
-from tests.unit.egress.hostile import Conversation, Hostile, response, serving
+from tests.unit.http.client.hostile import Conversation, Hostile, response, serving
 from tests.unit.upstreams.old import RESULTS, Old
 
 POLITE = {"repo": "acme/polite"}

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.http.signing_keys import SigningKey, claims_for, generate
 from sidecar.identity.key_files import make_key
-from sidecar.signing_keys import SigningKey, claims_for, generate
 
 ISSUER = "https://idp.acme.example"
 APPS = "https://apps.acme.example"

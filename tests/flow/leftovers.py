@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sidecar.egress.wire import ResponseReader
-from sidecar.turn import Overseen, Turn
+from sidecar.gateway.request import RequestContext, WatchedExchange
+from sidecar.http.client.http1 import ResponseReader
 from tests.flow.world import PATIENCE_S
 
-OF_A_REQUEST = (Turn, Overseen, ResponseReader)
+OF_A_REQUEST = (RequestContext, WatchedExchange, ResponseReader)
 
 
 @asynccontextmanager

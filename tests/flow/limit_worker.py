@@ -13,8 +13,8 @@ import os
 import sys
 
 from sidecar.errors import Reason, Refusal
-from sidecar.limits import Limiter, Plan
-from sidecar.limits.redis import RedisStore
+from sidecar.limits import Limiter, LimitPlan
+from sidecar.limits.redis_store import RedisCounters
 from tests.unit.limits.stages import charge
 
 LIMIT, TASKS = 1000, 64
@@ -27,7 +27,7 @@ async def spend(limiter: Limiter) -> int:
         through = 0
         while True:
             try:
-                async with limiter.reserve(Plan((DAY, HOUR)), f"{os.getpid()}-{number}-{through}") as lease:
+                async with limiter.reserve(LimitPlan((DAY, HOUR)), f"{os.getpid()}-{number}-{through}") as lease:
                     lease.forwarded = True
                     through += 1
             except Refusal as refusal:
@@ -39,7 +39,7 @@ async def spend(limiter: Limiter) -> int:
 
 async def hold(limiter: Limiter) -> None:
     async def caller(number: int) -> None:
-        async with limiter.reserve(Plan((SLOTS,)), f"{os.getpid()}-{number}"):
+        async with limiter.reserve(LimitPlan((SLOTS,)), f"{os.getpid()}-{number}"):
             await asyncio.sleep(3600)
 
     callers = [asyncio.create_task(caller(number)) for number in range(SLOTS.most)]
@@ -50,7 +50,7 @@ async def hold(limiter: Limiter) -> None:
 
 
 async def main(verb: str, url: str) -> None:
-    store = RedisStore.at(url, lease_s=LEASE_S, deadline_s=5.0)
+    store = RedisCounters.at(url, lease_s=LEASE_S, deadline_s=5.0)
     limiter = Limiter(store, lease_s=LEASE_S)
     await store.ping()
     print("ready", flush=True)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from tests.flow.streams import event
-from tests.unit.egress.hostile import Conversation, chunked, response
+from tests.unit.http.client.hostile import Conversation, chunked, response
 
 Attack = Callable[[Conversation, dict[str, Any]], Awaitable[None]]
 """What is done on a connection that just asked this message."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import sidecar.shared
+import sidecar.app.shared_store
 from sidecar.cli import main
 from sidecar.limits import Limiter, open_store
 
 LEASE_S = 1.0
 
 if __name__ == "__main__":
-    vars(sidecar.shared)["open_store"] = partial(open_store, lease_s=LEASE_S)
-    vars(sidecar.shared)["Limiter"] = partial(Limiter, lease_s=LEASE_S)
+    vars(sidecar.app.shared_store)["open_store"] = partial(open_store, lease_s=LEASE_S)
+    vars(sidecar.app.shared_store)["Limiter"] = partial(Limiter, lease_s=LEASE_S)
     main()

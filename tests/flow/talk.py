@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sidecar.protocols.eras import encoded_header
+from sidecar.protocols.mcp.eras import encoded_header
 from tests.flow.world import SESSION, STATELESS, World, request, stateless
 
 Era = Literal["stateless", "session", "plain"]

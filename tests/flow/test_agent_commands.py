@@ -23,16 +23,16 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 from sidecar.admin import ADDRESSES
-from sidecar.agents.running import Prompt
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST
-from sidecar.upstreams.agents import Outgoing
+from sidecar.tasks.programs.attempt import Prompt
+from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, until, world, write_folder
-from tests.unit.desk.test_reading import POISON
+from tests.unit.admin.operator_api.test_reading import POISON
 
 AGENTS = """\
 agents:
@@ -422,7 +422,7 @@ async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other
         assert owner is not None
         tasks, token = [], "0"
         while token:
-            asked = Outgoing(LIST, {"pageSize": 2, "pageToken": token}, owner.caller, 5.0)
+            asked = OutgoingOperation(LIST, {"pageSize": 2, "pageToken": token}, owner.caller, 5.0)
             answer = await wire.ask(asked)
             assert isinstance(answer, dict)
             tasks += [task["id"] for task in answer["tasks"]]

@@ -20,10 +20,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidecar.answers import plain_status
 from sidecar.errors import ANSWERS, Reason
 from sidecar.errors import Answer as Expected
-from sidecar.passage import Passage, Passed
+from sidecar.gateway.error_responses import plain_status
+from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter
 from tests.flow.causes import CAUSES, Cause
 from tests.flow.described import CALL, LIST, check_described
 from tests.flow.leftovers import nothing_left
@@ -209,11 +209,11 @@ async def test_a_bug_within_a_stream_breaks_it_off_and_is_one_record(
 ) -> None:
     """A second status line within the first answer would be read as the rest of it."""
 
-    def broken(*_: object) -> Passed:
+    def broken(*_: object) -> FilteredMessage:
         raise ZeroDivisionError("a secret of the implementation")
 
     async with world(tmp_path, upstream=Upstream(script={"tools/call": _two_events})) as running:
-        monkeypatch.setattr(Passage, "_response", broken)
+        monkeypatch.setattr(ResponseFilter, "_response", broken)
         with pytest.raises(aiohttp.ClientPayloadError):
             await running.call("search_code", {"repo": "acme/a"})
         (end,) = running.ends()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.audit.verify import verify
-from sidecar.audit.writer import Sink
+from sidecar.audit.writer import RecordSink
 from tests.flow.causes import GOOD
 from tests.flow.talk import Talk
 from tests.flow.world import PATIENCE_S, World, world
@@ -26,7 +26,7 @@ LONG_S = 20.0
 class Frozen:
     """A disk that answers again once it thaws."""
 
-    def __init__(self, disk: Sink) -> None:
+    def __init__(self, disk: RecordSink) -> None:
         self.disk = disk
         self.thawed = threading.Event()
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.upstreams import Account
-from sidecar.upstreams.breaker import State
+from sidecar.upstreams import UpstreamAccount
+from sidecar.upstreams.breaker import BreakerState
 from tests.flow.talk import Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, files, get
 from tests.flow.world import RULES, SESSION, STATELESS, Upstream, World, listening, request, stateless, until, world
@@ -26,7 +26,7 @@ Respond = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 FAST = "breaker: {failures: 2, open_s: 0.4}, probe: {every_s: 0.1}"
 
 
-def account(running: World, name: str = "github") -> Account:
+def account(running: World, name: str = "github") -> UpstreamAccount:
     return running.app.live.current.services[name].account
 
 
@@ -168,7 +168,7 @@ async def test_an_open_breaker_lets_nothing_through_and_charges_nobody(tmp_path:
         await asyncio.sleep(0.4)
         assert (await running.call("get_file", {"path": "a"}))[0] == 200  # the third of three an hour: none was charged
         assert reason_of(await running.call("get_file", {"path": "a"})) == "rate-limited"
-        assert account(running).breaker.state is State.CLOSED
+        assert account(running).breaker.state is BreakerState.CLOSED
 
 
 async def test_who_comes_while_another_tries_is_not_charged(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ async def test_a_dead_upstream_costs_the_others_nothing(tmp_path: Path) -> None:
             return reasons
 
         hammers = [asyncio.create_task(hammer()) for _ in range(4)]
-        await until(lambda: account(running, "other").breaker.state is State.OPEN)
+        await until(lambda: account(running, "other").breaker.state is BreakerState.OPEN)
         clock, took_s = asyncio.get_running_loop().time, []
         for path in ["/livez", "/readyz"] * 20:
             began = clock()
@@ -255,7 +255,7 @@ async def test_an_upstream_that_is_back_is_found_without_a_call(tmp_path: Path) 
     async with world(tmp_path, upstream=upstream, upstream_settings=FAST) as running:
         await until(lambda: account(running).plain()["status"] == "ready")
         upstream.script = dict.fromkeys(("server/discover", "initialize"), status(502))
-        await until(lambda: account(running).breaker.state is State.OPEN)
+        await until(lambda: account(running).breaker.state is BreakerState.OPEN)
         text = await running.metrics()
         assert 'sidecar_upstream_up{upstream="github"} 0.0' in text
         assert 'sidecar_upstream_state{state="offline",upstream="github"} 1.0' in text
@@ -263,7 +263,7 @@ async def test_an_upstream_that_is_back_is_found_without_a_call(tmp_path: Path) 
         await asyncio.sleep(0.2)
         assert len(upstream.seen) == asked  # it has its rest
         upstream.script.clear()
-        await until(lambda: account(running).breaker.state is State.CLOSED)
+        await until(lambda: account(running).breaker.state is BreakerState.CLOSED)
         known = account(running).plain()
         assert (known["status"], known["connection"], known["breaker"]["failures"]) == ("ready", "connected", 0)
         text = await running.metrics()
@@ -296,7 +296,7 @@ async def test_a_server_that_keeps_silent_when_pinged_is_asked_for_its_list(tmp_
         known = account(running)
         assert (upstream.methods().count("ping"), known.breaker.state, known.standing.status) == (
             1,
-            State.CLOSED,
+            BreakerState.CLOSED,
             "ready",
         )
 
@@ -314,7 +314,7 @@ async def test_a_slow_server_is_not_ill_and_a_fast_one_neither(tmp_path: Path) -
         assert (await running.call("search_code", GOOD))[0] == 200
         await until(lambda: upstream.methods().count("server/discover") >= 2)
         known = account(running)
-        assert (known.breaker.state, known.breaker.in_a_row, known.standing.status) == (State.CLOSED, 0, "ready")
+        assert (known.breaker.state, known.breaker.in_a_row, known.standing.status) == (BreakerState.CLOSED, 0, "ready")
         upstream.script.clear()
         await until(lambda: upstream.methods().count("server/discover") >= 4)
         assert known.standing.status == "ready"
@@ -327,7 +327,7 @@ async def test_a_probe_with_less_patience_than_a_call_degrades_and_opens_nothing
         await until(lambda: account(running).standing.status == "ready")
         upstream.script = {"server/discover": hang}
         await until(lambda: account(running).standing.status == "degraded")
-        assert account(running).breaker.state is State.CLOSED
+        assert account(running).breaker.state is BreakerState.CLOSED
         assert (await running.call("search_code", GOOD))[0] == 200
 
 
@@ -393,16 +393,16 @@ async def test_what_is_known_survives_a_reload_for_as_long_as_the_definition_doe
     upstream = Upstream(script={"tools/call": status(500)})
     async with world(tmp_path, upstream=upstream, upstream_settings="breaker: {failures: 1, open_s: 60}") as running:
         await running.call("search_code", GOOD)
-        assert account(running).breaker.state is State.OPEN
+        assert account(running).breaker.state is BreakerState.OPEN
         rules = tmp_path / "policies" / "agent_to_tool.csv"
         rules.write_text(RULES + "p, nhi:other, tool:github/get_file, use, -, -, -, allow\n")
         await running.app.reload("test")
-        assert account(running).breaker.state is State.OPEN
+        assert account(running).breaker.state is BreakerState.OPEN
         assert reason_of(await running.call("search_code", GOOD)) == "upstream-open"
         settings = tmp_path / "sidecar.yaml"
         settings.write_text(settings.read_text().replace("failures: 1,", "failures: 3,"))
         await running.app.reload("test")
-        assert account(running).breaker.state is State.CLOSED
+        assert account(running).breaker.state is BreakerState.CLOSED
 
 
 async def test_nothing_of_a_probe_is_left_when_the_sidecar_ends(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ async def test_a_server_that_hangs_opens_its_breaker_whatever_else_it_takes(tmp_
         await running.ask("tools/list")
         params = {"name": "search_code", "arguments": GOOD}
         for _ in range(3):
-            assert account(running).breaker.state is State.CLOSED
+            assert account(running).breaker.state is BreakerState.CLOSED
             if how == "session":
                 late = await talk.call("search_code", GOOD)
             else:
@@ -454,9 +454,9 @@ async def test_a_server_that_hangs_opens_its_breaker_whatever_else_it_takes(tmp_
                 routing = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
                 late = await running.post(message, headers=routing)
             assert reason_of(late) == "upstream-timeout"
-            if account(running).breaker.state is State.CLOSED:
+            if account(running).breaker.state is BreakerState.CLOSED:
                 await say_by_ourselves(running, talk)
-        await until(lambda: account(running).breaker.state is State.OPEN)
+        await until(lambda: account(running).breaker.state is BreakerState.OPEN)
         if how.startswith("bridged"):
             await until(lambda: len(upstream.calls("notifications/cancelled")) >= 3)
 
@@ -478,7 +478,7 @@ async def test_an_answer_that_drips_until_its_time_is_over_is_a_fault(tmp_path: 
         await running.ask("tools/list")
         for _ in range(2):  # two at once: neither vouches for the other
             await asyncio.gather(*(running.call("search_code", GOOD) for _ in range(2)))
-        await until(lambda: account(running).breaker.state is State.OPEN)
+        await until(lambda: account(running).breaker.state is BreakerState.OPEN)
 
 
 async def test_a_call_that_others_were_answered_beside_is_no_fault(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sidecar.callbacks import load_or_make_callback_key
-from sidecar.egress import parse_origin
+from sidecar.http.client import parse_origin
+from sidecar.tasks.webhooks import load_or_make_callback_key
 from tests.flow.world import PATIENCE_S, World, until, world
-from tests.unit.callbacks.receiving import for_, header, in_turn, verified
-from tests.unit.egress.hostile import Hostile, response, say, serving
+from tests.unit.http.client.hostile import Hostile, response, say, serving
+from tests.unit.tasks.webhooks.receiving import for_, header, in_turn, verified
 
 TAKEN, BROKEN = response(b"", status="204 No Content", framing=""), response(b"", status="500 No")
 

@@ -15,10 +15,10 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from sidecar.audit.herald import KEY
-from sidecar.audit.parts import given
+from sidecar.audit.checkpoint_publisher import KEY
+from sidecar.audit.segments import given
 from sidecar.cli.audit import audit as command
-from sidecar.limits.nodes import PREFIX
+from sidecar.limits.topology import PREFIX
 from tests.flow.test_audit_sinks import RULES, call
 from tests.flow.world import world, write_folder
 from tests.valkey import running_valkey
@@ -62,7 +62,7 @@ async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path) -> None
 async def test_a_start_knows_a_log_that_was_put_back_by_what_the_store_was_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.evidence.EVERY_S", 0.02)
+    monkeypatch.setattr("sidecar.app.control_records.EVERY_S", 0.02)
     log, copy = tmp_path / "data" / "audit", tmp_path / "copy"
 
     async def run(url: str, calls: int, to: str = "to: [store]") -> tuple[list[str], list[str]]:

@@ -13,15 +13,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from sidecar.agents.states import State
-from sidecar.agents.telling import OVER
-from sidecar.agents.wire import ProgramProbe
 from sidecar.errors import Refusal
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import SEND
-from sidecar.settings.health import Breaker
-from sidecar.upstreams.agents import Outgoing
-from sidecar.upstreams.registry import Account
+from sidecar.settings.upstream_health import BreakerSettings
+from sidecar.tasks.programs.program_agent import ProgramProbe
+from sidecar.tasks.programs.run_events import OVER
+from sidecar.tasks.programs.run_states import RunState
+from sidecar.upstreams.agents import OutgoingOperation
+from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import Caller, Principal
 from tests.a2a.world import (
     ALICE,
@@ -291,7 +291,7 @@ async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) 
         await world.app.disable("user:alice", reason="gone", until=None, by="operator")
         await until(lambda: world.app.executions.standing("slow").running == 0)
         [run], _ = await world.app.executions.page(None, ["slow"], None, 1, 0)
-        ends = [one.why for one in run.transitions if one.state is State.CANCELLED]
+        ends = [one.why for one in run.transitions if one.state is RunState.CANCELLED]
         assert ends == ["its caller may not have it any more: principal-disabled"]
 
 
@@ -344,7 +344,7 @@ async def test_a_conversation_is_a_process_of_its_caller_alone(tmp_path: Path) -
 async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(tmp_path: Path) -> None:
     async with sidecar(tmp_path) as world:
         wire, alice = world.app.live.current.agents["slow"].wire, Caller((Principal("user:alice", "api-key"),), ())
-        answer = await wire.ask(Outgoing(SEND, message("go"), alice, deadline_s=1.0))
+        answer = await wire.ask(OutgoingOperation(SEND, message("go"), alice, deadline_s=1.0))
         assert not isinstance(answer, AgentError)
         assert state_of(answer["task"]) == "working"
 
@@ -439,7 +439,7 @@ async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) 
 
 async def test_a_program_that_is_gone_is_degraded_then_offline_and_comes_back() -> None:
     now, found = [0.0], ["/bin/cat"]
-    account = Account("echo", Breaker(failures=3, open_s=30.0), clock_mono=lambda: now[0])
+    account = UpstreamAccount("echo", BreakerSettings(failures=3, open_s=30.0), clock_mono=lambda: now[0])
     probe = ProgramProbe(account, lambda: found[0] if found else None)
 
     async def looked() -> str:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason
-from sidecar.protocols import mcp
-from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing, Way
+from sidecar.protocols.mcp import messages
+from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, BridgeDirection, MethodCrossing
 from tests.flow.apart import META, Server, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
@@ -59,17 +59,17 @@ ASKED = {"action": "accept", "content": {}}
 def test_the_table_has_every_message_that_can_pass() -> None:
     of_client = {row.name for row in CROSSINGS if not row.of_server}
     of_server = {row.name for row in CROSSINGS if row.of_server}
-    assert {*mcp.METHODS, *mcp.NOTIFICATIONS} <= of_client
-    assert {*mcp.SERVER_REQUESTS, *mcp.SERVER_NOTIFICATIONS} <= of_server
+    assert {*messages.METHODS, *messages.NOTIFICATIONS} <= of_client
+    assert {*messages.SERVER_REQUESTS, *messages.SERVER_NOTIFICATIONS} <= of_server
     assert len(CROSSINGS) == len({(row.name, row.of_server) for row in CROSSINGS})
 
 
 def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
     for row in (row for row in CROSSINGS if not row.of_server):
-        method = {**mcp.METHODS, **mcp.NOTIFICATIONS}.get(row.name)
+        method = {**messages.METHODS, **messages.NOTIFICATIONS}.get(row.name)
         eras = {era.value for era in method.eras} if method else set()
-        assert ("stateless" in eras) is (row.down.way is not Way.NOT_IN_ERA), row.name
-        assert ("session" in eras) is (row.up.way is not Way.NOT_IN_ERA), row.name
+        assert ("stateless" in eras) is (row.down.way is not BridgeDirection.NOT_IN_ERA), row.name
+        assert ("session" in eras) is (row.up.way is not BridgeDirection.NOT_IN_ERA), row.name
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ async def test_what_a_stateless_caller_sends_crosses_as_the_table_says(tmp_path:
             await _send_down(running, row.name, row.down)
 
 
-async def _send_down(running: World, name: str, crossing: Crossing) -> None:
+async def _send_down(running: World, name: str, crossing: MethodCrossing) -> None:
     server, message = server_of(running), stated(name, PARAMS.get(name, {}))
     if name.startswith("tasks/"):
         message["params"]["_meta"] |= DECLARED
@@ -150,13 +150,13 @@ async def _send_down(running: World, name: str, crossing: Crossing) -> None:
         status, said = ear.status, (await messages_of(ear))[-1]
     reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
     match crossing.way:
-        case Way.PASSES:
+        case BridgeDirection.PASSES:
             assert (status, said["result"]["resultType"], name in reached) == (200, "complete", True), name
             assert ("ttlMs" in said["result"]) is ("/list" in name or name == "resources/read"), name
-        case Way.BECOMES:
+        case BridgeDirection.BECOMES:
             assert (status, "result" in said, crossing.becomes in server.methods()) == (200, True, True), name
             assert name not in reached
-        case Way.NOT_IN_ERA | Way.CANNOT:
+        case BridgeDirection.NOT_IN_ERA | BridgeDirection.CANNOT:
             assert reason_of((status, said, {})) == crossing.reason, name
             assert name not in reached
         case _:
@@ -169,7 +169,7 @@ async def test_what_a_session_sends_crosses_as_the_table_says(tmp_path: Path) ->
             await _send_up(running, talk, row.name, row.up)
 
 
-async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) -> None:
+async def _send_up(running: World, talk: Talk, name: str, crossing: MethodCrossing) -> None:
     server = server_of(running)
     before, message = len(server.seen), request(name, PARAMS.get(name, {}))
     if name.startswith("notifications/"):
@@ -178,16 +178,16 @@ async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) ->
     status, said, _ = await running.post(message, headers=headers)
     reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
     match crossing.way:
-        case Way.PASSES:
+        case BridgeDirection.PASSES:
             assert status == 200 and not {"resultType", "ttlMs", "cacheScope"} & set(said["result"]), name
             assert name in reached
-        case Way.BECOMES:
+        case BridgeDirection.BECOMES:
             assert (status, "result" in said, crossing.becomes in reached) == (200, True, True), name
-        case Way.HERE:
+        case BridgeDirection.HERE:
             assert (status, said["result"], reached) == (200, {}, []), name
-        case Way.SWALLOWED:
+        case BridgeDirection.SWALLOWED:
             assert (status, said, reached) == (202, None, []), name
-        case Way.NOT_IN_ERA | Way.CANNOT:
+        case BridgeDirection.NOT_IN_ERA | BridgeDirection.CANNOT:
             assert reason_of((status, said, {})) == crossing.reason, name
             assert name not in reached
         case _:
@@ -197,17 +197,17 @@ async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) ->
 async def test_what_a_server_of_sessions_says_crosses_as_the_table_says(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
-            if row.down.way is Way.NOT_IN_ERA:
+            if row.down.way is BridgeDirection.NOT_IN_ERA:
                 continue
             if row.name.startswith("notifications/"):
                 say = {"method": row.name, "params": PARAMS.get(row.name, {})}
                 meta = {f"{META}logLevel": "debug", "progressToken": 7}
                 *between, _ = await act(running, {"say": [say]}, meta=meta)
                 heard = [message["method"] for message in between]
-                assert heard == ([row.name] if row.down.way is Way.PASSES else []), row.name
+                assert heard == ([row.name] if row.down.way is BridgeDirection.PASSES else []), row.name
                 continue
             (said,) = await act(running, {"ask": [row.name]})
-            if row.down.way is Way.HERE:
+            if row.down.way is BridgeDirection.HERE:
                 assert json.loads(said["result"]["content"][0]["text"]) == [{}]
             else:
                 result = said["result"]
@@ -252,7 +252,7 @@ async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: 
     async with up(tmp_path) as (running, talk):
         address = f"{running.url}/mcp/github"
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
-            if row.up.way is Way.NOT_IN_ERA or row.name == "notifications/subscriptions/acknowledged":
+            if row.up.way is BridgeDirection.NOT_IN_ERA or row.name == "notifications/subscriptions/acknowledged":
                 continue
             asks = not row.name.startswith("notifications/")
             say = {"method": row.name, "params": PARAMS.get(row.name, {})}
@@ -260,7 +260,7 @@ async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: 
             async with hearing(running.http, address, talk.in_session, body) as ear:
                 if not asks:
                     heard = [message.get("method") for message in await ear.rest()]
-                    assert heard == ([row.name, None] if row.up.way is Way.PASSES else [None]), row.name
+                    assert heard == ([row.name, None] if row.up.way is BridgeDirection.PASSES else [None]), row.name
                     continue
                 asked = await ear.message()
                 assert asked["method"] == row.name and row.up.becomes == "request"

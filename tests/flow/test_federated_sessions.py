@@ -291,7 +291,7 @@ async def subscribed(running: World, uris: list[str], **flags: bool) -> AsyncIte
 async def test_one_subscription_is_one_at_each_server_with_one_acknowledgement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.federation.gathering.PATIENCE_S", 0.3)
+    monkeypatch.setattr("sidecar.gateway.frontends.aggregate.fan_out.PATIENCE_S", 0.3)
     one, other, silent = Subscribed(), Subscribed(), Subscribed(silent=True)
     servers: dict[str, Upstream | str] = {"github": one.upstream, "wiki": other.upstream, "quiet": silent.upstream}
     servers["dead"] = "http://127.0.0.1:9/mcp"
@@ -336,7 +336,7 @@ async def test_a_subscription_names_only_what_may_be_read(tmp_path: Path) -> Non
 async def test_a_server_added_under_an_open_subscription_is_heard_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.federation.merging.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("sidecar.gateway.frontends.aggregate.stream_merge.LOOK_EVERY_S", 0.05)
     one, added = Subscribed(), Subscribed()
     async with federation(tmp_path, {"github": one.upstream, "wiki": added.upstream}) as running:
         config = tmp_path / "sidecar.yaml"
@@ -356,7 +356,7 @@ async def test_a_server_added_under_an_open_subscription_is_heard_and_told_of(
 async def test_a_server_that_is_disabled_leaves_the_stream_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.federation.merging.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("sidecar.gateway.frontends.aggregate.stream_merge.LOOK_EVERY_S", 0.05)
     one, other = Subscribed(), Subscribed()
     async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}) as running:
         async with subscribed(running, [], toolsListChanged=True) as ear:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.settings.moments import rfc3339
+from sidecar.settings.timestamps import rfc3339
 from tests.flow.federated import At, federation, names_in
 from tests.flow.guests import ALICE, BOB, IDP, result_of
 from tests.flow.idp import SETTINGS
@@ -363,8 +363,8 @@ async def test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_noth
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BL-036."""
-    monkeypatch.setattr("sidecar.federation.gathering.PATIENCE_S", 0.3)
-    monkeypatch.setattr("sidecar.federation.federation.HELLO_S", 0.2)
+    monkeypatch.setattr("sidecar.gateway.frontends.aggregate.fan_out.PATIENCE_S", 0.3)
+    monkeypatch.setattr("sidecar.gateway.frontends.aggregate.frontend.HELLO_S", 0.2)
     slow = Upstream(script=dict.fromkeys(("server/discover", "initialize", "tools/list"), hanging))
     servers: dict[str, Upstream | str] = {"github": Upstream(tools=tools("read")), "slow": slow}
     servers["dead"] = "http://127.0.0.1:9/mcp"

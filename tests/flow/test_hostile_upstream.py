@@ -65,7 +65,7 @@ from tests.flow.misbehaviours import (
 from tests.flow.streams import hearing
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import RULES, Upstream, World, listening, request, until, world
-from tests.unit.egress.hostile import serving
+from tests.unit.http.client.hostile import serving
 
 CALM = RULES + "p, nhi:planner, tool:calm/*, use, -, -, -, allow\n"
 LAG_S = 0.1  # of the loop, by one step: 50 ms (threats I11) where nobody else is at work on the same cores

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import sidecar.watching
+import sidecar.app.file_watcher
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal
 from tests.flow.idp import SETTINGS as WITH_IDP
@@ -147,7 +147,7 @@ async def test_a_burst_of_writes_is_one_change(tmp_path: Path) -> None:
 
 
 async def test_who_never_stops_writing_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.watching, "LONGEST_S", 0.5)
+    monkeypatch.setattr(sidecar.app.file_watcher, "LONGEST_S", 0.5)
     async with world(tmp_path) as running:
         for number in range(30):
             (tmp_path / "policies" / FILE).write_text(WIDER + f"# {number}\n")
@@ -241,7 +241,7 @@ async def test_a_policy_that_is_gone_for_a_while_serves_on(tmp_path: Path) -> No
 
 
 async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
     control, refusing = None, True
 
     async def full(what: str, by: str, **facts: object) -> None:
@@ -272,8 +272,8 @@ async def test_whoever_is_stopped_while_looking_stops(tmp_path: Path) -> None:
 
 async def test_what_no_event_tells_a_look_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that tells nobody of what others write (NFS)."""
-    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
-    monkeypatch.setattr(sidecar.watching._Ears, "open", lambda self: None)
+    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher._Ears, "open", lambda self: None)
     async with world(tmp_path) as running:
         plain(tmp_path / "policies", WIDER)
         await taken(running)
@@ -289,7 +289,7 @@ async def test_where_the_system_tells_nothing_the_looks_remain(
         raise OSError(28, "inotify watch limit reached")
 
     monkeypatch.setattr(watchfiles, "watch", no_more_watches)
-    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
     async with world(tmp_path) as running:
         plain(tmp_path / "policies", WIDER)
         await taken(running)
@@ -316,7 +316,7 @@ async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None
 async def test_a_log_beside_the_configuration_is_nobodys_change(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         looks = 0
-        look_at = sidecar.watching.look_at
+        look_at = sidecar.app.file_watcher.look_at
 
         def counted(*given: Any) -> Any:
             nonlocal looks
@@ -324,8 +324,8 @@ async def test_a_log_beside_the_configuration_is_nobodys_change(tmp_path: Path) 
             return look_at(*given)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sidecar.watching, "look_at", counted)
-            await asyncio.sleep(sidecar.watching.SOON_S + 0.3)  # the first looks, at the start
+            patch.setattr(sidecar.app.file_watcher, "look_at", counted)
+            await asyncio.sleep(sidecar.app.file_watcher.SOON_S + 0.3)  # the first looks, at the start
             before = looks
             for number in range(20):
                 with (tmp_path / "sidecar.log").open("a") as log:

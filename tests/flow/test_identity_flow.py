@@ -19,14 +19,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidecar.arrival import ISSUER_PATH
+from sidecar.gateway.routing import ISSUER_PATH
 from sidecar.identity import ALGORITHMS
 from tests.flow.idp import APPS, ISSUER, SETTINGS, Idp, bearer
 from tests.flow.raw import request, wire
 from tests.flow.streams import streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, listening, world
-from tests.unit.egress.certificate import self_signed
+from tests.unit.http.client.certificate import self_signed
 
 IDP = Idp()
 ALICE_KEY, PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("user:alice", "nhi:planner", "nhi:researcher"))

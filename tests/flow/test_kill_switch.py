@@ -18,16 +18,16 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-import sidecar.disabled.switch
-from sidecar.app import App
+import sidecar.gateway.kill_switch.switch
+from sidecar.app.application import Application
+from sidecar.app.loader import check_files
 from sidecar.cli import main
-from sidecar.cli.control import ask_control
-from sidecar.disabled import Ledger, SwitchError
-from sidecar.disabled.flips import FORGOTTEN_AFTER_S, Flip, encode
-from sidecar.disabled.ledger import MAX_FLIPS
+from sidecar.cli.operator_socket import ask_control
 from sidecar.errors import SettingsError
-from sidecar.loading import check_files
-from sidecar.settings.moments import rfc3339
+from sidecar.gateway.kill_switch import SwitchError, SwitchLedger
+from sidecar.gateway.kill_switch.ledger import MAX_FLIPS
+from sidecar.gateway.kill_switch.switch_versions import FORGOTTEN_AFTER_S, SwitchVersion, encode
+from sidecar.settings.timestamps import rfc3339
 from tests.flow.causes import full_disk
 from tests.flow.guests import ALICE, BOB, emitter, gateway, gone, opened, stream
 from tests.flow.idp import SETTINGS as WITH_IDP
@@ -268,7 +268,7 @@ async def test_an_order_that_says_nothing_valid_does_nothing(name: str, order: A
 
 
 async def test_the_command_lists_as_many_as_there_can_be(planner: World) -> None:
-    flips = [Flip(f"nhi:{number}", True, 1, "x" * 500, None, "test", 1.0) for number in range(MAX_FLIPS)]
+    flips = [SwitchVersion(f"nhi:{number}", True, 1, "x" * 500, None, "test", 1.0) for number in range(MAX_FLIPS)]
     planner.app.switch._ledger.take(flips)
     status, body = await asyncio.to_thread(ask_control, planner.app.settings.control_path, "/api/principals")
     assert status == 200 and len(json.loads(body)["disabled"]) == MAX_FLIPS
@@ -314,7 +314,7 @@ async def test_without_room_on_the_disk_it_disables_all_the_same_and_enables_nob
 async def test_what_no_disk_took_is_saved_when_there_is_room_again(
     planner: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.disabled.switch, "EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.gateway.kill_switch.switch, "EVERY_S", 0.05)
     ledger = planner.folder / "data" / "disabled.json"
     ledger.mkdir()
     with pytest.raises(Exception, match="cannot be written"):
@@ -323,7 +323,7 @@ async def test_what_no_disk_took_is_saved_when_there_is_room_again(
     assert "a restart would not know all of them" in str(planner.app.status()["reasons"])
     ledger.rmdir()
     await until(lambda: planner.app.switch.saved)
-    assert [entry.principal for entry in Ledger.open(ledger).disabled.entries] == ["nhi:planner"]
+    assert [entry.principal for entry in SwitchLedger.open(ledger).disabled.entries] == ["nhi:planner"]
     assert planner.app.readiness()[1] == {"status": "ready"}
 
 
@@ -338,18 +338,18 @@ async def test_a_listing_that_changed_in_one_place_is_read_there(tmp_path: Path,
             await until(lambda app=running.app: _reasons(app) == expected, SPREAD_S)
 
 
-def _reasons(app: App) -> dict[str, str]:
+def _reasons(app: Application) -> dict[str, str]:
     return {entry.principal: entry.reason for entry in app.disabled_principals()}
 
 
 async def test_a_disk_that_hangs_holds_up_nobody(planner: World, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, go = threading.Event(), threading.Event()
 
-    def slow(ledger: Ledger, *flips: Flip) -> None:
+    def slow(ledger: SwitchLedger, *flips: SwitchVersion) -> None:
         hangs.set()
         assert go.wait(10)
 
-    monkeypatch.setattr(Ledger, "save", slow)
+    monkeypatch.setattr(SwitchLedger, "save", slow)
     first = asyncio.create_task(disable(planner, "nhi:other"))
     await until(hangs.is_set)
     second = asyncio.create_task(disable(planner, "nhi:planner"))
@@ -482,7 +482,7 @@ def valkey() -> Any:
 @pytest.fixture
 def shared(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Valkey:
     """An empty store, and replicas that look at it more often than they need."""
-    monkeypatch.setattr(sidecar.disabled.switch, "EVERY_S", 0.2)
+    monkeypatch.setattr(sidecar.gateway.kill_switch.switch, "EVERY_S", 0.2)
     with valkey.client() as client:
         client.flushall()
     return valkey
@@ -525,7 +525,7 @@ async def test_a_second_is_enough(tmp_path: Path, valkey: Valkey) -> None:
         started_s = time.monotonic()
         await disable(a, "nhi:second")
         await until(knows(b, "nhi:second"), SPREAD_S)
-        assert time.monotonic() - started_s < sidecar.disabled.switch.EVERY_S + 0.5
+        assert time.monotonic() - started_s < sidecar.gateway.kill_switch.switch.EVERY_S + 0.5
 
 
 async def test_a_replica_that_comes_back_knows_before_its_first_call(tmp_path: Path, shared: Valkey) -> None:
@@ -573,7 +573,7 @@ async def test_of_two_turns_at_once_the_safer_wins(tmp_path: Path, shared: Valke
 
 async def test_what_changes_nothing_any_more_is_forgotten_everywhere(tmp_path: Path, shared: Valkey) -> None:
     long_ago_s = time.time() - FORGOTTEN_AFTER_S - 60
-    over = Flip("nhi:over", True, 9, "", long_ago_s, "test", long_ago_s)
+    over = SwitchVersion("nhi:over", True, 9, "", long_ago_s, "test", long_ago_s)
     async with replica(tmp_path / "a", shared) as a:
         await disable(a, "nhi:planner")
         with shared.client() as client:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from sidecar.policy.aside import SMALL_BYTES
+from sidecar.policy.worker_process import SMALL_BYTES
 from tests.flow.world import World, world
 
 MANY = "".join(

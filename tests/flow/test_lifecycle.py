@@ -23,15 +23,16 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from sidecar import arrival, crowds, listeners
-from sidecar.crowds import Crowds
-from sidecar.door import Opening
-from sidecar.egress import ANSWERS
 from sidecar.errors import Refusal
-from sidecar.listeners import Connection, Listener, Patience, open_listener
-from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.gateway import routing
+from sidecar.http.client import ANSWERS
+from sidecar.http.server import listeners, memory_trim
+from sidecar.http.server.acceptor import AcceptState
+from sidecar.http.server.listeners import Listener, ListenerDeadlines, ServerConnection, open_listener
+from sidecar.http.server.memory_trim import MemoryTrim
+from sidecar.http.server.response import WholeResponse
+from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.server import ServerSettings
-from sidecar.whole import Whole
 from tests.flow.process import Served
 from tests.flow.raw import CALL, Wire, answer_in, request, statuses, wire
 from tests.flow.talk import reason_of
@@ -43,16 +44,16 @@ from tests.flow.world import PATIENCE_S, Upstream, World, until, world, write_fo
 
 @asynccontextmanager
 async def listening(
-    address: Address | UnixAddress, tls: ssl.SSLContext | None = None, **patience: float
+    address: ListenAddress | UnixAddress, tls: ssl.SSLContext | None = None, **patience: float
 ) -> AsyncIterator[Listener]:
     async def handle(_: web.BaseRequest) -> web.StreamResponse:
-        return Whole(200, b"here")
+        return WholeResponse(200, b"here")
 
     async def broken(_: str, status: int) -> web.StreamResponse:
-        return Whole(status)
+        return WholeResponse(status)
 
     listener = open_listener(address)
-    await listener.serve(handle, broken, Patience(**patience), tls)  # type: ignore[arg-type]  # by name
+    await listener.serve(handle, broken, ListenerDeadlines(**patience), tls)  # type: ignore[arg-type]  # by name
     try:
         yield listener
     finally:
@@ -104,7 +105,7 @@ def still_open(socks: list[socket.socket]) -> int:
 
 
 async def test_a_flood_of_silence_takes_nobodys_place() -> None:
-    async with listening(Address("127.0.0.1", 0), max_connections=20) as listener:
+    async with listening(ListenAddress("127.0.0.1", 0), max_connections=20) as listener:
         flood = []
         for _ in range(10):
             flood += half_open(listener, 10, "127.0.0.66")
@@ -116,7 +117,7 @@ async def test_a_flood_of_silence_takes_nobodys_place() -> None:
 
 
 async def test_one_address_has_as_many_places_as_it_may_and_a_socket_file_as_many_as_there_are(tmp_path: Path) -> None:
-    async with listening(Address("127.0.0.1", 0), max_connections=20, max_per_peer=5) as listener:
+    async with listening(ListenAddress("127.0.0.1", 0), max_connections=20, max_per_peer=5) as listener:
         flood, others = half_open(listener, 12), half_open(listener, 4, "127.0.0.2")
         await until(lambda: still_open(flood) == 5)
         assert still_open(others) == 4
@@ -138,7 +139,7 @@ LINGERER = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"
 
 
 async def test_who_was_answered_and_lingers_gives_its_place_to_the_next() -> None:
-    async with listening(Address("127.0.0.1", 0), max_connections=20) as listener, AsyncExitStack() as open_ones:
+    async with listening(ListenAddress("127.0.0.1", 0), max_connections=20) as listener, AsyncExitStack() as open_ones:
         lingering = []
         for number in range(60):
             source = f"127.0.0.{66 + number % 2}"
@@ -155,10 +156,10 @@ async def test_probes_have_places_that_nobody_else_takes() -> None:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.path != "/livez":
             await go.wait()
-        return Whole(200, b"here")
+        return WholeResponse(200, b"here")
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, _never, Patience(max_connections=3), probes=("/livez",))
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, _never, ListenerDeadlines(max_connections=3), probes=("/livez",))
     try:
         async with AsyncExitStack() as open_ones:
             request = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -176,7 +177,7 @@ async def test_probes_have_places_that_nobody_else_takes() -> None:
 
 
 async def _never(_: str, status: int) -> web.StreamResponse:
-    return Whole(status)
+    return WholeResponse(status)
 
 
 async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,13 +187,13 @@ async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(m
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         types = {"content-type": ["application/json"]}
         try:
-            await arrival.read_body(request, types, arrival.Bounds(), lambda _: None, who=request.path)
+            await routing.read_body(request, types, routing.BodyBounds(), lambda _: None, who=request.path)
         except Refusal as refusal:
-            return Whole(refusal.answer.http, refusal.reason.value.encode())
-        return Whole(200, b"read")
+            return WholeResponse(refusal.answer.http, refusal.reason.value.encode())
+        return WholeResponse(200, b"read")
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, _never, Patience(max_connections=20))
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, _never, ListenerDeadlines(max_connections=20))
     slow = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nx"
     try:
         async with AsyncExitStack() as open_ones:
@@ -214,7 +215,7 @@ async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(m
 async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files = descriptors_in("/proc/self/fd")
-    async with listening(Address("127.0.0.1", 0), tls, max_connections=5, header_timeout_s=0.4) as listener:
+    async with listening(ListenAddress("127.0.0.1", 0), tls, max_connections=5, header_timeout_s=0.4) as listener:
         flood = half_open(listener, 12)
         await until(lambda: still_open(flood) == 5)
         await until(lambda: still_open(flood) == 0)
@@ -224,7 +225,7 @@ async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
 
 
 async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> None:
-    async with listening(Address("127.0.0.1", 0)) as listener:
+    async with listening(ListenAddress("127.0.0.1", 0)) as listener:
         gc.collect()
         gc.disable()
         try:
@@ -233,7 +234,7 @@ async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> Non
             for _ in range(5):
                 assert await answered(listener)
             await asyncio.sleep(0.1)
-            assert not [one for one in gc.get_objects() if isinstance(one, Connection | Opening)]
+            assert not [one for one in gc.get_objects() if isinstance(one, ServerConnection | AcceptState)]
         finally:
             gc.enable()
 
@@ -257,7 +258,7 @@ def test_how_many_connections_one_address_may_have(section: dict[str, Any], per_
 
 
 async def test_a_body_must_come_at_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "BODY_PATIENCE_S", 0.3)
+    monkeypatch.setattr(routing, "BODY_PATIENCE_S", 0.3)
     settings = 'server: {listen: "127.0.0.1:0", body_rate_bytes_s: 1000}\n'
     async with world(tmp_path, settings=settings) as running:
         slow, steady = await asyncio.gather(sent_in_pieces(running, 20), sent_in_pieces(running, 120))
@@ -366,7 +367,7 @@ async def test_an_idle_connection_holds_neither_its_last_call_nor_its_answer(tmp
         assert rss_bytes() - before < 20 * 2**20
 
 
-class Seen(Crowds):
+class Seen(MemoryTrim):
     """What was seen of crowds."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
@@ -383,7 +384,7 @@ async def test_large_answers_take_turns_in_memory_and_a_crowd_of_them_gives_it_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: str
 ) -> None:
     monkeypatch.setattr(ANSWERS, "total", 3 * 2**20)
-    monkeypatch.setattr(crowds, "CROWD", 30)
+    monkeypatch.setattr(memory_trim, "CROWD", 30)
     given: list[int] = []
     size, text = 2 * 2**20, "x" * (2 * 2**20)
 
@@ -399,7 +400,7 @@ async def test_large_answers_take_turns_in_memory_and_a_crowd_of_them_gives_it_b
         assert [answer[0] for answer in answers] == [200] * 12
         assert ANSWERS.held == 0
         await until(lambda: len(given) > 0)
-        assert size * 3 // 4 < max(seen.present) * crowds.STREAM_BYTES < 3 * 2**20 + 2 * size
+        assert size * 3 // 4 < max(seen.present) * memory_trim.STREAM_BYTES < 3 * 2**20 + 2 * size
 
 
 async def answered_soon(running: World, bomb: bytes) -> list[int]:

@@ -13,8 +13,8 @@ import pytest
 from bench import crowd
 from bench.costs import MOST, spend
 from bench.process import ready
-from sidecar.limits.nodes import PREFIX
-from sidecar.limits.redis import RedisStore
+from sidecar.limits.redis_store import RedisCounters
+from sidecar.limits.topology import PREFIX
 from tests.flow.limit_worker import DAY, HOUR, LEASE_S, LIMIT, SLOTS
 from tests.valkey import Valkey, running_valkey
 
@@ -70,7 +70,7 @@ async def test_two_processes_spend_a_budget_of_money_to_the_last_call_that_fits_
 
 async def test_after_kill_9_every_slot_returns_within_twice_its_lease(valkey: Valkey) -> None:
     """BL-059, a call that is killed."""
-    store = RedisStore.at(valkey.url, lease_s=LEASE_S, deadline_s=5.0)
+    store = RedisCounters.at(valkey.url, lease_s=LEASE_S, deadline_s=5.0)
 
     async def free_slots() -> int:
         verdict = await store.reserve((SLOTS,), f"probe-{os.urandom(8).hex()}")

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.limits import Limiter, Plan
-from sidecar.limits.nodes import finder_of
-from sidecar.limits.redis import RedisStore
+from sidecar.limits import Limiter, LimitPlan
+from sidecar.limits.redis_store import RedisCounters
+from sidecar.limits.topology import finder_of
 from sidecar.settings.store import DEADLINE_S, StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey, running_valkey
 
-LIMITS = Plan((charge("hour", 1000), charge("concurrency", 1000)))
+LIMITS = LimitPlan((charge("hour", 1000), charge("concurrency", 1000)))
 PROMISED_S = 0.1
 RECOVERY_S = 5.0
 HOLD_S = 0.1  # how long an emptied store is held is asked in unit/limits/test_forgetting.py
@@ -47,7 +47,7 @@ def killed(valkey: Valkey) -> Iterator[None]:
 
 @asynccontextmanager
 async def opened(url: str, deadline_s: float = DEADLINE_S) -> AsyncIterator[Limiter]:
-    limiter = Limiter(RedisStore(finder_of(StoreSettings(url=url)), deadline_s=deadline_s, hold_s=HOLD_S))
+    limiter = Limiter(RedisCounters(finder_of(StoreSettings(url=url)), deadline_s=deadline_s, hold_s=HOLD_S))
     try:
         yield limiter
     finally:

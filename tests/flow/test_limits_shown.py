@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from sidecar.cli import main
 from sidecar.limits import StoreUnavailable
-from sidecar.limits.memory import MemoryStore
-from sidecar.limits.plan import Budgets, Cap, Entry
-from sidecar.limits.showing import MAX_KNOWN, MAX_SHOWN, Showing, Wanted
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.plan import BudgetRule, Budgets, LimitCap
+from sidecar.limits.usage_report import MAX_KNOWN, MAX_SHOWN, UsageQuery, UsageReport
 from sidecar.vocabulary import Principal
 from tests.flow.causes import budgets
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
@@ -188,7 +188,7 @@ async def test_after_a_reload_who_was_charged_before_is_still_shown(tmp_path: Pa
     async with world(tmp_path, rules=RULES, files=LIMITS) as running:
         await running.call("search_code", GOOD)
         await running.app.reload("test")
-        told = await running.app.limits(Wanted(limit="principals:nhi:*:hour"))
+        told = await running.app.limits(UsageQuery(limit="principals:nhi:*:hour"))
         assert [(one["counted_for"], one["used"]) for one in told["limits"]] == [("nhi:planner", 1)]
 
 
@@ -207,13 +207,13 @@ async def test_a_store_that_is_out_is_said_to_be_out(tmp_path: Path) -> None:
 
 
 async def test_what_is_known_and_what_is_shown_have_bounds() -> None:
-    store = MemoryStore(lambda: 0.0)
-    entries = principals(Entry("principals", "user:*", True, (Cap("hour", 5), Cap("day", 5))))
-    showing = Showing(store)
+    store = MemoryCounters(lambda: 0.0)
+    entries = principals(BudgetRule("principals", "user:*", True, (LimitCap("hour", 5), LimitCap("day", 5))))
+    showing = UsageReport(store)
     showing.take(entries)
     for number in range(MAX_KNOWN + 500):
         await store.reserve(plan(entries, Principal(f"user:{number}")).charges, str(number))
-    told, more = await showing.show(Wanted(), (), lambda _: frozenset())
+    told, more = await showing.show(UsageQuery(), (), lambda _: frozenset())
     assert len(showing.known) == MAX_KNOWN
     assert (len(told), more) == (MAX_SHOWN, True)
     showing.take(Budgets())

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
-from sidecar.upstreams.pins_file import load_pins
+from sidecar.upstreams.mcp.pins_file import load_pins
 from tests.flow.talk import Talk
 from tests.flow.test_pins import ALL, READ, SEARCH, called
 from tests.flow.world import Upstream, listening, until, world, write_folder

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sidecar.app.loader import check_files
 from sidecar.errors import SettingsError
-from sidecar.loading import check_files
 from tests.flow.idp import bearer
 from tests.flow.streams import Emitter
 from tests.flow.talk import Talk, reason_of

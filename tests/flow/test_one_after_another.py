@@ -15,12 +15,12 @@ import pytest
 from aiohttp import StreamReader, http_parser, web, web_protocol
 from aiohttp.base_protocol import BaseProtocol
 
-from sidecar.arrival import Bounds, read_body
 from sidecar.errors import Refusal
-from sidecar.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
-from sidecar.listeners import SLICE_BYTES, Listener, Patience, open_listener
-from sidecar.settings.addresses import Address
-from sidecar.whole import Whole
+from sidecar.gateway.routing import BodyBounds, read_body
+from sidecar.http.server.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
+from sidecar.http.server.listeners import SLICE_BYTES, Listener, ListenerDeadlines, open_listener
+from sidecar.http.server.response import WholeResponse
+from sidecar.settings.addresses import ListenAddress
 from tests.flow.raw import Wire, chunks, statuses
 from tests.flow.world import until
 
@@ -53,14 +53,14 @@ class Ears:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body: Any = None
         if request.method == "POST":
-            bounds = Bounds(max_body_bytes=2**20, body_timeout_s=5.0)
+            bounds = BodyBounds(max_body_bytes=2**20, body_timeout_s=5.0)
             try:
                 body = await read_body(request, {"content-type": ["application/json"]}, bounds, lambda _: None)
             except Refusal as refusal:
                 self.heard.append((request.raw_path, list(request.raw_headers), refusal))
-                return Whole(400, refusal.detail.encode())
+                return WholeResponse(400, refusal.detail.encode())
         self.heard.append((request.raw_path, list(request.raw_headers), body))
-        return Whole(200, b"heard")
+        return WholeResponse(200, b"heard")
 
     @property
     def paths(self) -> list[str]:
@@ -76,14 +76,14 @@ class Ears:
 
 
 async def _broken(_: str, status: int) -> web.StreamResponse:
-    return Whole(status)
+    return WholeResponse(status)
 
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[Ears]:
     ears = Ears()
-    ears.listener = open_listener(Address("127.0.0.1", 0))
-    await ears.listener.serve(ears.handle, _broken, Patience())
+    ears.listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await ears.listener.serve(ears.handle, _broken, ListenerDeadlines())
     try:
         yield ears
     finally:

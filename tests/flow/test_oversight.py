@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import sidecar.exchanges
+import sidecar.gateway.forwarder
 from sidecar.errors import Reason, Refusal
-from sidecar.places import MAX_RETRY_S, MIN_RETRY_S, Places
+from sidecar.http.server.stream_limits import MAX_RETRY_S, MIN_RETRY_S, StreamLimits
 from sidecar.settings.streams import StreamSettings
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.guests import ALICE, BOB, IDP, emitter, gateway, gone, opened, stream
@@ -28,7 +28,7 @@ FAR = 1_900_000_000.0  # beyond that hour
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
 
 
 def settings(**bounds: object) -> str:
@@ -91,7 +91,7 @@ async def _later(running: World) -> int:
 
 def test_no_two_are_told_the_same_moment_to_come_back() -> None:
     numbers = iter((0.0, 0.25, 1.0))
-    places, caller = Places(lambda: next(numbers)), Caller((Principal("nhi:a"),), ())
+    places, caller = StreamLimits(lambda: next(numbers)), Caller((Principal("nhi:a"),), ())
     with places.place(caller, StreamSettings(max_per_principal=1)):
         waits = []
         for _ in range(3):

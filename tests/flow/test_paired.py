@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidecar import paired
+from sidecar.gateway import sse_session
 from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, deletes, gateway, gone, opened, result_of
 from tests.flow.idp import bearer
 from tests.flow.pairs import INITIALIZED, all_quiet, pair, together
@@ -205,7 +205,7 @@ async def test_progress_questions_and_their_answers_share_the_stream(tmp_path: P
 async def test_what_the_server_says_unasked_comes_on_the_stream_also_after_it_broke(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.exchanges.MIN_PAUSE_S", 0.01)
+    monkeypatch.setattr("sidecar.gateway.forwarder.MIN_PAUSE_S", 0.01)
     feed = Emitter()
     async with (
         gateway(tmp_path, upstream=Upstream(script={"GET": feed.listen})) as running,
@@ -309,15 +309,15 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
 async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = paired.Paired.take
+    take = sse_session.SseSession.take
 
-    def takes_and_drops(self: paired.Paired, message: Any, answer: Any) -> asyncio.Task[None]:
+    def takes_and_drops(self: sse_session.SseSession, message: Any, answer: Any) -> asyncio.Task[None]:
         task = take(self, message, answer)
         if getattr(message, "method", "") == "tools/call":
             task.cancel()
         return task
 
-    monkeypatch.setattr(paired.Paired, "take", takes_and_drops)
+    monkeypatch.setattr(sse_session.SseSession, "take", takes_and_drops)
     async with gateway(tmp_path) as running, pair(running, ALICE) as mine:
         await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
         await mine.ask("ping", id=2)
@@ -378,7 +378,7 @@ async def test_draining_lets_calls_finish_and_then_ends_the_stream(tmp_path: Pat
 
 
 async def test_what_is_under_way_on_one_stream_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired, "MAX_CALLS", 2)
+    monkeypatch.setattr(sse_session, "MAX_CALLS", 2)
     go = asyncio.Event()
 
     async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.settings.moments import rfc3339
-from sidecar.upstreams.pins import digest_of, pin_of
-from sidecar.upstreams.pins_file import file_with
+from sidecar.settings.timestamps import rfc3339
+from sidecar.upstreams.mcp.pins import digest_of, pin_of
+from sidecar.upstreams.mcp.pins_file import file_with
 from tests.flow.guests import result_of
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_listed_and_called import two_upstreams
@@ -166,7 +166,7 @@ async def test_a_change_is_told_once_and_everywhere(tmp_path: Path, caplog: pyte
         await called(talk)
         await running.app.drift.look()
         assert gauge(await running.metrics(), 'pin_mismatches{upstream="github"}') == 0
-        with caplog.at_level(logging.WARNING, "sidecar.drift"):
+        with caplog.at_level(logging.WARNING, "sidecar.app.tool_drift"):
             changed(running, other)
             await called(talk)
             await until(lambda: bool(drifts(running)))
@@ -292,7 +292,7 @@ async def test_hidden_text_is_flagged(tmp_path: Path, caplog: pytest.LogCaptureF
     async with world(tmp_path, rules=ALL, upstream=offering(*CORPUS, SEARCH)) as running:
         talk = Talk(running, "stateless")
         assert (await talk.ask("tools/list"))[1]["result"]["tools"] == [*CORPUS, SEARCH]
-        with caplog.at_level(logging.WARNING, "sidecar.drift"):
+        with caplog.at_level(logging.WARNING, "sidecar.app.tool_drift"):
             await running.app.drift.look()
             await running.app.drift.look()
         (record,) = caplog.records

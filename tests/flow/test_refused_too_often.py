@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from sidecar.audit.verify import verify
-from sidecar.workbench.records import NAME_HASHED, asked_in
+from sidecar.policy_tools.audit_records import NAME_HASHED, asked_in
 from tests.flow.causes import GOOD, IDP, OTHER_KEY, PLANNER_KEY, row
 from tests.flow.idp import SETTINGS, bearer
 from tests.flow.talk import Talk, reason_of

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import sidecar.exchanges
-import sidecar.loading
-import sidecar.watching
+import sidecar.app.file_watcher
+import sidecar.app.loader
+import sidecar.gateway.forwarder
+from sidecar.app.loader import NEEDS_RESTART, RELOADED
 from sidecar.errors import ConfigError
-from sidecar.loading import NEEDS_RESTART, RELOADED
 from sidecar.settings import Settings
 from tests.flow.guests import emitter, gateway, gone, opened, stream
 from tests.flow.process import Served, served
@@ -118,10 +118,10 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
     def failing(*given: object) -> None:
         raise error
 
-    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
     async with world(tmp_path) as running:
         with monkeypatch.context() as patch:
-            patch.setattr(sidecar.loading, "read_policy", failing)
+            patch.setattr(sidecar.app.loader, "read_policy", failing)
             plain(tmp_path / "policies", WIDER)
             await until(lambda: bool(running.app.reloader.trouble))
             with pytest.raises(ConfigError, match="R101"):
@@ -134,7 +134,7 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
 async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stale = OSError(116, "Stale file handle")
     is_dir = Path.is_dir
-    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
 
     def failing(path: Path) -> bool:
         if "policies" in path.parts:
@@ -153,7 +153,7 @@ async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, mo
 async def test_what_is_written_before_the_system_listens_is_seen_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.watching._Ears, "open", lambda self: None)  # it never will
+    monkeypatch.setattr(sidecar.app.file_watcher._Ears, "open", lambda self: None)  # it never will
     async with world(tmp_path) as running:
         await asyncio.sleep(0.3)  # after the look of the start
         plain(tmp_path / "policies", WIDER)
@@ -163,7 +163,7 @@ async def test_what_is_written_before_the_system_listens_is_seen_soon(
 async def test_an_old_policy_is_let_go_while_a_stream_of_its_time_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
     upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
     async with gateway(tmp_path, upstream=upstream) as running:
         alice = await opened(running)

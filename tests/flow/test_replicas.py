@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from sidecar import replicas, watching
-from sidecar.disabled import switch
+from sidecar.app import file_watcher
+from sidecar.app.loader import run_at
+from sidecar.gateway.kill_switch import switch
 from sidecar.limits import open_store
-from sidecar.loading import run_at
-from sidecar.replicas import Replicas, Serving, Skew
 from sidecar.settings.store import StoreSettings
+from sidecar.storage import peers
+from sidecar.storage.peers import Peers, RevisionSkew, ServedRevision
 from tests.flow.test_sources import MORE, may, shop, until
 from tests.flow.world import PATIENCE_S, RULES, World, world
 from tests.valkey import Valkey, running_valkey
@@ -45,7 +46,7 @@ async def two(folder: Path, server: Valkey) -> AsyncIterator[tuple[World, World]
 
 
 @asynccontextmanager
-async def voices(server: Valkey, **serving: str) -> AsyncIterator[dict[str, tuple[Replicas, list[str]]]]:
+async def voices(server: Valkey, **serving: str) -> AsyncIterator[dict[str, tuple[Peers, list[str]]]]:
     """Replicas by name, and what each heard of."""
     with server.client() as client:
         client.flushall()
@@ -53,8 +54,8 @@ async def voices(server: Valkey, **serving: str) -> AsyncIterator[dict[str, tupl
     made = {}
     for name in serving:
         news: list[str] = []
-        said = partial(lambda name: Serving(serving[name], 0), name)
-        made[name] = (Replicas(name, partial(run_at, store), said, partial(news.append, "news")), news)
+        said = partial(lambda name: ServedRevision(serving[name], 0), name)
+        made[name] = (Peers(name, partial(run_at, store), said, partial(news.append, "news")), news)
     yield made
     await store.close()
 
@@ -64,24 +65,24 @@ async def test_each_hears_of_the_others_and_of_the_same_news_once(valkey: Valkey
         for _ in range(3):
             for voice, _ in made.values():
                 await voice.sync()
-        assert [made[name][0].skew for name in "abc"] == [Skew(1, 1), Skew(1, 1), Skew(0, 2)]
+        assert [made[name][0].skew for name in "abc"] == [RevisionSkew(1, 1), RevisionSkew(1, 1), RevisionSkew(0, 2)]
         assert [len(made[name][1]) for name in "ab"] == [1, 1]
         with valkey.client() as client:
             client.flushall()
         await made["a"][0].sync()
-        assert made["a"][0].skew == Skew(0, 0)
+        assert made["a"][0].skew == RevisionSkew(0, 0)
         await made["c"][0].sync(), await made["a"][0].sync()
-        assert made["a"][0].skew == Skew(0, 1)
+        assert made["a"][0].skew == RevisionSkew(0, 1)
 
 
 async def test_who_is_silent_for_long_is_none(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "COUNTS_S", 0.1)
+    monkeypatch.setattr(peers, "COUNTS_S", 0.1)
     async with voices(valkey, a="1", b="1") as made:
         await made["b"][0].sync(), await made["a"][0].sync()
-        assert made["a"][0].skew == Skew(1, 0)
+        assert made["a"][0].skew == RevisionSkew(1, 0)
         await asyncio.sleep(0.15)
         await made["a"][0].sync()
-        assert made["a"][0].skew == Skew(0, 0)
+        assert made["a"][0].skew == RevisionSkew(0, 0)
 
 
 async def test_a_store_that_is_out_tells_nothing(valkey: Valkey) -> None:
@@ -95,7 +96,7 @@ async def test_a_store_that_is_out_tells_nothing(valkey: Valkey) -> None:
 async def test_a_store_full_of_voices_is_not_listened_to_at_length(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "MOST", 10)
+    monkeypatch.setattr(peers, "MOST", 10)
     async with voices(valkey, a="1") as made:
         with valkey.client() as client:
             at = client.time()[0] * 1000
@@ -104,7 +105,7 @@ async def test_a_store_full_of_voices_is_not_listened_to_at_length(
             )
             await made["a"][0].sync()
             assert client.hkeys(KEY) == ["a"]
-        assert made["a"][0].skew == Skew(0, 0)
+        assert made["a"][0].skew == RevisionSkew(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -123,23 +124,25 @@ async def test_an_answer_that_is_none_ends_nothing(told: Any) -> None:
     async def run(*_: object) -> Any:
         return told
 
-    voice = Replicas("a", run, lambda: Serving("1", 0), lambda: None)
+    voice = Peers("a", run, lambda: ServedRevision("1", 0), lambda: None)
     await voice.sync()
-    assert voice.skew == Skew(0, 0)
+    assert voice.skew == RevisionSkew(0, 0)
 
 
 @pytest.mark.parametrize(
     ("said", "skew"),
     [
-        ({"v": 1, "revision": "9", "version": 3, "built": {"by": "v+1"}}, Skew(0, 1)),
-        ({"v": 2, "what": "else"}, Skew(0, 0)),
-        ({"v": 1, "revision": "9"}, Skew(0, 0)),
-        ([], Skew(0, 0)),
-        ({"v": 1, "revision": "9" * 1000, "version": 3}, Skew(0, 0)),
-        ("\xff", Skew(0, 0)),
+        ({"v": 1, "revision": "9", "version": 3, "built": {"by": "v+1"}}, RevisionSkew(0, 1)),
+        ({"v": 2, "what": "else"}, RevisionSkew(0, 0)),
+        ({"v": 1, "revision": "9"}, RevisionSkew(0, 0)),
+        ([], RevisionSkew(0, 0)),
+        ({"v": 1, "revision": "9" * 1000, "version": 3}, RevisionSkew(0, 0)),
+        ("\xff", RevisionSkew(0, 0)),
     ],
 )
-async def test_a_neighbouring_version_is_understood_as_far_as_it_goes(valkey: Valkey, said: Any, skew: Skew) -> None:
+async def test_a_neighbouring_version_is_understood_as_far_as_it_goes(
+    valkey: Valkey, said: Any, skew: RevisionSkew
+) -> None:
     async with voices(valkey, a="1") as made:
         with valkey.client() as client:
             at = client.time()[0] * 1000
@@ -153,10 +156,10 @@ async def test_what_one_loaded_the_other_looks_for_at_once(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mount that tells of no change: only the word of the other can have it looked at so soon."""
-    monkeypatch.setattr(watching, "POLL_S", 60.0)
-    monkeypatch.setattr(watching, "SOON_S", 0.0)
-    monkeypatch.setattr(watching._Ears, "open", lambda ears: None)
-    monkeypatch.setattr(replicas, "EVERY_S", 0.05)
+    monkeypatch.setattr(file_watcher, "POLL_S", 60.0)
+    monkeypatch.setattr(file_watcher, "SOON_S", 0.0)
+    monkeypatch.setattr(file_watcher._Ears, "open", lambda ears: None)
+    monkeypatch.setattr(peers, "EVERY_S", 0.05)
     async with two(tmp_path, valkey) as (a, b):
         for one in (a, b):
             (one.folder / "policies" / "agent_to_tool.csv").write_text(MORE)
@@ -175,7 +178,7 @@ async def test_what_one_loaded_the_other_looks_for_at_once(
 async def test_a_bundle_that_one_took_the_other_takes_at_once(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "EVERY_S", 0.05)
+    monkeypatch.setattr(peers, "EVERY_S", 0.05)
     async with shop(tmp_path) as at:
         at.publish(RULES, 1)
         source = f'{{bundle: {{url: "{at.url}", keys_path: {tmp_path}/keys.json, every: 1h}}}}'

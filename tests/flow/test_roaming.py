@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from sidecar import exchanges
-from sidecar.upstreams import roaming
-from sidecar.upstreams.roaming import Record, key_of, opened
+from sidecar.gateway import forwarder
+from sidecar.upstreams.mcp import session_store
+from sidecar.upstreams.mcp.session_store import SessionRecord, key_of, opened
 from tests.flow.process import served
 from tests.flow.streams import Emitter
 from tests.flow.world import PATIENCE_S, SESSION, Upstream, World, listening, until, world
@@ -197,8 +197,8 @@ async def test_only_what_is_there_is_told_to_be_out(valkey: Valkey, tmp_path: Pa
 async def test_a_stream_ends_soon_after_its_session_was_ended_elsewhere(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roaming, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(session_store, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(forwarder, "LOOK_EVERY_S", 0.05)
     async with replicas(tmp_path, valkey, sessions="idle_s: 0.3") as (a, b):
         client = Client(a)
         await client.begin()
@@ -216,7 +216,7 @@ async def test_a_stream_ends_soon_after_its_session_was_ended_elsewhere(
 async def test_what_is_idle_here_and_used_there_is_not_ended_at_its_server(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanges, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(forwarder, "LOOK_EVERY_S", 0.05)
     async with replicas(tmp_path, valkey, sessions="idle_s: 0.3") as (a, b):
         client = Client(a)
         await client.begin()
@@ -266,7 +266,7 @@ async def test_a_session_outlives_the_process_that_began_it(valkey: Valkey, tmp_
         assert [await client.call(), await client.leave(), await client.call()] == [200, 204, 404]
 
 
-RECORD = Record("owner", "github", SESSION, "upstream-1", 5.0, {}, "")
+RECORD = SessionRecord("owner", "github", SESSION, "upstream-1", 5.0, {}, "")
 
 
 def test_a_record_opens_for_its_own_session_alone() -> None:
@@ -284,6 +284,6 @@ def test_a_record_opens_for_its_own_session_alone() -> None:
 def test_a_neighbouring_versions_record_is_understood_or_none(changed: dict[str, Any], understood: bool) -> None:
     plain = json.dumps({"v": 1, **RECORD._asdict()} | changed).encode()
     nonce = b"n" * 12
-    key = roaming._digest(roaming._SEALED, "a" * 43)
-    sealed = (nonce + roaming.AESGCM(key).encrypt(nonce, plain, roaming._ABOUT)).hex().encode()
+    key = session_store._digest(session_store._SEALED, "a" * 43)
+    sealed = (nonce + session_store.AESGCM(key).encrypt(nonce, plain, session_store._ABOUT)).hex().encode()
     assert (opened("a" * 43, sealed) is not None) is understood

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.protocols.mcp import METHODS, NOTIFICATIONS
+from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.talk import ERAS, Answer, Era, Talk, reason_of
 from tests.flow.world import SESSION, Upstream, World, request, world

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.app.loader import check_files
 from sidecar.errors import PolicyError
-from sidecar.loading import check_files
 from tests.flow.world import write_folder
 
 SCOPES = 'policy: {scopes: [{files: "teams/payments/**", subjects: ["nhi:payer"], objects: ["tool:payments/*"]}]}\n'

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.states import LASTS_S
+from sidecar.gateway.request_state import LASTS_S
 from tests.flow.apart import META, QUESTIONS, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import event, hearing, streamed

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import sidecar.exchanges
+import sidecar.gateway.forwarder
 from sidecar.errors import Reason
-from sidecar.settings.moments import rfc3339
+from sidecar.settings.timestamps import rfc3339
 from tests.flow.causes import CAUSES, SEARCH, budgets, row, slow_upstream
 from tests.flow.guests import ALICE, RULES, emitter, gateway, gone, opened, stream
 from tests.flow.streams import Emitter, event
@@ -37,7 +37,7 @@ PASSES = {
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams are looked at more often than they need."""
-    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.1)
 
 
 def shadow(seconds: float = 3600.0) -> str:

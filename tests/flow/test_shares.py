@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from sidecar.settings.upstreams import McpUpstream
-from sidecar.upstreams.breaker import State
-from sidecar.upstreams.channel import MAX_IN_FLIGHT
-from sidecar.upstreams.watched import WORDS_PART
+from sidecar.upstreams.breaker import BreakerState
+from sidecar.upstreams.mcp.duplex_transport import MAX_IN_FLIGHT
+from sidecar.upstreams.mcp.guarded_transport import WORDS_PART
 from tests.flow.guests import ALICE, BOB, NOTIFICATION, gateway, opened, post
 from tests.flow.streams import EVENT_STREAM, event
 from tests.flow.talk import Talk, reason_of
@@ -176,7 +176,7 @@ async def test_a_server_that_keeps_a_stream_open_and_answers_nothing_is_given_a_
         long = asyncio.create_task(bob.ask("tools/call", QUICK))
         await server.at_work.wait()
         async with asyncio.timeout(PATIENCE_S):
-            while account(running).breaker.state is State.CLOSED:
+            while account(running).breaker.state is BreakerState.CLOSED:
                 await asyncio.gather(*(slow_call(running) for _ in range(6)))
         long.cancel()
         server.go_on.set()

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from aiohttp import web
 
+from sidecar.app.policy_sources import git
+from sidecar.app.policy_sources.bundle import build, sign
 from sidecar.errors import ConfigError
-from sidecar.signing_keys import SigningKey, generate
-from sidecar.sources import git
-from sidecar.sources.bundle import build, sign
+from sidecar.http.signing_keys import SigningKey, generate
 from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, started, write_folder
 
 SEARCH = {"repo": "acme/site"}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError, Fault
-from sidecar.loading import check_files
 from tests.flow.world import write_folder
 
 GOOD = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"

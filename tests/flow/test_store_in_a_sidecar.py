@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sidecar.limits.nodes import PREFIX
+from sidecar.limits.topology import PREFIX
 from tests.flow.causes import row
 from tests.flow.talk import Talk, reason_of, series_moved
 from tests.flow.world import PATIENCE_S, World, until, world

@@ -19,19 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from tests.flow.guests import (
-    ALICE,
-    BOB,
-    GOOD,
-    IDP,
-    RULES,
-    emitter,
-    gateway,
-    get,
-    opened,
-    result_of,
-    stream,
-)
+from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, emitter, gateway, get, opened, result_of, stream
 from tests.flow.idp import bearer
 from tests.flow.raw import wire
 from tests.flow.streams import Ear, Emitter, event, hearing, streamed

@@ -19,9 +19,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidecar.protocols.eras import TASKS_EXTENSION
-from sidecar.protocols.mcp import METHODS
-from sidecar.protocols.mcp_tasks import RELATED_TASK
+from sidecar.protocols.mcp.eras import TASKS_EXTENSION
+from sidecar.protocols.mcp.messages import METHODS
+from sidecar.protocols.mcp.task_messages import RELATED_TASK
 from tests.flow.federated import At
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.process import Served, served

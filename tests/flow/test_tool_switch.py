@@ -12,7 +12,7 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
-from sidecar.disabled import SwitchError
+from sidecar.gateway.kill_switch import SwitchError
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import Era, Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get

@@ -15,9 +15,9 @@ import jwt
 import pytest
 from aiohttp import web
 
+from sidecar.app.loader import check_files
 from sidecar.errors import SettingsError
 from sidecar.identity.jwks import JwksError, parse_jwks
-from sidecar.loading import check_files
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.federated import At
 from tests.flow.idp import SETTINGS, Idp, bearer

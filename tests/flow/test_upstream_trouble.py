@@ -23,7 +23,7 @@ from tests.flow.misbehaviours import ANSWER, FINE, HEAD, LENGTH, done, silence
 from tests.flow.streams import EVENT_STREAM, event, hearing
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import RULES, STATELESS, Upstream, World, request, stateless, until, world
-from tests.unit.egress.hostile import Conversation, chunked, response
+from tests.unit.http.client.hostile import Conversation, chunked, response
 
 # --- breaking off -----------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.listeners import Listener, Patience, open_listener
-from sidecar.settings.addresses import Address
-from sidecar.whole import Whole
+from sidecar.http.server.listeners import Listener, ListenerDeadlines, open_listener
+from sidecar.http.server.response import WholeResponse
+from sidecar.settings.addresses import ListenAddress
 from tests.flow.raw import CALL, Wire, request, wire
 from tests.flow.streams import event
 from tests.flow.talk import Talk
@@ -170,8 +170,8 @@ async def listening(handle: Any, **patience: float) -> AsyncIterator[tuple[Liste
     def broken(peer: str, status: int) -> web.Response:
         return web.Response(status=status)
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, broken, Patience(**patience))  # type: ignore[arg-type]  # by name, as the test says
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, broken, ListenerDeadlines(**patience))  # type: ignore[arg-type]  # by name, as the test says
     try:
         yield listener, f"http://127.0.0.1:{listener.port}"
     finally:
@@ -186,7 +186,7 @@ class Place:
 
 
 async def whole(_: web.BaseRequest) -> web.StreamResponse:
-    return Whole(200, LARGE)
+    return WholeResponse(200, LARGE)
 
 
 async def piecemeal(asked: web.BaseRequest) -> web.StreamResponse:
@@ -214,7 +214,7 @@ def under_way(name: str) -> bool:
 
 async def test_who_reads_slowly_gets_everything() -> None:
     async def some(_: web.BaseRequest) -> web.StreamResponse:
-        return Whole(200, LARGE[: 8 * 2**20])
+        return WholeResponse(200, LARGE[: 8 * 2**20])
 
     async with listening(some, reading_timeout_s=0.2) as (_, url):
         place: Any = Place(url)
@@ -255,7 +255,7 @@ async def test_a_slow_reader_of_a_stream_slows_its_upstream_and_not_our_memory(t
 
 async def test_what_waits_for_all_who_do_not_read_is_bounded_and_who_reads_stays() -> None:
     async def large(_: web.BaseRequest) -> web.StreamResponse:
-        return Whole(200, LARGE[: 8 * 2**20])
+        return WholeResponse(200, LARGE[: 8 * 2**20])
 
     async with listening(large, max_unread_bytes=24 * 2**20) as (listener, url):
         place: Any = Place(url)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.listeners import Patience, open_listener
-from sidecar.settings.addresses import Address
-from sidecar.whole import Whole
+from sidecar.http.server.listeners import ListenerDeadlines, open_listener
+from sidecar.http.server.response import WholeResponse
+from sidecar.settings.addresses import ListenAddress
 
 JSON = "application/json"
 Make = Callable[[], web.StreamResponse]
 
 
 async def broken(peer: str, status: int) -> web.StreamResponse:
-    return Whole(status)
+    return WholeResponse(status)
 
 
 @asynccontextmanager
@@ -31,8 +31,8 @@ async def answering(*makes: Make) -> AsyncIterator[int]:
         await request.read()
         return makes[int(request.path[1:])]()
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, broken, Patience())
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, broken, ListenerDeadlines())
     try:
         yield listener.port
     finally:
@@ -51,7 +51,7 @@ async def heard(port: int, sent: bytes) -> bytes:
 
 def ours(status: int, body: bytes, headers: dict[str, str], close: bool) -> Make:
     def make() -> web.StreamResponse:
-        response = Whole(status, body, JSON if body else "", headers)
+        response = WholeResponse(status, body, JSON if body else "", headers)
         if close:
             response.force_close()
         return response
@@ -165,10 +165,10 @@ async def test_a_caller_who_is_gone_costs_nothing() -> None:
         except asyncio.CancelledError:
             made.append("cancelled")
             raise
-        return Whole(200, b"{}", JSON)
+        return WholeResponse(200, b"{}", JSON)
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, broken, Patience())
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, broken, ListenerDeadlines())
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(REQUESTS["plain"] % 0)
     await asyncio.sleep(0.05)
@@ -184,7 +184,7 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.close()
-        response = Whole(200, b"{}", JSON)
+        response = WholeResponse(200, b"{}", JSON)
         await response.prepare(request)
         try:
             await response.write_eof()
@@ -193,8 +193,8 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
             raise
         return response
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, broken, Patience())
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, broken, ListenerDeadlines())
     assert await heard(listener.port, REQUESTS["get"] % 0) == b""
     assert len(raised) == 1
     await listener.close(1.0)
@@ -202,14 +202,14 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
 
 async def test_an_answer_is_sent_once() -> None:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        response = Whole(200, b"{}", JSON)
+        response = WholeResponse(200, b"{}", JSON)
         for _ in range(2):
             await response.prepare(request)
             await response.write_eof()
         return response
 
-    listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, broken, Patience())
+    listener = open_listener(ListenAddress("127.0.0.1", 0))
+    await listener.serve(handle, broken, ListenerDeadlines())
     received = await heard(listener.port, LAST % 0)
     assert received.count(b"HTTP/1.1 200 OK") == 1
     await listener.close(1.0)
@@ -218,6 +218,6 @@ async def test_an_answer_is_sent_once() -> None:
 @pytest.mark.parametrize("value", ["a\r\nX: b", "a\nb", "a\rb", "a\0b", "a\x7fb", "\x1b[0m"])
 def test_what_would_break_a_header_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="no header holds"):
-        Whole(200, b"{}", JSON, {"X-A": value})
+        WholeResponse(200, b"{}", JSON, {"X-A": value})
     with pytest.raises(ValueError, match="no header holds"):
-        Whole(200, b"{}", value)
+        WholeResponse(200, b"{}", value)

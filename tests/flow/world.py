@@ -1,6 +1,6 @@
 """A whole sidecar on loopback, the world around it made of real sockets.
 
-World       a folder, an `App` started on it, and what a test asks of them
+World       a folder, an `Application` started on it, and what a test asks of them
 Upstream    a scripted MCP server of both eras that remembers what reached it
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sidecar.app import App
-from sidecar.settings.shipped import shipped
+from sidecar.app.application import Application
+from sidecar.settings.shipped_files import shipped
 
 STATELESS = "2026-07-28"
 SESSION = "2025-11-25"
@@ -113,7 +113,7 @@ class World:
 
     folder: Path
     upstream: Upstream
-    app: App
+    app: Application
     http: aiohttp.ClientSession
     url: str
     admin_url: str
@@ -274,9 +274,9 @@ def write_folder(
         path.chmod(0o640)  # some are secrets
 
 
-async def started(folder: Path, environ: Mapping[str, str] = MappingProxyType({})) -> App:
+async def started(folder: Path, environ: Mapping[str, str] = MappingProxyType({})) -> Application:
     """The sidecar of a folder. It sheds no call, however busy the machine is: what does has tests of its own."""
-    return await App.start(folder / "sidecar.yaml", {**environ, **PATIENT})
+    return await Application.start(folder / "sidecar.yaml", {**environ, **PATIENT})
 
 
 async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:

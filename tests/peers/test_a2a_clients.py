@@ -22,7 +22,7 @@ import pytest_asyncio
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.errors import A2AError
 
-from sidecar.app import App
+from sidecar.app.application import Application
 from sidecar.cli.free_ports import free_ports
 from sidecar.protocols.a2a.operations import BY_ACTION, CARD
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
@@ -200,7 +200,7 @@ async def test_an_old_client_and_an_old_agent_speak_0_3(aged: Agent) -> None:
 class Between:
     """A sidecar before the same agent by every way to speak to it."""
 
-    app: App
+    app: Application
     folder: Path
 
     def url(self, behind: Behind) -> str:

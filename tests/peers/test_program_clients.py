@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sidecar.app import App
+from sidecar.app.application import Application
 from tests.a2a.agents import NO_OLD, OLD_PYTHON
 from tests.a2a.world import EVERYTHING, PLANNER, write
 from tests.flow.world import started
@@ -115,7 +115,7 @@ def in_order(seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sidecar(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
+async def sidecar(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Application]:
     """nhi:planner may everything."""
     folder = tmp_path_factory.mktemp("programs")
     agents = {
@@ -135,31 +135,31 @@ async def sidecar(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App
         await app.stop()
 
 
-def url(app: App, name: str) -> str:
+def url(app: Application, name: str) -> str:
     return f"http://127.0.0.1:{app.listeners[0].port}/agents/{name}"
 
 
-async def test_a_new_client_is_answered_by_every_kind_of_program(sidecar: App) -> None:
+async def test_a_new_client_is_answered_by_every_kind_of_program(sidecar: Application) -> None:
     say = partial(play_briefly, text=SAID)
     plays = [play(url(sidecar, name), "JSONRPC", "1.0", PLANNER, say) for name in PROGRAMS]
     assert dict(zip(PROGRAMS, await asyncio.gather(*plays), strict=True)) == dict.fromkeys(PROGRAMS, ECHOED)
 
 
 @old
-async def test_an_old_client_is_answered_by_every_kind_of_program(sidecar: App) -> None:
+async def test_an_old_client_is_answered_by_every_kind_of_program(sidecar: Application) -> None:
     urls = ",".join(url(sidecar, name) for name in PROGRAMS)
     seen = await old_client(urls, "JSONRPC", PLANNER, SAID)
     assert dict(zip(PROGRAMS, seen, strict=True)) == dict.fromkeys(PROGRAMS, ECHOED)
 
 
 @pytest.mark.parametrize(("binding", "version"), NO_PUSHES)
-async def test_a_new_client_has_every_operation_of_a_program(sidecar: App, binding: str, version: str) -> None:
+async def test_a_new_client_has_every_operation_of_a_program(sidecar: Application, binding: str, version: str) -> None:
     seen = await play(url(sidecar, FULL), binding, version, PLANNER)
     of_version = OF_03[binding] if version == "0.3" else {}
     assert in_order(seen) == seen_by_new(OF_PROGRAM, NO_PUSHES[binding, version], of_version)
 
 
 @old
-async def test_an_old_client_has_every_operation_of_a_program(sidecar: App) -> None:
+async def test_an_old_client_has_every_operation_of_a_program(sidecar: Application) -> None:
     seen = await old_client(url(sidecar, FULL), "GRPC", PLANNER)
     assert in_order(seen) == seen_by_old(OF_PROGRAM, without_pushes("FAILED_PRECONDITION"), OF_OLD_CLIENT["GRPC"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.openapi import document
+from sidecar.admin.openapi import document
 from tests.a2a.world import ALICE, HOOK, AgentWorld, agent_world
 from tests.flow.idp import SETTINGS, Idp
 from tests.flow.world import World, world

@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from sidecar.egress import fetch
+from sidecar.app.loader import run_at
+from sidecar.gateway.snapshot import Live
+from sidecar.http.client import fetch
 from sidecar.identity import Identity
 from sidecar.limits import open_store
-from sidecar.loading import run_at
-from sidecar.records import Kind, MemoryStore, RedisStore, SqliteStore, Store
-from sidecar.records.store import R
-from sidecar.schedules.scheduler import Named, Scheduler
-from sidecar.schedules.standing import SCHEDULES, Standing
-from sidecar.settings.schedules import Schedule
+from sidecar.settings.schedules import ScheduleSettings
 from sidecar.settings.store import StoreSettings
-from sidecar.snapshot import Live
-from sidecar.task_api.following import Course
-from sidecar.task_api.orders import Orders
-from sidecar.task_api.records import TASKS, Record, Step
-from sidecar.task_api.running import Runner
+from sidecar.storage import MemoryRecordStore, RecordKind, RecordStore, RedisRecordStore, SqliteRecordStore
+from sidecar.storage.record_store import R
+from sidecar.tasks.api.task_lifecycle import TaskLifecycle
+from sidecar.tasks.api.task_orders import TaskOrders
+from sidecar.tasks.api.task_record import TASKS, Task, TaskStep
+from sidecar.tasks.api.task_runner import TaskRunner
+from sidecar.tasks.schedules.schedule_state import SCHEDULES, ScheduleStanding
+from sidecar.tasks.schedules.scheduler import NamedAgents, Scheduler
 from tests.a2a.world import EVERYTHING, AgentWorld, ScriptedAgent, agent_world
 from tests.flow.world import until
 
@@ -77,12 +77,12 @@ class Killed(BaseException):
     """The process is no more, at this line."""
 
 
-class MortalRunner(Runner):
+class MortalRunner(TaskRunner):
     """One that may not outlive the next task that it keeps: `dies` is `charged`, before it is kept, or `added`."""
 
     dies = ""
 
-    async def add(self, record: Record, *, once_more: bool = False) -> bool:
+    async def add(self, record: Task, *, once_more: bool = False) -> bool:
         if self.dies == "charged":
             raise Killed
         added = await super().add(record, once_more=once_more)
@@ -97,7 +97,7 @@ class MortalScheduler(Scheduler):
 
     dies = ""
 
-    async def _place(self, one: Named, task: str, peer: str) -> Record:
+    async def _place(self, one: NamedAgents, task: str, peer: str) -> Task:
         if self.dies == "owed":
             raise Killed
         record = await super()._place(one, task, peer)
@@ -111,11 +111,11 @@ class MortalScheduler(Scheduler):
         return record
 
     @property
-    def _courses(self) -> list[Course]:
+    def _courses(self) -> list[TaskLifecycle]:
         return [course for course, _ in self.orders.runner._courses.values()]
 
 
-_NOT_SENT = (Step.UNSENT, Step.SENDING)
+_NOT_SENT = (TaskStep.UNSENT, TaskStep.SENDING)
 
 
 @dataclass
@@ -143,10 +143,10 @@ class Clockwork:
     """Replicas before one agent. `now_s` is what all of them see."""
 
     world: AgentWorld
-    tasks: Store[Record]
-    standings: Store[Standing]
+    tasks: RecordStore[Task]
+    standings: RecordStore[ScheduleStanding]
     now_s: float
-    schedules: dict[str, Schedule] = field(default_factory=dict)
+    schedules: dict[str, ScheduleSettings] = field(default_factory=dict)
     replicas: list[Replica] = field(default_factory=list)
     counted: Counted = field(default_factory=Counted)
     witnessed: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Clockwork:
         pipeline = self.world.app.pipeline
         means = replace(pipeline.task_front.runner.means, live=live, store=self.tasks)
         runner = MortalRunner(means, pipeline.metrics, name, pipeline.task_front.runner.bounds)
-        orders = Orders(runner, pipeline.pressure, pipeline.refusals, pipeline.metrics)
+        orders = TaskOrders(runner, pipeline.pressure, pipeline.refusals, pipeline.metrics)
         new_id = pipeline.audit.new_id
         scheduler = MortalScheduler(live, self.standings, orders, self._witness, self.counted, name, new_id)
         made = Replica(live, runner, scheduler)
@@ -167,7 +167,7 @@ class Clockwork:
 
     def write(self, **schedules: Mapping[str, Any]) -> None:
         """These are the schedules from now on, at every replica."""
-        self.schedules = {key: Schedule.model_validate(one) for key, one in schedules.items()}
+        self.schedules = {key: ScheduleSettings.model_validate(one) for key, one in schedules.items()}
         for replica in self.replicas:
             replica.live.current = self._snapshot()
 
@@ -177,7 +177,7 @@ class Clockwork:
         for replica in self.replicas if looks is None else looks:
             await replica.scheduler.look()
 
-    async def standing(self, key: str = "minutely") -> Standing:
+    async def standing(self, key: str = "minutely") -> ScheduleStanding:
         """How one stands."""
         found = await self.standings.get(key)
         assert found is not None
@@ -217,14 +217,14 @@ async def clockwork(
     scripted = agent or ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
     shared = open_store(StoreSettings(url=url or "memory://", timeout=0.5), time.time)
 
-    def opened(kind: Kind[R]) -> Store[R]:
+    def opened(kind: RecordKind[R]) -> RecordStore[R]:
         if store == "redis":
-            return RedisStore(partial(run_at, shared), kind)
-        return MemoryStore() if store == "memory" else SqliteStore(folder / f"{kind.table}.sqlite", kind)
+            return RedisRecordStore(partial(run_at, shared), kind)
+        return MemoryRecordStore() if store == "memory" else SqliteRecordStore(folder / f"{kind.table}.sqlite", kind)
 
     async with agent_world(folder, scripted, rules=rules, **more) as world:
         works = Clockwork(world, opened(TASKS), opened(SCHEDULES), moment(begin))
-        works.schedules = {"minutely": Schedule.model_validate(MINUTELY)}
+        works.schedules = {"minutely": ScheduleSettings.model_validate(MINUTELY)}
         for _ in range(replicas):
             works.replica()
         try:

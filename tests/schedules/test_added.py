@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.records import SqliteStore
-from sidecar.schedules import scheduler
-from sidecar.schedules.scheduler import Conflict
-from sidecar.schedules.standing import SCHEDULES
-from sidecar.settings.schedules import Schedule
+from sidecar.settings.schedules import ScheduleSettings
+from sidecar.storage import SqliteRecordStore
+from sidecar.tasks.schedules import scheduler
+from sidecar.tasks.schedules.schedule_state import SCHEDULES
+from sidecar.tasks.schedules.scheduler import Conflict
 from tests.schedules.clockwork import MINUTELY, clockwork
 from tests.valkey import Valkey, running_valkey
 
-ADDED = Schedule.model_validate(MINUTELY)
+ADDED = ScheduleSettings.model_validate(MINUTELY)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ async def test_what_was_added_is_there_after_a_restart_and_gives_way_to_the_sett
         await works.replicas[0].scheduler.add("minutely", ADDED, "me")
         works.replicas[0].kill()
         await works.replicas[0].scheduler.close()
-        works.standings = SqliteStore(tmp_path / "schedules.sqlite", SCHEDULES)
+        works.standings = SqliteRecordStore(tmp_path / "schedules.sqlite", SCHEDULES)
         again = works.replica().scheduler
         await again.recall()
         caller = (await again._of("minutely")).caller

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sidecar.task_api.records import State as TaskState
+from sidecar.tasks.api.task_record import TaskState as TaskState
 from tests.a2a.test_task_api import DONE, WORKING
 from tests.a2a.world import ScriptedAgent, task
 from tests.schedules.clockwork import ANSWER, MINUTELY, Killed, clockwork, moment

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.agents.record import Execution
-from sidecar.agents.states import Status
+from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError
-from sidecar.loading import check_files
-from sidecar.schedules.standing import Standing
-from sidecar.schedules.states import Result
+from sidecar.tasks.programs.run_record import Execution
+from sidecar.tasks.programs.run_states import RunStatus
+from sidecar.tasks.schedules.schedule_state import ScheduleStanding
+from sidecar.tasks.schedules.transitions import DueResult
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until
 
@@ -40,7 +40,7 @@ async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_wa
         assert task is not None
         run = await world.app.executions.get(task.a2a_task)
         assert isinstance(run, Execution)
-        assert (run.schedule, run.status) == ("nightly", Status.SUCCESS)
+        assert (run.schedule, run.status) == ("nightly", RunStatus.SUCCESS)
         assert (run.input, run.output) == ("what is new?", "what is new?")
         assert run.caller.last.name == "nhi:nightly"
         assert task.result is not None and task.result["artifacts"][0]["parts"][0]["text"] == "what is new?"
@@ -50,17 +50,17 @@ async def test_what_came_of_a_run_is_what_came_of_its_schedule_and_its_words_are
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for word in ("LOOK_EVERY_S", "TAKE_EVERY_S"):
-        monkeypatch.setattr(f"sidecar.schedules.scheduler.{word}", 0.05)
+        monkeypatch.setattr(f"sidecar.tasks.schedules.scheduler.{word}", 0.05)
     async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
         scheduler = world.app.scheduler
 
-        def stands(key: str) -> Standing:
+        def stands(key: str) -> ScheduleStanding:
             return next(one.standing for one in scheduler.seen() if one.key == key)
 
         slow = await scheduler.run_now("late", "test")
         await scheduler.run_now("leaky", "test")
-        await until(lambda: stands("late").last_result is Result.TIMEOUT)
-        await until(lambda: stands("leaky").last_result is Result.FAILURE)
+        await until(lambda: stands("late").last_result is DueResult.TIMEOUT)
+        await until(lambda: stands("leaky").last_result is DueResult.FAILURE)
         task = await world.app.shared.task_store.get(slow.id)
         assert task is not None
         assert (task.error_code, task.error_message) == ("Timeout", "it did not answer within 0.2 s")

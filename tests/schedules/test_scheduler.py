@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.records import MemoryStore, StoreOut
-from sidecar.schedules.states import Result, State
-from sidecar.task_api.records import Record
-from sidecar.task_api.records import State as TaskState
+from sidecar.storage import MemoryRecordStore, RecordStoreOut
+from sidecar.tasks.api.task_record import Task
+from sidecar.tasks.api.task_record import TaskState as TaskState
+from sidecar.tasks.schedules.transitions import DueResult, ScheduleState
 from tests.a2a.test_task_api import DONE, WORKING, busy
 from tests.a2a.world import task
 from tests.schedules.clockwork import MINUTELY, RULES, Clockwork, clockwork, minute_of
@@ -48,7 +48,7 @@ async def test_each_minute_it_runs_once_and_says_how_that_went(works: Clockwork)
     assert [one["message"]["parts"][0]["data"] for one in works.told()] == [{"prompt": "tides"}] * 2
     assert {one["metadata"]["task_type"] for one in works.told()} == {"scheduled"}
     standing = await works.standing()
-    assert (standing.state, standing.last_result, standing.running) == (State.ACTIVE, Result.SUCCESS, ())
+    assert (standing.state, standing.last_result, standing.running) == (ScheduleState.ACTIVE, DueResult.SUCCESS, ())
     assert minute_of(standing.last_due_s) == "12:02"
     assert standing.last_success_s is not None
     assert works.counted.ran == {("minutely", "success"): 2}
@@ -61,12 +61,16 @@ async def test_who_is_paused_makes_up_for_nothing_and_goes_on(works: Clockwork) 
     await works.at("12:00:30")
     scheduler = works.replicas[1].scheduler
     shown = await scheduler.pause("minutely", "admin:operator")
-    assert (shown.standing.state, shown.standing.paused_by, shown.next_s) == (State.PAUSED, "admin:operator", None)
+    assert (shown.standing.state, shown.standing.paused_by, shown.next_s) == (
+        ScheduleState.PAUSED,
+        "admin:operator",
+        None,
+    )
     await works.at("12:03:10")
     assert works.told() == []
     works.now_s += 1
     shown = await scheduler.resume("minutely", "local:uid=7")
-    assert (shown.standing.state, shown.standing.paused_by) == (State.ACTIVE, "")
+    assert (shown.standing.state, shown.standing.paused_by) == (ScheduleState.ACTIVE, "")
     assert minute_of(shown.next_s) == "12:04"
     await works.at("12:03:50")
     assert works.told() == []
@@ -96,7 +100,7 @@ async def test_of_what_was_missed_one_run_is_made_up_for_if_it_is_not_too_late(w
     await works.at("15:00:01", looks=[])
     works.write(minutely={**MINUTELY, "cron": "@hourly"}, strict={**MINUTELY, "cron": "@hourly", "missed_within": 60})
     await works.at("16:30:00")
-    assert (await works.standing("strict")).last_result is Result.MISSED
+    assert (await works.standing("strict")).last_result is DueResult.MISSED
 
 
 async def test_a_clock_that_is_set_back_runs_nothing_twice(works: Clockwork) -> None:
@@ -127,10 +131,10 @@ async def test_another_calendar_counts_from_when_it_is_seen(works: Clockwork) ->
     assert works.told() == [], "12:04 was before anybody knew of it"
     works.write(minutely={**MINUTELY, "enabled": False})
     await works.at("12:10:00")
-    assert (await works.standing()).state is State.CREATED
+    assert (await works.standing()).state is ScheduleState.CREATED
     works.write(minutely=MINUTELY)
     await works.at("12:20:10")
-    assert (await works.standing()).state is State.ACTIVE and works.told() == []
+    assert (await works.standing()).state is ScheduleState.ACTIVE and works.told() == []
     await works.at("12:21:00")
     await works.settle()
     assert len(works.told()) == 1
@@ -171,7 +175,7 @@ async def test_two_runs_meet_only_where_they_may(tmp_path: Path) -> None:
             await works.at(minute)
         assert works.counted.ran == {("minutely", "skipped"): 2}
         assert [len((await works.standing(key)).running) for key in ("minutely", "beside")] == [1, 3]
-        assert (await works.standing()).state is State.EXECUTING
+        assert (await works.standing()).state is ScheduleState.EXECUTING
         with pytest.raises(Refusal, match="goes on") as raised:
             await works.replicas[0].scheduler.run_now("minutely", "me")
         assert raised.value.reason is Reason.TOO_MANY_CONCURRENT
@@ -179,7 +183,7 @@ async def test_two_runs_meet_only_where_they_may(tmp_path: Path) -> None:
         await works.settle()
         await works.at("12:03:30")
         assert works.counted.ran["beside", "success"] == 3
-        assert (await works.standing()).state is State.ACTIVE
+        assert (await works.standing()).state is ScheduleState.ACTIVE
 
 
 async def test_an_operators_run_is_the_schedules_and_its_due_times_stay(tmp_path: Path) -> None:
@@ -215,9 +219,9 @@ async def test_whom_policy_a_limit_or_the_kill_switch_refuses_has_that_as_its_re
         await works.at("12:02:00")
         why = {key: (await works.standing(key)) for key in works.schedules}
         assert {key: (one.last_result, one.last_why) for key, one in why.items()} == {
-            "minutely": (Result.REFUSED, "rate-limited"),
-            "nobody": (Result.REFUSED, "no-matching-rule"),
-            "stopped": (Result.REFUSED, "principal-disabled"),
+            "minutely": (DueResult.REFUSED, "rate-limited"),
+            "nobody": (DueResult.REFUSED, "no-matching-rule"),
+            "stopped": (DueResult.REFUSED, "principal-disabled"),
         }
         assert works.counted.ran == {
             ("minutely", "success"): 1,
@@ -271,7 +275,7 @@ async def test_what_passes_is_tried_again_until_it_is_too_late(tmp_path: Path) -
         await works.at("14:00:00")
         await works.at("14:10:01")
         standing = await works.standing()
-        assert (standing.last_result, standing.last_why) == (Result.MISSED, "draining")
+        assert (standing.last_result, standing.last_why) == (DueResult.MISSED, "draining")
 
 
 async def test_whoever_takes_a_schedule_away_ends_what_it_ordered(tmp_path: Path) -> None:
@@ -301,7 +305,7 @@ async def test_how_a_schedule_stands_is_kept_for_a_month_after_it_is_gone(tmp_pa
         works.now_s += 4.0
         await works.replicas[0].scheduler.look()
         again = await works.standing()
-        assert (again.is_done, again.state, again.settled_s) == (False, State.ACTIVE, works.now_s)
+        assert (again.is_done, again.state, again.settled_s) == (False, ScheduleState.ACTIVE, works.now_s)
 
 
 async def test_one_whose_standing_cannot_be_read_does_not_run_and_keeps_no_other_from_it(
@@ -361,16 +365,16 @@ async def test_while_the_store_is_out_nothing_runs_and_afterwards_once(tmp_path:
 async def test_a_task_of_which_nobody_heard_that_it_was_kept_is_the_one_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, lost = MemoryStore.add, [1]
+    add, lost = MemoryRecordStore.add, [1]
 
-    async def kept_unheard(self: MemoryStore[Any], record: Any, *more: Any) -> Any:
+    async def kept_unheard(self: MemoryRecordStore[Any], record: Any, *more: Any) -> Any:
         added = await add(self, record, *more)
-        if isinstance(record, Record) and lost:
+        if isinstance(record, Task) and lost:
             lost.pop()
-            raise StoreOut("no reply")
+            raise RecordStoreOut("no reply")
         return added
 
-    monkeypatch.setattr(MemoryStore, "add", kept_unheard)
+    monkeypatch.setattr(MemoryRecordStore, "add", kept_unheard)
     async with clockwork(tmp_path) as works:
         for minute in ("12:00:30", "12:01:00", "12:01:02"):
             await works.at(minute)

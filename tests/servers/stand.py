@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.app import App
+from sidecar.app.application import Application
 from tests.flow.world import started, write_folder
 from tests.servers import node_bin, npm_server, python
 
@@ -56,7 +56,7 @@ def everything_over(transport: str) -> Iterator[str]:
 class Stand:
     """A running sidecar. `doors` are the base URLs of its callers, by principal."""
 
-    app: App
+    app: Application
     doors: Mapping[str, str]
 
     def at(self, server: str, principal: str = "nhi:planner") -> str:

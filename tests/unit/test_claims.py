@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sidecar.arguments import MAX_SCHEMA_BYTES
 from sidecar.cli import main
 from sidecar.cli.demo import AGENT_SCENES, SCENES
 from sidecar.errors import Reason, Refusal
 from sidecar.policy.grammar import USED
 from sidecar.protocols import jsonrpc
-from sidecar.settings.root import Settings
-from sidecar.upstreams.sessions import upstream_id_from
-from sidecar.upstreams.tools import MAX_CATALOGUE_PATTERNS, tools_from
+from sidecar.settings.sidecar_file import Settings
+from sidecar.upstreams.mcp.arguments import MAX_SCHEMA_BYTES
+from sidecar.upstreams.mcp.sessions import upstream_id_from
+from sidecar.upstreams.mcp.tools import MAX_CATALOGUE_PATTERNS, tools_from
 from tests.conformance.__main__ import NOT_IN_SESSIONS, NOT_ON_PIPES, REFUSED
 from tests.pages import NAMES, ROOT
 

@@ -24,7 +24,7 @@ from sidecar.cli import main
 from sidecar.cli.init import starting_files, write_files
 from sidecar.errors import ANSWERS, ConfigError
 from sidecar.limits import load_budgets
-from sidecar.metrics import Metrics
+from sidecar.observability.metrics import Metrics
 from sidecar.policy import load_policy
 from sidecar.settings import load_settings
 from tests.pages import NAMES, ROOT, Block, blocks_of, prose_of
@@ -95,8 +95,8 @@ def test_every_figure_stands_with_its_unit_and_its_command() -> None:
 def test_a_reason_is_called_reserved_only_while_nothing_gives_it(make: ModuleType) -> None:
     listing = {
         "errors.py",
-        "metrics.py",
-        "measures.py",
+        "observability/metrics.py",
+        "gateway/request_metrics.py",
         "calls.py",
         "tasks.py",
     }  # they name every reason, and give none

@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
-from sidecar.signing_keys import generate
+from sidecar.http.signing_keys import generate
 from tests.flow.world import world
-from tests.unit.workbench.traffic import Sent, engine_of, record, write_policy
+from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_policy
 
 SHIPPED = Path(__file__).parents[2]
 

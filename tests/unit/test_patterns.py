@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.sanitizing import find_pairs
-from sidecar.egress.wire import _HEAD
-from sidecar.screening.classes import find_bearers, find_emails, find_jwts
-from sidecar.screening.screen import _BASE64, _JSON
+from sidecar.gateway.redaction.compiled_rules import _BASE64, _JSON
+from sidecar.http.client.http1 import _HEAD
+from sidecar.protocols.secret_patterns import find_bearers, find_emails, find_jwts
+from sidecar.tasks.programs.stored_text import find_pairs
 
 CHARS = 1 << 17
 MAX_CPU_S = 3.0

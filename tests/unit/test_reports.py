@@ -50,9 +50,9 @@ BL-018
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
 BL-019
   flow/test_vanishing_callers.py test_a_thousand_callers_who_leave_while_they_are_answered
-  unit/egress/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
+  unit/http/client/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
 BL-020
-  unit/egress/test_who_goes_out.py test_an_address_of_another_scheme_is_refused_where_it_stands
+  unit/http/client/test_who_goes_out.py test_an_address_of_another_scheme_is_refused_where_it_stands
 BL-021
   flow/test_hostile_upstream.py test_a_list_shows_nothing_that_is_hidden_however_it_is_said
   flow/test_lists.py test_a_list_in_a_stream_shows_what_may_be_used_in_its_order
@@ -82,7 +82,7 @@ BL-028
 BL-029
   flow/test_stdio.py test_nothing_is_ever_started_from_a_request
   flow/test_agent_commands.py test_no_body_brings_in_what_nobody_listens_to
-  unit/desk/test_reading.py test_what_is_unknown_is_refused_and_never_named
+  unit/admin/operator_api/test_reading.py test_what_is_unknown_is_refused_and_never_named
 BL-031
   a2a/test_who_calls.py test_a_stream_wants_a_credential_as_every_call_does
 BL-032
@@ -121,22 +121,22 @@ BL-048
   unit/identity/test_jwks.py test_a_reload_fetches_once_and_strangers_after_it_wait_their_ten_seconds
 BL-049
   flow/test_identity_flow.py test_no_spelling_of_a_path_is_another_path
-  unit/test_arrival.py test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash
+  unit/gateway/test_routing.py test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash
 BL-050
   unit/protocols/test_mcp_headers.py test_headers_and_body_meet_the_verdict_of_the_corpus
   unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body
 BL-051
-  unit/egress/test_who_goes_out.py test_whoever_opens_a_connection_has_its_address_from_the_operator
-  unit/egress/test_guarded.py test_an_internal_network_is_reached_once_it_is_opened_and_until_then_the_log_says_why
+  unit/http/client/test_who_goes_out.py test_whoever_opens_a_connection_has_its_address_from_the_operator
+  unit/http/client/test_guarded.py test_an_internal_network_is_reached_once_it_is_opened_and_until_then_the_log_says_why
 BL-052
   flow/test_identity_flow.py test_no_verb_goes_around_the_question
 BL-055
   a2a/test_pushing.py test_where_nobody_may_be_called_is_refused_before_the_agent_hears_of_it
   a2a/test_task_api.py test_an_address_that_nobody_may_call_back_is_refused_at_once
   a2a/test_one_operation.py test_anothers_task_looks_as_if_it_were_not_there
-  unit/egress/test_guarded.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
-  unit/egress/test_guarded.py test_a_name_that_changes_its_mind_gains_nothing
-  unit/egress/test_guarded.py test_no_redirect_is_followed
+  unit/http/client/test_guarded.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
+  unit/http/client/test_guarded.py test_a_name_that_changes_its_mind_gains_nothing
+  unit/http/client/test_guarded.py test_no_redirect_is_followed
 BL-059
   flow/test_call.py test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once
   flow/test_call.py test_a_caller_who_leaves_any_route_leaves_its_slot
@@ -161,7 +161,7 @@ BL-063
 BL-064
   flow/test_listed_and_called.py test_denied_unknown_and_hidden_look_alike_and_are_told_apart_in_the_audit
 BL-065
-  unit/test_metrics.py test_a_scrape_stays_quick_however_much_happened
+  unit/observability/test_metrics.py test_a_scrape_stays_quick_however_much_happened
 BL-066
   flow/test_stdio.py test_two_users_have_two_counters_and_a_shared_program_one
   flow/test_sessions.py test_users_who_share_an_upstream_credential_do_not_share_its_session
@@ -170,7 +170,7 @@ BL-068
   unit/limits/test_counters.py test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_across_hour_edges
   unit/limits/test_store_twins.py test_redis_says_what_memory_says
 BL-069
-  unit/test_arguments.py test_references_are_never_fetched
+  unit/upstreams/test_arguments.py test_references_are_never_fetched
 BL-070
   flow/test_paired.py test_another_caller_with_the_id_gets_nothing_and_does_nothing
   flow/test_paired.py test_a_message_names_one_session_of_a_stream
@@ -179,8 +179,8 @@ BL-071
   flow/test_cli_agents.py test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over
 BL-074
   flow/test_stdio.py test_everything_that_a_program_started_ends_with_it
-  unit/agents/test_one_shot.py test_a_listener_who_leaves_ends_it_with_everything_that_it_started
-  unit/agents/test_attended.py test_a_grandchild_that_ignores_being_asked_is_gone_in_time
+  unit/tasks/programs/test_one_shot.py test_a_listener_who_leaves_ends_it_with_everything_that_it_started
+  unit/tasks/programs/test_attended.py test_a_grandchild_that_ignores_being_asked_is_gone_in_time
 BL-075
   unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
   unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
@@ -189,13 +189,13 @@ BL-076
   flow/test_hostile_callers.py test_a_body_one_byte_too_long_is_not_decided_on_in_part
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
-  unit/test_arrival.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
+  unit/gateway/test_routing.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
 BL-078
   flow/test_breaker.py test_a_slow_server_is_not_ill_and_a_fast_one_neither
   flow/test_breaker.py test_an_upstream_that_is_back_is_found_without_a_call
 BL-080
   flow/test_stdio.py test_a_program_gets_what_it_is_given_and_nothing_else
-  unit/agents/test_one_shot.py test_it_gets_what_it_is_given_and_nothing_else
+  unit/tasks/programs/test_one_shot.py test_it_gets_what_it_is_given_and_nothing_else
 BL-081
   flow/test_large_policy.py test_no_call_fails_and_no_decision_mixes_two_revisions
   flow/test_admin.py test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture
@@ -221,9 +221,9 @@ BL-091
   flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on
 BL-093
   flow/test_stdio.py test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_command_line
-  unit/agents/test_one_shot.py test_the_agent_receives_exactly_the_text
-  unit/agents/test_prompts.py test_what_cannot_be_an_argument_is_refused_before_anything_starts
-  unit/agents/test_prompts.py test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them
+  unit/tasks/programs/test_one_shot.py test_the_agent_receives_exactly_the_text
+  unit/tasks/programs/test_prompts.py test_what_cannot_be_an_argument_is_refused_before_anything_starts
+  unit/tasks/programs/test_prompts.py test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them
 BL-095
   unit/limits/test_redis.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies
   unit/limits/test_redis.py test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.arguments import compile_schema
 from sidecar.policy.conditions import Language
-from sidecar.similar_keys import MAX_STEPS, similar_key
+from sidecar.policy.similar_keys import MAX_STEPS, similar_key
+from sidecar.upstreams.mcp.arguments import compile_schema
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

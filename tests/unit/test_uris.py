@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.policy.patterns import glob
-from sidecar.uris import fault_in_uri, named_object, normal_pattern, normal_uri
+from sidecar.settings.uris import fault_in_uri, named_object, normal_pattern, normal_uri
 
 TAKEN = (
     *("test://static-text", "test://static-text/", "urn:x:y", "urn:isbn:0451450523", "file:///a/b", "file:///"),

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.errors import Fault
-from sidecar.visible import visible, visible_lines
+from sidecar.errors import Fault, visible, visible_lines
 
 NAMES = [
     b"agent_to_tool.\x1b]0;owned\x07.csv",

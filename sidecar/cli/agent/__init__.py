@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import click
 
-from sidecar.cli.lazy import LazyGroup
+from sidecar.cli.lazy_group import LazyGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "list": ("sidecar.cli.agent.looking", "Every agent that is a program, and how it stands."),
+    "list": ("sidecar.cli.agent.listing", "Every agent that is a program, and how it stands."),
     "check": ("sidecar.cli.agent.check", "Look whether it can run, and try it; needs no running sidecar."),
-    "run": ("sidecar.cli.agent.running", "Run it, and show what it says as it comes."),
-    "runs": ("sidecar.cli.agent.looking", "Runs, newest first."),
-    "show": ("sidecar.cli.agent.looking", "One run: states, tries, what it took, and the end of what it said."),
-    "logs": ("sidecar.cli.agent.running", "What a run said; with -f as it comes."),
-    "answer": ("sidecar.cli.agent.running", "Tell a run that asked what it asked for."),
-    "cancel": ("sidecar.cli.agent.running", "Give a run up."),
+    "run": ("sidecar.cli.agent.run", "Run it, and show what it says as it comes."),
+    "runs": ("sidecar.cli.agent.listing", "Runs, newest first."),
+    "show": ("sidecar.cli.agent.listing", "One run: states, tries, what it took, and the end of what it said."),
+    "logs": ("sidecar.cli.agent.run", "What a run said; with -f as it comes."),
+    "answer": ("sidecar.cli.agent.run", "Tell a run that asked what it asked for."),
+    "cancel": ("sidecar.cli.agent.run", "Give a run up."),
 }
 
 

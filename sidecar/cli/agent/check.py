@@ -25,18 +25,18 @@ from typing import Any, Final
 import click
 import orjson
 
-from sidecar.agents.commands import command_from
-from sidecar.agents.record import Usage
-from sidecar.agents.runner import runner_from
-from sidecar.agents.running import Artifact, Ended, Event, Order, Prompt, Said
+from sidecar.cli.agent.formatting import facts, figures
 from sidecar.cli.agent.options import OPERATOR, as_json, config
-from sidecar.cli.agent.words import facts, figures
-from sidecar.cli.control import INVALID, NO, USAGE
+from sidecar.cli.operator_socket import INVALID, NO, USAGE
 from sidecar.errors import ConfigError
-from sidecar.processes import Processes
-from sidecar.protocols.hidden import shown
+from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.agents import CliAgent
+from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, OutputChunk, ProgramOrder, Prompt
+from sidecar.tasks.programs.command_line import command_from
+from sidecar.tasks.programs.run_record import Usage
+from sidecar.tasks.programs.runners import runner_from
+from sidecar.upstreams.processes import Processes
 from sidecar.vocabulary import Caller, Credential, Principal
 
 DEADLINE_S: Final = 30.0
@@ -46,10 +46,10 @@ UNTRIED: Final = "it is read-write, and may change something: --prompt tries it"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedAgent:
     """What became of one run. `whys` is what a running sidecar would log of it, for operators alone."""
 
-    ended: Ended
+    ended: AttemptEnd
     took_s: float
     output: str
     whys: Sequence[str]
@@ -61,13 +61,13 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class InspectedAgent:
     """One agent: how its program would be started, and what became of it. `untried` says why it was not."""
 
     name: str
     definition: CliAgent
     start: Mapping[str, Any]
-    tried: Tried | None = None
+    tried: TriedAgent | None = None
     untried: str = ""
 
     @property
@@ -125,7 +125,7 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
 
 async def _looked_at(
     settings: Settings, names: list[str], prompt: str | None, timeout_s: float | None, no_run: bool
-) -> list[Looked]:
+) -> list[InspectedAgent]:
     """Raises SettingsError for one that cannot be started."""
     processes, looked = Processes(os.environ), []
     try:
@@ -137,31 +137,31 @@ async def _looked_at(
                 untried = UNTRIED
             limit_s = timeout_s or min(definition.timeout, DEADLINE_S)
             tried = None if untried else await _tried(name, definition, processes, prompt or "", limit_s)
-            looked.append(Looked(name, definition, start, tried, untried))
+            looked.append(InspectedAgent(name, definition, start, tried, untried))
     finally:
         await processes.close()
     return looked
 
 
-async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> Tried:
+async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> TriedAgent:
     """One run, from its start to when nothing of it is left."""
     runner = runner_from(name, definition, processes, os.environ)
     run_id, began_s, said = f"check-{secrets.token_hex(8)}", time.monotonic(), ""
     message = {"messageId": run_id, "role": "ROLE_USER", "parts": [{"text": text}]}
     caller = Caller((Principal(OPERATOR),), (Credential("local"),))
     prompt = Prompt(text, {}, {}, None, message)
-    order = Order(run_id, run_id, run_id, caller.binding, prompt, limit_s, caller=caller)
-    ended = Ended(None, Usage())
+    order = ProgramOrder(run_id, run_id, run_id, caller.binding, prompt, limit_s, caller=caller)
+    ended = AttemptEnd(None, Usage())
     try:
         with _logged() as whys:
             async with aclosing(runner.run(order)) as events:
                 async for event in events:
                     said = (said + _text(event))[:HEAD_CHARS]
-                    if isinstance(event, Ended):
+                    if isinstance(event, AttemptEnd):
                         ended = event
     finally:
         await runner.close()
-    return Tried(ended, time.monotonic() - began_s, said, whys)
+    return TriedAgent(ended, time.monotonic() - began_s, said, whys)
 
 
 class _Whys(logging.Handler):
@@ -178,7 +178,7 @@ class _Whys(logging.Handler):
 @contextmanager
 def _logged() -> Iterator[Sequence[str]]:
     """What agents log meanwhile: callers are not told where a program lies, and so no event says it."""
-    handler, logger = _Whys(), logging.getLogger("sidecar.agents")
+    handler, logger = _Whys(), logging.getLogger("sidecar.tasks.programs")
     logger.addHandler(handler)
     try:
         yield handler.kept
@@ -188,17 +188,17 @@ def _logged() -> Iterator[Sequence[str]]:
 
 def _text(event: Event) -> str:
     """What it says of its answer; parts that are no text as JSON."""
-    if isinstance(event, Said):
+    if isinstance(event, OutputChunk):
         return event.text
     parts: Sequence[Mapping[str, Any]] = ()
-    if isinstance(event, Artifact):
+    if isinstance(event, OutputArtifact):
         parts = event.update["artifact"].get("parts", ())
-    elif isinstance(event, Ended):
+    elif isinstance(event, AttemptEnd):
         parts = event.message
     return "".join(part["text"] if "text" in part else orjson.dumps(part).decode() for part in parts)
 
 
-def _plain(tried: Tried) -> dict[str, Any]:
+def _plain(tried: TriedAgent) -> dict[str, Any]:
     failure, exit_ = tried.ended.failure, tried.ended.exit
     return {
         "exit_code": None if exit_ is None else exit_.code,
@@ -213,7 +213,7 @@ def _plain(tried: Tried) -> dict[str, Any]:
     }
 
 
-def _lines(one: Looked) -> Iterator[str]:
+def _lines(one: InspectedAgent) -> Iterator[str]:
     definition, tried = one.definition, one.tried
     yield f"{one.name}  {one.status}" + ("" if definition.enabled else "  (disabled)")
     yield from facts(

@@ -1,4 +1,4 @@
-"""What do all commands about agents take?"""
+"""Options that all `sidecar agent` commands share."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from sidecar.cli.lazy import LazyGroup
+from sidecar.cli.lazy_group import LazyGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("sidecar.cli.audit.verify", "Find whatever was changed, removed, moved, put in or cut off."),

@@ -1,4 +1,4 @@
-"""`sidecar audit gather`: how does evidence that went elsewhere become files again?"""
+"""`sidecar audit gather`: turns evidence collected elsewhere into log files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from sidecar.audit.gather import gather as gathered
 from sidecar.audit.gather import lines_in
-from sidecar.cli.audit.files import CONFIG_INVALID, NO
+from sidecar.cli.audit.log_files import CONFIG_INVALID, NO
 from sidecar.errors import ConfigError
 
 

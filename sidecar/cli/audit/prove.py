@@ -1,4 +1,4 @@
-"""`sidecar audit prove`: does the hash of a record stand for these arguments?"""
+"""`sidecar audit prove`: checks arguments against the hash in a record."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
-from sidecar.audit.following import lines
-from sidecar.audit.render import plain
-from sidecar.cli.audit.files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs, reading
+from sidecar.audit.rendering import plain
+from sidecar.audit.tail import lines
+from sidecar.cli.audit.log_files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs, reading
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import parse_json
 

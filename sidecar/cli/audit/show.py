@@ -1,4 +1,4 @@
-"""`sidecar audit show`: what does the evidence say?"""
+"""`sidecar audit show`: filters and prints audit records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import click
 import orjson
 
 from sidecar.audit.chain import ascii_json
-from sidecar.audit.evidence import named_in, read_evidence
-from sidecar.audit.following import follow, lines
 from sidecar.audit.record import EVENTS, as_seed
-from sidecar.audit.render import plain, render_kept, render_record, wants_colour
+from sidecar.audit.rendering import plain, render_kept, render_record, wants_colour
+from sidecar.audit.result_store import named_in, read_evidence
 from sidecar.audit.statistics import Statistics
-from sidecar.cli.audit.files import CONFIG, FILE, LOG, configured, logs, reading, unreadable
-from sidecar.cli.moments import Moment
+from sidecar.audit.tail import follow, lines
+from sidecar.cli.audit.log_files import CONFIG, FILE, LOG, configured, logs, reading, unreadable
+from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
 FOLLOW_S = 0.2

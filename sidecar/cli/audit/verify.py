@@ -1,4 +1,4 @@
-"""`sidecar audit verify`: does the evidence hold?"""
+"""`sidecar audit verify`: verifies the audit log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sidecar.audit.chain import ascii_json
 from sidecar.audit.checkpoints import Keys, read_public_keys
 from sidecar.audit.gather import gather, lines_in
-from sidecar.audit.parts import files_of
-from sidecar.audit.render import plain, plain_data
-from sidecar.audit.report import Ending, Report
+from sidecar.audit.rendering import plain, plain_data
+from sidecar.audit.segments import files_of
+from sidecar.audit.verification_report import Ending, VerificationReport
 from sidecar.audit.verify import lies_beside
 from sidecar.audit.verify import verify as verified
-from sidecar.cli.audit.files import (
+from sidecar.cli.audit.log_files import (
     CONFIG,
     CONFIG_INVALID,
     EVIDENCE_BROKEN,
@@ -96,7 +96,7 @@ def verify(
         key_paths = key_paths or tuple(path for path in known if path.exists())
     ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
 
-    def check(files: Sequence[Path]) -> Report:
+    def check(files: Sequence[Path]) -> VerificationReport:
         size = sum(path.stat().st_size for path in files)
         if any(each.samefile(path) for each in checkpoints for path in files):
             raise click.UsageError("a log attests nothing of itself: --public-key alone checks what stands in it")
@@ -151,7 +151,9 @@ def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]
         yield partial(logs, paths)
 
 
-def _checked(chain: Chain, check: Callable[[Sequence[Path]], Report]) -> tuple[tuple[Path, ...], Report]:
+def _checked(
+    chain: Chain, check: Callable[[Sequence[Path]], VerificationReport]
+) -> tuple[tuple[Path, ...], VerificationReport]:
     """The report on a chain. Where it does not hold, and a file was set aside or deleted meanwhile, it was not the same
     files that were named and read: once more."""
     attempt = 0
@@ -179,12 +181,12 @@ def _public_keys(paths: tuple[Path, ...]) -> Keys | None:
     return found if paths else None
 
 
-def _print(report: Report, took_s: float) -> None:
+def _print(report: VerificationReport, took_s: float) -> None:
     for line in _lines(report, took_s):
         click.echo(plain(line))  # names and words in it may be a forger's
 
 
-def _lines(report: Report, took_s: float) -> Iterator[str]:
+def _lines(report: VerificationReport, took_s: float) -> Iterator[str]:
     yield from map(str, report.problems)
     if report.problem_count > len(report.problems):
         yield f"and {report.problem_count - len(report.problems)} more"

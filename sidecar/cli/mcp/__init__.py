@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from sidecar.cli.lazy import LazyGroup
+from sidecar.cli.lazy_group import LazyGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("sidecar.cli.mcp.switch", "How each server stands, and what is switched off."),

@@ -1,4 +1,4 @@
-"""How does an operator take a server, or one tool of it, out of service?
+"""`sidecar mcp disable` and `enable`: takes a server or tool out of service.
 
 sidecar mcp disable github delete_repo --reason "Incident 12"
 sidecar mcp list
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import click
 
-from sidecar.cli.control import told
+from sidecar.cli.operator_socket import told
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True

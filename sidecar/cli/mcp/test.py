@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import orjson
 
-from sidecar.cli.mcp.reaching import reached
+from sidecar.cli.mcp.upstream_connection import reached
 from sidecar.errors import ConfigError
-from sidecar.protocols.hidden import shown
+from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings, load_settings
-from sidecar.upstreams.report import UNHEALTHY, HealthReport, report_on
+from sidecar.upstreams.health_report import UNHEALTHY, HealthReport, report_on
 
 NO, USAGE, INVALID = 1, 2, 3
 

@@ -1,4 +1,4 @@
-"""Which tools does a server list, which of them were approved, and what is different now?
+"""`sidecar mcp tools`: lists tools, compares them with their pins, and pins them.
 
     sidecar mcp tools github                 each tool, whether it is as pinned, and every difference
     sidecar mcp tools github --pin           approve all of them as they are now
@@ -25,18 +25,18 @@ from typing import Any, Final
 import click
 import orjson
 
-from sidecar.cli.mcp.reaching import reached
+from sidecar.cli.mcp.upstream_connection import reached
 from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
-from sidecar.protocols.hidden import revealed, shown
-from sidecar.protocols.mcp import LeftOut, unnamed_in
+from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
+from sidecar.protocols.hidden_characters import revealed, shown
+from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
 from sidecar.settings import Settings, load_settings
-from sidecar.settings.moments import rfc3339
+from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams import Tool
-from sidecar.upstreams.listing import Enquiry
-from sidecar.upstreams.pins import MEMBERS, Pin, differing, pin_of, pinned_part
-from sidecar.upstreams.pins_file import PINS_FILE, file_with, load_pins, readable
-from sidecar.upstreams.tools import tools_from
-from sidecar.workbench.outputs import UnwrittenError, write_all
+from sidecar.upstreams.mcp.listing import OwnConversation
+from sidecar.upstreams.mcp.pins import MEMBERS, Pin, differing, pin_of, pinned_part
+from sidecar.upstreams.mcp.pins_file import PINS_FILE, file_with, load_pins, readable
+from sidecar.upstreams.mcp.tools import tools_from
 
 NO, USAGE, INVALID, DIFFERENT = 1, 2, 3, 6
 PINNED, NEW, CHANGED, GONE = "pinned", "new", "changed", "gone"
@@ -45,7 +45,7 @@ MAX_SHOWN_LINES: Final = 400  # of one tool; beyond, nobody reads: the file has 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ToolRow:
     """One tool: what the server lists, what is pinned, and what is between the two."""
 
     name: str
@@ -79,14 +79,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class PinsBook:
     """One server: its pins, None where it has none yet, the file they stand in, every row, and the tools that no call
     can name."""
 
     file: Path
     server: str
     pins: Mapping[str, Pin] | None
-    rows: list[Row]
+    rows: list[ToolRow]
     left_out: tuple[LeftOut, ...]
 
 
@@ -127,7 +127,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
         raise SystemExit(NO) from None
 
 
-def _looked_up(path: Path, server: str, *, pinning: bool) -> Book:
+def _looked_up(path: Path, server: str, *, pinning: bool) -> PinsBook:
     """What is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
     settings = load_settings(path, os.environ)
     if server not in settings.upstreams:
@@ -141,13 +141,13 @@ def _looked_up(path: Path, server: str, *, pinning: bool) -> Book:
     pins = load_pins(file).servers.get(server)
     entries = asyncio.run(_entries(settings, server))
     listed = tools_from(entries, {}, refuse_hidden=settings.upstreams[server].hidden_text == "refuse")
-    return Book(file, server, pins, _compared(entries, listed, pins or {}), unnamed_in("tools", entries))
+    return PinsBook(file, server, pins, _compared(entries, listed, pins or {}), unnamed_in("tools", entries))
 
 
 async def _entries(settings: Settings, server: str) -> list[object]:
     """What the server lists now. Raises Refusal."""
     async with reached(settings, server) as upstream:
-        enquiry = Enquiry(upstream)
+        enquiry = OwnConversation(upstream)
         try:
             async with asyncio.timeout(upstream.timeout_s):
                 return (await enquiry.list_tools()).entries
@@ -157,14 +157,14 @@ async def _entries(settings: Settings, server: str) -> list[object]:
             await enquiry.close()
 
 
-def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[Row]:
+def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[ToolRow]:
     """Every tool that is listed or pinned, by name."""
     by_name = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
     rows = []
     for name in sorted({*listed, *pinned}):
         tool, pin = listed.get(name), pinned.get(name)
         entry = by_name[name] if tool and tool.definition.digest else {}  # what cannot be digested is not shown either
-        rows.append(Row(name, _status(tool, pin), tool, entry, pin))
+        rows.append(ToolRow(name, _status(tool, pin), tool, entry, pin))
     return rows
 
 
@@ -176,7 +176,7 @@ def _status(tool: Tool | None, pin: Pin | None) -> str:
     return PINNED if pin.digest == tool.definition.digest else CHANGED
 
 
-def _chosen(rows: list[Row], names: Collection[str], server: str) -> list[Row]:
+def _chosen(rows: list[ToolRow], names: Collection[str], server: str) -> list[ToolRow]:
     unknown = sorted(set(names) - {row.name for row in rows})
     if unknown:
         click.echo(f"{server} has no tool {', '.join(map(repr, unknown))}", err=True)
@@ -187,14 +187,14 @@ def _chosen(rows: list[Row], names: Collection[str], server: str) -> list[Row]:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _print_json(rows: list[Row], book: Book) -> None:
+def _print_json(rows: list[ToolRow], book: PinsBook) -> None:
     left_out = [one.told for one in book.left_out]
     told = {"pinned": book.pins is not None, "tools": [row.plain() for row in rows], "left_out": left_out}
     lines = orjson.dumps(told, option=orjson.OPT_INDENT_2).decode().split("\n")
     click.echo("\n".join(map(revealed, lines)))
 
 
-def _show(rows: list[Row], left_out: Collection[LeftOut], *, in_full: bool) -> None:
+def _show(rows: list[ToolRow], left_out: Collection[LeftOut], *, in_full: bool) -> None:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         click.echo(f"{row.name:<{width}}  {row.status}{_remarks(row)}")
@@ -208,7 +208,7 @@ def _show(rows: list[Row], left_out: Collection[LeftOut], *, in_full: bool) -> N
         click.echo("nothing of this server is pinned: --pin approves its tools as they are")
 
 
-def _remarks(row: Row) -> str:
+def _remarks(row: ToolRow) -> str:
     if row.tool is None:
         return ""
     remarks = [f"quarantined: {row.tool.quarantine_reason}"] if row.tool.schema is None else []
@@ -216,7 +216,7 @@ def _remarks(row: Row) -> str:
     return "".join(f"  [{shown(remark)}]" for remark in remarks)
 
 
-def _difference(row: Row) -> Iterator[str]:
+def _difference(row: ToolRow) -> Iterator[str]:
     """Member by member, as a unified diff of what is pinned and what is listed."""
     if row.status in (PINNED, GONE) or not row.entry:
         return
@@ -226,7 +226,7 @@ def _difference(row: Row) -> Iterator[str]:
         yield f"… and {len(lines) - MAX_SHOWN_LINES} lines more"
 
 
-def _member_lines(row: Row, member: str) -> Iterator[str]:
+def _member_lines(row: ToolRow, member: str) -> Iterator[str]:
     if row.status == CHANGED and member not in row.changed:
         return
     old = _spelled(row.pin.definition if row.pin else {}, member)
@@ -255,7 +255,7 @@ def _lines(value: object) -> list[str]:
 # --- pinning ----------------------------------------------------------------------------------------------------------
 
 
-def _pin(book: Book, chosen: list[Row], *, ask: bool, quiet: bool) -> None:
+def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> None:
     """Approve the chosen rows, once somebody says so. A tool that is gone loses its pin."""
     pins = _approved(book.pins or {}, chosen)
     if pins == book.pins:
@@ -275,7 +275,7 @@ def _pin(book: Book, chosen: list[Row], *, ask: bool, quiet: bool) -> None:
     _say(f"{book.file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {book.server} pinned", quiet)
 
 
-def _approved(pinned: Mapping[str, Pin], chosen: list[Row]) -> dict[str, Pin]:
+def _approved(pinned: Mapping[str, Pin], chosen: list[ToolRow]) -> dict[str, Pin]:
     """The pins of the server, with those of the chosen rows as the server lists them."""
     at, by, pins = rfc3339(time.time()), _who(), dict(pinned)
     for row in chosen:

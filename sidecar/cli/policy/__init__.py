@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from sidecar.cli.lazy import LazyGroup
+from sidecar.cli.lazy_group import LazyGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("sidecar.cli.policy.check", "Everything in models and rows that is refused or suspicious."),

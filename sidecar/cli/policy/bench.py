@@ -1,4 +1,4 @@
-"""How long does a decision take, here and at other sizes?"""
+"""`sidecar policy bench`: measures decisions of this policy and of generated ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
-from sidecar.workbench.bench import own, rivals
-from sidecar.workbench.bench.ladder import SIZES, WILD
-from sidecar.workbench.bench.rungs import OURS, QUESTIONS, measured
-from sidecar.workbench.bench.running import climbed
-from sidecar.workbench.places import configured
+from sidecar.policy_tools.bench import own_policy, rivals
+from sidecar.policy_tools.bench.ladder import SIZES, WILD
+from sidecar.policy_tools.bench.measurement import OURS, QUESTIONS, measured
+from sidecar.policy_tools.bench.runner import climbed
+from sidecar.policy_tools.policy_location import configured
 
 INVALID = 3
 
@@ -75,7 +75,7 @@ def _print_own(path: Path, questions: int, *, is_named: bool) -> None:
     except ConfigError as error:
         click.echo("\n".join(str(fault) for fault in error.faults), err=True)
         raise SystemExit(INVALID) from None
-    asked = list(islice(own.questions(source), questions))
+    asked = list(islice(own_policy.questions(source), questions))
     if asked:
         rung = measured(source, asked, time.perf_counter() - began, now_s=time.time())
         click.echo("this policy      engine        rows   wild        p50        p99     load   memory")

@@ -1,4 +1,4 @@
-"""How does a policy travel, so that a sidecar can tell who made it?
+"""`sidecar policy bundle`: builds, signs and verifies policy bundles.
 
 `sidecar policy bundle build | sign | verify`. What is built from the same files is the same bytes.
 """
@@ -13,13 +13,13 @@ from typing import NoReturn
 import click
 import orjson
 
-from sidecar.cli.lazy import Group
+from sidecar.app.policy_sources.bundle import BadBundle, Bundle, build, opened, read_keys, sign
+from sidecar.cli.lazy_group import Group
 from sidecar.errors import ConfigError
-from sidecar.settings.moments import rfc3339
+from sidecar.http.signing_keys import read_signing_key
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
-from sidecar.signing_keys import read_signing_key
-from sidecar.sources.bundle import BadBundle, Bundle, build, opened, read_keys, sign
-from sidecar.workbench.places import in_folder
 
 INVALID, UNVERIFIED = 3, 5
 FILE = "policy.tar.gz"

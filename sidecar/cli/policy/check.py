@@ -1,4 +1,4 @@
-"""How does a platform team ask what is wrong with its policy, on a desk and in a pull request?"""
+"""`sidecar policy check`: reports errors and warnings in a policy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import click
 
 from sidecar.errors import ConfigError
 from sidecar.policy.grammar import Wrong, expires_at
+from sidecar.policy_tools.catalogue import read_catalogue
+from sidecar.policy_tools.check import CheckReport, repository_of
+from sidecar.policy_tools.check import check as checked
+from sidecar.policy_tools.check.formats import FORMATS
+from sidecar.policy_tools.check.linted_policy import Granting
+from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
 from sidecar.settings import Settings, load_settings
-from sidecar.workbench.catalogue import read_catalogue
-from sidecar.workbench.check import Report, repository_of
-from sidecar.workbench.check import check as checked
-from sidecar.workbench.check.formats import FORMATS
-from sidecar.workbench.check.policy import Granting
-from sidecar.workbench.places import Place, configured, in_folder
 
 INVALID = 3
 CATALOGUE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -65,7 +65,7 @@ def check(
         known = read_catalogue(catalogue) if catalogue is not None else None
         report = checked(place, granting=granting, catalogue=known, now_s=now, soon_days=soon, strict=strict)
     except ConfigError as error:
-        place, report = None, Report(tuple(error.faults))
+        place, report = None, CheckReport(tuple(error.faults))
     where = str(path or (place.policies if place else config or "sidecar.yaml"))
     root = repository_of(place.policies if place else Path())
     click.echo(FORMATS["json" if as_json else form](report, where, root))
@@ -73,7 +73,7 @@ def check(
         raise SystemExit(INVALID)
 
 
-def surroundings(path: Path | None, config: Path | None) -> tuple[Place, Sequence[Granting] | None]:
+def surroundings(path: Path | None, config: Path | None) -> tuple[PolicyLocation, Sequence[Granting] | None]:
     """The policy, and what tokens can grant; None where there is no sidecar.yaml to say it. Raises SettingsError."""
     if path is not None and config is None:
         return in_folder(path), None

@@ -1,4 +1,4 @@
-"""How do rows become YAML, or YAML rows?"""
+"""`sidecar policy convert`: converts rules between CSV and YAML."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import orjson
 from sidecar.errors import ConfigError, PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import STEMS
-from sidecar.workbench import convert as parts
-from sidecar.workbench.convert.columns import columns_of
-from sidecar.workbench.outputs import UnwrittenError, write_all
-from sidecar.workbench.places import in_folder
+from sidecar.policy_tools import convert as parts
+from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
+from sidecar.policy_tools.convert.columns import columns_of
+from sidecar.policy_tools.policy_location import in_folder
 
 DIFFERENT, INVALID = 1, 3
 

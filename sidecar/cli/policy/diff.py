@@ -1,4 +1,4 @@
-"""`sidecar policy diff`: whose answers change, if this is merged?"""
+"""`sidecar policy diff`: shows whose access changes between two policies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Literal
 import click
 import orjson
 
-from sidecar.errors import ConfigError
-from sidecar.visible import visible_lines
-from sidecar.workbench.catalogue import read_catalogue
-from sidecar.workbench.diff import Difference, difference, load
-from sidecar.workbench.diff.data import as_data
-from sidecar.workbench.diff.formats import as_markdown, as_text
-from sidecar.workbench.places import configured
-from sidecar.workbench.revisions import Revision, opened
+from sidecar.errors import ConfigError, visible_lines
+from sidecar.policy_tools.catalogue import read_catalogue
+from sidecar.policy_tools.diff import Difference, difference, load
+from sidecar.policy_tools.diff.formats import as_markdown, as_text
+from sidecar.policy_tools.diff.json_report import as_data
+from sidecar.policy_tools.git_revisions import Revision, opened
+from sidecar.policy_tools.policy_location import configured
 
 INVALID, DIFFERENT = 3, 6  # CONTRACT 3
 _WORKING_TREE = "working tree"

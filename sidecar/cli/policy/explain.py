@@ -1,4 +1,4 @@
-"""`sidecar policy explain`: why is it allowed or denied?"""
+"""`sidecar policy explain`: shows why a call is allowed or denied."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import click
 import orjson
 
 from sidecar.audit.digest import AuditKey, load_key
-from sidecar.audit.parts import files_of, given
+from sidecar.audit.segments import files_of, given
 from sidecar.cli.policy.explanation import as_data, lines
 from sidecar.errors import ANSWERS, ConfigError, Reason
 from sidecar.identity.names import is_principal
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS, Wrong, expires_at
+from sidecar.policy_tools.audit_records import UnreadableAuditLine, asked_in, find_decision, question_of, single_record
+from sidecar.policy_tools.explain import explain as explained
+from sidecar.policy_tools.explain import explain_record
+from sidecar.policy_tools.policy_location import configured, in_folder
+from sidecar.policy_tools.replay import Candidate
 from sidecar.settings import load_settings
-from sidecar.uris import named_object
+from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, Principal
-from sidecar.workbench.explain import explain as explained
-from sidecar.workbench.explain import explain_record
-from sidecar.workbench.places import configured, in_folder
-from sidecar.workbench.records import UnreadableError, asked_in, find_decision, question_of, single_record
-from sidecar.workbench.replay import Candidate
 
 NO, CONFIG_INVALID, NO_EVIDENCE = 1, 3, 5  # CONTRACT 3
 MAX_JSON_CHARS = 4 * 1024 * 1024
@@ -76,7 +76,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(CONFIG_INVALID)
-    except UnreadableError as error:
+    except UnreadableAuditLine as error:
         click.echo(str(error), err=True)
         sys.exit(NO_EVIDENCE)
     click.echo(orjson.dumps(as_data(found, asked)) if as_json else "\n".join(lines(found, asked)))
@@ -165,7 +165,7 @@ def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, A
     try:
         record = find_decision(given(path) if file is not None else files_of(path) or (path,), decision_id)
     except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UnreadableAuditLine(f"{path}: cannot be read: {error.strerror}") from None
     if record is None:
         click.echo(f"{path}: no record has the decision id {decision_id}", err=True)
         sys.exit(NO)

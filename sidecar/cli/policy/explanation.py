@@ -1,4 +1,4 @@
-"""What does an explanation look like, to people and to programs?"""
+"""Formats explanations for people and programs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import orjson
 
+from sidecar.errors import visible
 from sidecar.limits.amounts import in_units
-from sidecar.visible import visible
-from sidecar.vocabulary import PermissionKind, Rule
-from sidecar.workbench.explain import Charged, Explanation, Ground, Ran, Traced
-from sidecar.workbench.nearest import Near, moment
-from sidecar.workbench.records import Asked
+from sidecar.policy_tools.audit_records import RecordedQuestion
+from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Ran, Traced
+from sidecar.policy_tools.nearest_rules import NearestRule, moment
+from sidecar.vocabulary import PermissionKind, RuleRef
 
 _PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}
 
 
-def lines(found: Explanation, asked: Asked | None = None) -> Iterator[str]:
+def lines(found: Explanation, asked: RecordedQuestion | None = None) -> Iterator[str]:
     """The explanation, line by line."""
     yield from map(visible, _lines(found, asked))
 
 
-def _lines(found: Explanation, asked: Asked | None) -> Iterator[str]:
+def _lines(found: Explanation, asked: RecordedQuestion | None) -> Iterator[str]:
     names = " → ".join([*(each.name for each in found.chain), found.question.object])
     yield f"{_PAST[found.allowed]}  {found.why if found.allowed is None else found.decision.reason or ''}".rstrip()
     yield f"  {names}  {found.question.action}" + ("  (a call of the session itself)" if found.session else "")
@@ -37,7 +37,7 @@ def _lines(found: Explanation, asked: Asked | None) -> Iterator[str]:
     yield from ["", *rest] if rest else []
 
 
-def _about_record(found: Explanation, asked: Asked) -> Iterator[str]:
+def _about_record(found: Explanation, asked: RecordedQuestion) -> Iterator[str]:
     was = "allowed" if asked.allowed else f"denied, {asked.reason}".rstrip(", ")
     if asked.allowed and asked.ended:
         was += f", and refused after that: {asked.ended}"
@@ -89,7 +89,7 @@ def _condition(ran: Ran) -> Iterator[str]:
         yield f"    {path} = {_shown(value) if ran.source != 'the record' else f'digest {value}'}"
 
 
-def _near(near: Near, text: str) -> Iterator[str]:
+def _near(near: NearestRule, text: str) -> Iterator[str]:
     yield f"    {near.rule.id}  {_where(near.rule)}"
     yield f"      {text}"
     for misfit in near.misfits:
@@ -138,7 +138,7 @@ def _counting(found: Explanation) -> list[str]:
     return [limit.rule_id for limit in found.decision.limits] if found.limits else []
 
 
-def _most(charged: Charged) -> str:
+def _most(charged: ChargedLimit) -> str:
     charge = charged.charge
     most = f"{in_units(charge.most)} {charge.unit}" if charge.unit else f"{charge.most}"
     cost = f" of which this call may take {in_units(charge.amount)}" if charge.unit else ""
@@ -155,7 +155,7 @@ def _most(charged: Charged) -> str:
             return f"{1e6 / charge.interval_us:g} in a second, {charge.most} at once"
 
 
-def _where(rule: Rule) -> str:
+def _where(rule: RuleRef) -> str:
     if not rule.file:
         return ""
     here = Path.cwd()
@@ -175,7 +175,7 @@ def _shown(value: object) -> str:
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
-def as_data(found: Explanation, asked: Asked | None = None) -> dict[str, Any]:
+def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[str, Any]:
     """The explanation as plain values."""
     decision = found.decision
     data: dict[str, Any] = {
@@ -241,7 +241,7 @@ def _ground_data(ground: Ground) -> dict[str, Any]:
     }
 
 
-def _rule_data(rule: Rule, text: str) -> dict[str, Any]:
+def _rule_data(rule: RuleRef, text: str) -> dict[str, Any]:
     return {
         "id": rule.id,
         "effect": rule.effect,
@@ -256,7 +256,7 @@ def _rule_data(rule: Rule, text: str) -> dict[str, Any]:
     }
 
 
-def _limit_data(charged: Charged) -> dict[str, Any]:
+def _limit_data(charged: ChargedLimit) -> dict[str, Any]:
     charge = charged.charge
     return {
         "name": charge.limit,

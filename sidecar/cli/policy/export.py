@@ -1,4 +1,4 @@
-"""How does the policy get out of here?"""
+"""`sidecar policy export`: writes the policy for plain pycasbin."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
-from sidecar.workbench.export import export as exported
-from sidecar.workbench.outputs import UnwrittenError, write_all
-from sidecar.workbench.places import configured
+from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
+from sidecar.policy_tools.export import export as exported
+from sidecar.policy_tools.policy_location import configured
 
 INVALID = 3
 

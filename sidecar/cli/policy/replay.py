@@ -1,4 +1,4 @@
-"""`sidecar policy replay`: what would another policy have answered to what is on record?"""
+"""`sidecar policy replay`: runs recorded decisions through another policy."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import click
 import orjson
 
 from sidecar.audit.digest import load_key
-from sidecar.audit.parts import given
-from sidecar.cli.moments import Moment
+from sidecar.audit.segments import given
 from sidecar.cli.progress import percent_of
-from sidecar.errors import ConfigError
-from sidecar.visible import visible
-from sidecar.workbench.places import in_folder
-from sidecar.workbench.records import UnreadableError
-from sidecar.workbench.replay import Candidate, Change, Group, Kind, Replay
-from sidecar.workbench.replay import replay as replayed
+from sidecar.cli.timestamps import Moment
+from sidecar.errors import ConfigError, visible
+from sidecar.policy_tools.audit_records import UnreadableAuditLine
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.policy_tools.replay import Candidate, Change, ChangeKind, Replay, ReplayGroup
+from sidecar.policy_tools.replay import replay as replayed
 
 CONFIG_INVALID, NO_EVIDENCE, DIFFERENT = 3, 5, 6  # CONTRACT 3
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -78,7 +77,7 @@ def replay(
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(CONFIG_INVALID)
-    except (UnreadableError, OSError) as error:
+    except (UnreadableAuditLine, OSError) as error:
         click.echo(str(error), err=True)
         sys.exit(NO_EVIDENCE)
     if as_json:
@@ -118,7 +117,7 @@ def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
         yield f"  {report.ungrouped} more records are counted above, and were too various to be shown"
 
 
-def _example(kind: Kind, group: Group) -> Iterator[str]:
+def _example(kind: ChangeKind, group: ReplayGroup) -> Iterator[str]:
     yield f"  {group.count} x  {kind.chain} → {kind.object}  {kind.action}"
     old = f"{kind.was}" + (f" by {', '.join(kind.old_rules)}" if kind.old_rules else "")
     new = f"{kind.now}" + (f" by {', '.join(kind.new_rules)}" if kind.new_rules else "")

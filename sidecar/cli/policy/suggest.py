@@ -13,28 +13,28 @@ import click
 import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES
-from sidecar.audit.parts import given
-from sidecar.cli.moments import Moment
+from sidecar.audit.segments import given
+from sidecar.cli.timestamps import Moment
 from sidecar.errors import ConfigError
 from sidecar.policy import Engine, PolicySource
-from sidecar.settings.shipped import shipped
-from sidecar.workbench.catalogue import Catalogue, read_catalogue
-from sidecar.workbench.outputs import UnwrittenError, write_all
-from sidecar.workbench.places import MODELS, POLICIES, Place, configured
-from sidecar.workbench.suggest import (
+from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
+from sidecar.policy_tools.catalogue import KnownCatalogue, read_catalogue
+from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, configured
+from sidecar.policy_tools.suggest import (
     SUITE_FILE,
-    Evidence,
     Known,
     Present,
     Suggestion,
-    Wanted,
+    SuggestQuery,
+    UsageEvidence,
     names_in,
     prove,
     read_back,
     suite_text,
 )
-from sidecar.workbench.suggest import suggest as find
-from sidecar.workbench.suggest.render import YAML_FILE, as_data, csv_files, notes, one_text, yaml_text
+from sidecar.policy_tools.suggest import suggest as find
+from sidecar.policy_tools.suggest.render import YAML_FILE, as_data, csv_files, notes, one_text, yaml_text
+from sidecar.settings.shipped_files import shipped
 
 INCOMPLETE, CONFIG_INVALID = 1, 3  # CONTRACT 3
 _PROGRESS_LINES = 100_000
@@ -87,8 +87,8 @@ def suggest(
         raise click.UsageError(f"{output} is not empty; rules are written to an empty or new folder")
     try:
         place, source = _present(config)
-        evidence = _read(audit, Wanted(since or "", until or "", include == "denied"))
-        known = _known(evidence, source, read_catalogue(catalogue) if catalogue else Catalogue())
+        evidence = _read(audit, SuggestQuery(since or "", until or "", include == "denied"))
+        known = _known(evidence, source, read_catalogue(catalogue) if catalogue else KnownCatalogue())
         present = Present.of(source) if source else Present()
         if drop_terms:
             present = replace(present, source=None)
@@ -121,16 +121,16 @@ def suggest(
         sys.exit(INCOMPLETE)
 
 
-def _present(config: Path | None) -> tuple[Place, PolicySource | None]:
+def _present(config: Path | None) -> tuple[PolicyLocation, PolicySource | None]:
     """The present policy. Where none was named and none lies here, there is none, and models are the shipped ones."""
     if config is None and not Path("sidecar.yaml").exists() and not Path(POLICIES).is_dir():
-        return Place(shipped(MODELS), Path(POLICIES)), None
+        return PolicyLocation(shipped(MODELS), Path(POLICIES)), None
     place = configured(config or Path("sidecar.yaml"), os.environ)
     return place, place.load()
 
 
-def _read(paths: tuple[Path, ...], wanted: Wanted) -> Evidence:
-    evidence = Evidence()
+def _read(paths: tuple[Path, ...], wanted: SuggestQuery) -> UsageEvidence:
+    evidence = UsageEvidence()
     for path in paths:
         if str(path) == "-":
             evidence.read(_lines(sys.stdin.buffer), wanted, "standard input")
@@ -161,7 +161,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         click.echo(f"\r{count:,} lines", err=True)
 
 
-def _known(evidence: Evidence, source: PolicySource | None, catalogue: Catalogue) -> Known:
+def _known(evidence: UsageEvidence, source: PolicySource | None, catalogue: KnownCatalogue) -> Known:
     subjects, objects = names_in(source) if source else (set[str](), set[str]())
     return Known.of(evidence.subjects | subjects, evidence.objects | objects | catalogue.objects, catalogue.servers)
 
@@ -173,7 +173,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         raise click.UsageError(str(unwritten)) from None
 
 
-def _tell_nothing(evidence: Evidence, present: Present) -> NoReturn:
+def _tell_nothing(evidence: UsageEvidence, present: Present) -> NoReturn:
     """An empty policy is none (P004)."""
     for note in notes(Suggestion((), {}, {}, frozenset(), 0), evidence, present):
         click.echo(f"note: {note}", err=True)
@@ -181,7 +181,7 @@ def _tell_nothing(evidence: Evidence, present: Present) -> NoReturn:
     sys.exit(INCOMPLETE)
 
 
-def _tell(suggestion: Suggestion, evidence: Evidence, present: Present, cells: int, output: Path | None) -> None:
+def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:
     """The summary, beside what was asked for."""
     count, triples = len(suggestion.rules), len(evidence.traces)
     bound = "the fewest there can be" if suggestion.at_least == count else f"at least {suggestion.at_least} are needed"

@@ -1,4 +1,4 @@
-"""`sidecar policy test`: does the policy say what its owners wrote into its tests?"""
+"""`sidecar policy test`: runs the policy's own tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from pathlib import Path
 import click
 import orjson
 
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, visible_lines
 from sidecar.policy import Engine
 from sidecar.policy.patterns import glob
-from sidecar.suites import FOLDER, PolicyTest, Suite, read_suites, run_suites
-from sidecar.visible import visible_lines
-from sidecar.workbench.junit import junit
-from sidecar.workbench.places import Place, configured, in_folder
-from sidecar.workbench.suite_report import Telling
+from sidecar.policy_tools.junit import junit
+from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
+from sidecar.policy_tools.suite_report import Telling
+from sidecar.policy_tools.suites import FOLDER, PolicySuite, PolicyTest, read_suites, run_suites
 
 GOOD, INVALID, FAILED = 0, 3, 4  # CONTRACT 3
 PROGRESS_EVERY_S = 0.25
@@ -64,7 +63,7 @@ def test(
     the reason. Exits 4 when a test fails.
     """
     wanted = wanted_by(pattern)
-    run = Run(
+    run = TestRun(
         paths, config, folder, coverage or fail_under is not None, fail_under, junit_path, wanted, as_json, verbose
     )
     code = run.once()
@@ -72,7 +71,7 @@ def test(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TestRun:
     """What was asked for on the command line. `wanted` is None where no filter was given."""
 
     paths: tuple[Path, ...]
@@ -93,7 +92,7 @@ class Run:
             click.echo(str(error), err=True)
             return INVALID
 
-    def _place(self) -> Place:
+    def _place(self) -> PolicyLocation:
         return in_folder(self.folder) if self.folder is not None else configured(self.config, os.environ)
 
     def watched(self) -> Sequence[Path]:
@@ -105,13 +104,13 @@ class Run:
         ours = (place.models, place.policies, self.config, *self.paths)
         return [path for path in ours if path.exists()]
 
-    def _told(self, place: Place) -> int:
+    def _told(self, place: PolicyLocation) -> int:
         source = place.load()
         budgets = place.budgets()
         suites = read_suites(self._places_of_tests(place), inside=None if self.paths else place.policies)
         engine = Engine(source)
         started = time.monotonic()
-        with Progress(sys.stderr.isatty()) as progress:
+        with TestProgress(sys.stderr.isatty()) as progress:
             report = run_suites(
                 engine,
                 source,
@@ -128,7 +127,7 @@ class Run:
             return self._none_found(place, suites)
         return FAILED if report.failures or self._falls_short(telling) else GOOD
 
-    def _places_of_tests(self, place: Place) -> Sequence[Path]:
+    def _places_of_tests(self, place: PolicyLocation) -> Sequence[Path]:
         folder = place.policies / FOLDER
         return self.paths or ([folder] if folder.exists() else [])
 
@@ -140,7 +139,7 @@ class Run:
         else:
             click.echo(visible_lines("\n".join(telling.text(verbose=self.verbose))))
 
-    def _none_found(self, place: Place, suites: Sequence[Suite]) -> int:
+    def _none_found(self, place: PolicyLocation, suites: Sequence[PolicySuite]) -> int:
         """A folder without tests is no failure; tests that were asked for and are not there are one."""
         if self.wanted is not None and any(suite.tests for suite in suites):
             click.echo("no test fits the filter", err=True)
@@ -205,7 +204,7 @@ def changes_in(paths: Sequence[Path]) -> Iterator[object]:
     return iter(watch(*paths, watch_filter=lambda _, path: path.endswith(_MATTERS), raise_interrupt=True))
 
 
-class Progress:
+class TestProgress:
     """A counter on a terminal, for runs that take longer than a moment; nothing elsewhere."""
 
     def __init__(self, on_terminal: bool) -> None:
@@ -213,7 +212,7 @@ class Progress:
         self._next_s = time.monotonic() + 1.0
         self._shown = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TestProgress:
         return self
 
     def __exit__(self, *error: object) -> None:

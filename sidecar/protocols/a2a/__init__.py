@@ -1,4 +1,4 @@
-"""What do agents say to each other, in every version and binding of A2A?
+"""A2A messages in every version and binding.
 
     operations   the eleven operations, and what each is called where
     schema       how a message is read, once and strictly

@@ -1,4 +1,4 @@
-"""What does an agent say of itself, and what do we say of it instead?
+"""Reads and rewrites agent cards.
 
 A card is read in either format, and written anew. Every address in it is ours: the interfaces, and what texts mention
 of the agent's own host. It says how callers prove themselves to us, since what the agent wants is between it and us;
@@ -21,7 +21,7 @@ from sidecar.protocols import base64url
 from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Binding, Version, version_meant
-from sidecar.protocols.a2a.schema import Json, Read, UnreadableError
+from sidecar.protocols.a2a.schema import Json, Read, UnreadableMessage
 from sidecar.protocols.canonical import canonical_json
 
 MAX_SKILLS: Final = 1000
@@ -48,7 +48,7 @@ class Interface(NamedTuple):
     tenant: str = ""
 
 
-class Way(NamedTuple):
+class CardInterface(NamedTuple):
     """A way for callers to prove themselves to us: a bearer token of some `form` ("" is of none that they could read),
     or a key in the `header` of this name."""
 
@@ -68,7 +68,7 @@ class Way(NamedTuple):
 class Security(NamedTuple):
     """What callers must prove to us, in one of these ways; `optional`: or nothing at all."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[CardInterface, ...]
     optional: bool = False
 
     @property
@@ -82,10 +82,10 @@ class Security(NamedTuple):
         return [] if self.optional else [{"schemes": {way.name: {}}} for way in self.ways]
 
 
-BEARER: Final = Security((Way("bearer", "JWT"),))
+BEARER: Final = Security((CardInterface("bearer", "JWT"),))
 
 
-class Signer(NamedTuple):
+class CardSigner(NamedTuple):
     """A key of ours: its JWS algorithm, its id, and how it signs some bytes."""
 
     algorithm: str
@@ -99,7 +99,7 @@ class Signer(NamedTuple):
 def read(given: object) -> Json:
     """The canonical card, of a card in either format; one that carries both is one of 1.0. Raises UnreadableError."""
     if not isinstance(given, dict):
-        raise UnreadableError("", "must be an object")
+        raise UnreadableMessage("", "must be an object")
     is_10 = "supportedInterfaces" in given or "supported_interfaces" in given
     card = V10.read("AgentCard", given) if is_10 else cards03.from_json(given)
     check(card)
@@ -110,20 +110,20 @@ def check(card: Read) -> None:
     """What we need of a canonical card, whatever it came by. Raises UnreadableError."""
     for name in ("name", "version"):
         if not card.get(name):
-            raise UnreadableError(f"/{name}", "is missing")
+            raise UnreadableMessage(f"/{name}", "is missing")
     if "capabilities" not in card:
-        raise UnreadableError("/capabilities", "is missing")
+        raise UnreadableMessage("/capabilities", "is missing")
     for name, most in _MOST.items():
         if len(card.get(name, ())) > most:
-            raise UnreadableError(f"/{name}", f"has more than {most}")
+            raise UnreadableMessage(f"/{name}", f"has more than {most}")
     if len(card["capabilities"].get("extensions", ())) > MAX_OTHERS:
-        raise UnreadableError("/capabilities/extensions", f"has more than {MAX_OTHERS}")
+        raise UnreadableMessage("/capabilities/extensions", f"has more than {MAX_OTHERS}")
     ids: set[str] = set()
     for index, skill in enumerate(card.get("skills", ())):
         if not skill.get("id"):
-            raise UnreadableError(f"/skills/{index}/id", "is missing")
+            raise UnreadableMessage(f"/skills/{index}/id", "is missing")
         if skill["id"] in ids:  # policy decides by the id
-            raise UnreadableError(f"/skills/{index}/id", "is that of another skill")
+            raise UnreadableMessage(f"/skills/{index}/id", "is that of another skill")
         ids.add(skill["id"])
 
 
@@ -180,7 +180,7 @@ def ours(
     )
 
 
-class _Place(NamedTuple):
+class _CardPlace(NamedTuple):
     """Where an address leads; no host for none."""
 
     host: str
@@ -190,7 +190,7 @@ class _Place(NamedTuple):
 class _Strangers:
     """The hosts that are the agent's and not ours, wherever a text names one. On a host that is ours too, its port."""
 
-    def __init__(self, hosts: set[str], places: set[_Place], instead: str) -> None:
+    def __init__(self, hosts: set[str], places: set[_CardPlace], instead: str) -> None:
         self._hosts = hosts
         self._places = places
         self._instead = instead
@@ -230,7 +230,7 @@ def hiding(agent_url: str, instead: str) -> Callable[[Any], Any]:
     return _Strangers({_place(agent_url).host} - {""}, set(), instead).replaced
 
 
-def _naming(hosts: set[str], places: set[_Place]) -> re.Pattern[str]:
+def _naming(hosts: set[str], places: set[_CardPlace]) -> re.Pattern[str]:
     """What names one of them: an address there; a name with a dot in it also alone. One that is a plain word, as in a
     cluster, only with a scheme or a port, because the word may well mean something else. Every repetition is bounded,
     since the text is a stranger's."""
@@ -255,23 +255,23 @@ def _any_of(hosts: Iterable[str]) -> str:
     return rf"\[?(?:{names})(?:\.(?=[:/]))?\]?" if names else "(?!)"
 
 
-def _place(url: str) -> _Place:
+def _place(url: str) -> _CardPlace:
     """Where an address leads, also one without a scheme, as cards have it for gRPC."""
     try:
         split = urlsplit(url if "://" in url else f"//{url}")
     except ValueError:
-        return _Place("", None)
+        return _CardPlace("", None)
     try:
         port = split.port or {"http": 80, "https": 443}.get(split.scheme)
     except ValueError:  # its host is a name all the same
         port = None
-    return _Place((split.hostname or "").rstrip("."), port)
+    return _CardPlace((split.hostname or "").rstrip("."), port)
 
 
 # --- how it is written ------------------------------------------------------------------------------------------------
 
 
-def document(card: Read, signer: Signer | None = None) -> Json:
+def document(card: Read, signer: CardSigner | None = None) -> Json:
     """The JSON of a card of ours: that of 1.0, and in the same document that of 0.3 where we speak it. Each line of
     clients verifies its own members, so there is a signature for each."""
     written, payloads = dict(card), [_with_doubles(card)]
@@ -284,7 +284,7 @@ def document(card: Read, signer: Signer | None = None) -> Json:
     return written
 
 
-def signed(card: Read, signer: Signer | None) -> Json:
+def signed(card: Read, signer: CardSigner | None) -> Json:
     """The canonical card of ours with our signature, for where it travels as a message of 1.0."""
     return dict(card) if signer is None else {**card, "signatures": [_signature(_with_doubles(card), signer)]}
 
@@ -334,7 +334,7 @@ def _merged(one: Any, other: Any) -> Any:
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
-def _signature(card: Read, signer: Signer) -> Json:
+def _signature(card: Read, signer: CardSigner) -> Json:
     """A JWS over the canonical form of a card without signatures and without what is empty, its payload detached."""
     header = {"alg": signer.algorithm, "kid": signer.kid, "typ": "JOSE"}
     protected = base64url.encode(json.dumps(header, separators=(",", ":")).encode())

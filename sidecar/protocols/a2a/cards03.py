@@ -1,4 +1,4 @@
-"""What is an agent's card in A2A 0.3, and what is it in 1.0?
+"""Converts agent cards between A2A 0.3 and 1.0.
 
 0.3 has one main address with more beside it, where 1.0 has a list; it says what callers must prove in the manner of
 OpenAPI, and that there is an extended card at the top. Its JSON and its Protocol Buffers differ in the security alone.
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import version_meant
-from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableError, schema_from
+from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableMessage, schema_from
 
 VERSION: Final = "0.3.0"  # as a card says it, with the patch
 DEFAULT_TRANSPORT: Final = "JSONRPC"
@@ -62,7 +62,7 @@ def from_json(given: object) -> Json:
     """The canonical card of a card as 0.3 writes it. Raises UnreadableError."""
     card = CARD03.read("AgentCard", given, defaults=True)
     if "capabilities" not in card:
-        raise UnreadableError("/capabilities", "is missing")
+        raise UnreadableMessage("/capabilities", "is missing")
     schemes = card.get("securitySchemes", {})
     return _card_10(
         {
@@ -163,19 +163,19 @@ def _requirements_10(security: list[Json], at: str) -> list[Json]:
 def _requirement_10(requirement: Json, at: str) -> Json:
     for name, scopes in requirement.items():
         if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
-            raise UnreadableError(f"{at}/{name}", "must be a list of strings")
+            raise UnreadableMessage(f"{at}/{name}", "must be a list of strings")
     return {"schemes": {name: {"list": scopes} for name, scopes in requirement.items()}}
 
 
 def _scheme_10(scheme: Read, at: str) -> Json:
     member, needed = _SCHEMES.get(scheme.get("type", ""), ("", ()))
     if not member:
-        raise UnreadableError(f"{at}/type", "is no type of a security scheme")
+        raise UnreadableMessage(f"{at}/type", "is no type of a security scheme")
     for name in needed:
         if name not in scheme:
-            raise UnreadableError(f"{at}/{name}", "is missing")
+            raise UnreadableMessage(f"{at}/{name}", "is missing")
     if member == "apiKeySecurityScheme" and scheme["in"] not in _LOCATIONS:
-        raise UnreadableError(f"{at}/in", "is no place for a key")
+        raise UnreadableMessage(f"{at}/in", "is no place for a key")
     flows = _flow_10(scheme["flows"], f"{at}/flows") if member == "oauth2SecurityScheme" else None
     return {member: {**scheme, "location": scheme.get("in"), "flows": flows}}
 
@@ -186,7 +186,7 @@ def _flow_10(flows: Read, at: str) -> Json:
     for name, needed in _FLOWS.items():
         for member in needed:
             if name in flows and member != "scopes" and member not in flows[name]:
-                raise UnreadableError(f"{at}/{name}/{member}", "is missing")
+                raise UnreadableMessage(f"{at}/{name}/{member}", "is missing")
         if name in flows:
             found = {name: flows[name]}
     return found
@@ -231,7 +231,7 @@ def _interfaces_03(card: Read) -> list[Read]:
         one for one in card.get("supportedInterfaces", ()) if version_meant(one.get("protocolVersion", "")) == "0.3"
     ]
     if not found:
-        raise UnreadableError("/supportedInterfaces", "has none of A2A 0.3")
+        raise UnreadableMessage("/supportedInterfaces", "has none of A2A 0.3")
     return found
 
 
@@ -252,7 +252,7 @@ def _scheme_03(scheme: Read, at: str) -> Json:
         if type_ == "apiKey":
             said["in"] = said.pop("location", "")
             if said["in"] not in _LOCATIONS:
-                raise UnreadableError(f"{at}/{member}/location", "is no place for a key")
+                raise UnreadableMessage(f"{at}/{member}/location", "is no place for a key")
         if type_ == "oauth2":
             said["flows"] = {
                 name: {
@@ -265,4 +265,4 @@ def _scheme_03(scheme: Read, at: str) -> Json:
             }
         needed = {name: "" for name in _SCHEMES[type_][1] if name != "flows"}
         return {**needed, **said}
-    raise UnreadableError(at, "holds no scheme")
+    raise UnreadableMessage(at, "holds no scheme")

@@ -1,4 +1,4 @@
-"""What can an agent refuse in its own words, and how is each said in every binding?
+"""The errors of A2A in each binding.
 
 One row for each error of A2A 1.0, 5.4. 0.3 has the first seven. Beside them stand the errors of JSON-RPC. Whatever
 binding an error came in, its name is what goes on.
@@ -13,7 +13,7 @@ DOMAIN: Final = "a2a-protocol.org"
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
-class Kind(NamedTuple):
+class AgentErrorKind(NamedTuple):
     """One kind of error: `reason` as `google.rpc.ErrorInfo` says it, the code of JSON-RPC, HTTP's status and gRPC's."""
 
     reason: str
@@ -33,25 +33,31 @@ _NAMES: Final[Mapping[str, str]] = {
     "PARSE_ERROR": "JSONParseError",
     "EXTENDED_AGENT_CARD_NOT_CONFIGURED": "AuthenticatedExtendedCardNotConfiguredError",
 }
-KINDS: Final[tuple[Kind, ...]] = (
-    Kind("TASK_NOT_FOUND", -32001, 404, "NOT_FOUND", "Task not found"),
-    Kind("TASK_NOT_CANCELABLE", -32002, 400, "FAILED_PRECONDITION", "Task cannot be canceled"),
-    Kind("PUSH_NOTIFICATION_NOT_SUPPORTED", -32003, 400, "FAILED_PRECONDITION", "Push notifications are not supported"),
-    Kind("UNSUPPORTED_OPERATION", -32004, 400, "FAILED_PRECONDITION", "This operation is not supported"),
-    Kind("CONTENT_TYPE_NOT_SUPPORTED", -32005, 400, "INVALID_ARGUMENT", "Incompatible content types"),
-    Kind("INVALID_AGENT_RESPONSE", -32006, 500, "INTERNAL", "Invalid agent response"),
-    Kind("EXTENDED_AGENT_CARD_NOT_CONFIGURED", -32007, 400, "FAILED_PRECONDITION", "No extended card is configured"),
-    Kind("EXTENSION_SUPPORT_REQUIRED", -32008, 400, "FAILED_PRECONDITION", "A required extension is not supported"),
-    Kind("VERSION_NOT_SUPPORTED", -32009, 400, "FAILED_PRECONDITION", "This version is not supported"),
-    Kind("PARSE_ERROR", -32700, 400, "INVALID_ARGUMENT", "Invalid JSON payload"),
-    Kind("INVALID_REQUEST", -32600, 400, "INVALID_ARGUMENT", "Request payload validation error"),
-    Kind("METHOD_NOT_FOUND", -32601, 404, "UNIMPLEMENTED", "Method not found"),
-    Kind("INVALID_PARAMS", -32602, 400, "INVALID_ARGUMENT", "Invalid parameters"),
-    Kind("INTERNAL_ERROR", -32603, 500, "INTERNAL", "Internal error"),
+KINDS: Final[tuple[AgentErrorKind, ...]] = (
+    AgentErrorKind("TASK_NOT_FOUND", -32001, 404, "NOT_FOUND", "Task not found"),
+    AgentErrorKind("TASK_NOT_CANCELABLE", -32002, 400, "FAILED_PRECONDITION", "Task cannot be canceled"),
+    AgentErrorKind(
+        "PUSH_NOTIFICATION_NOT_SUPPORTED", -32003, 400, "FAILED_PRECONDITION", "Push notifications are not supported"
+    ),
+    AgentErrorKind("UNSUPPORTED_OPERATION", -32004, 400, "FAILED_PRECONDITION", "This operation is not supported"),
+    AgentErrorKind("CONTENT_TYPE_NOT_SUPPORTED", -32005, 400, "INVALID_ARGUMENT", "Incompatible content types"),
+    AgentErrorKind("INVALID_AGENT_RESPONSE", -32006, 500, "INTERNAL", "Invalid agent response"),
+    AgentErrorKind(
+        "EXTENDED_AGENT_CARD_NOT_CONFIGURED", -32007, 400, "FAILED_PRECONDITION", "No extended card is configured"
+    ),
+    AgentErrorKind(
+        "EXTENSION_SUPPORT_REQUIRED", -32008, 400, "FAILED_PRECONDITION", "A required extension is not supported"
+    ),
+    AgentErrorKind("VERSION_NOT_SUPPORTED", -32009, 400, "FAILED_PRECONDITION", "This version is not supported"),
+    AgentErrorKind("PARSE_ERROR", -32700, 400, "INVALID_ARGUMENT", "Invalid JSON payload"),
+    AgentErrorKind("INVALID_REQUEST", -32600, 400, "INVALID_ARGUMENT", "Request payload validation error"),
+    AgentErrorKind("METHOD_NOT_FOUND", -32601, 404, "UNIMPLEMENTED", "Method not found"),
+    AgentErrorKind("INVALID_PARAMS", -32602, 400, "INVALID_ARGUMENT", "Invalid parameters"),
+    AgentErrorKind("INTERNAL_ERROR", -32603, 500, "INTERNAL", "Internal error"),
 )
-BY_REASON: Final[Mapping[str, Kind]] = {kind.reason: kind for kind in KINDS}
-BY_CODE: Final[Mapping[int, Kind]] = {kind.code: kind for kind in KINDS}
-BY_NAME: Final[Mapping[str, Kind]] = {
+BY_REASON: Final[Mapping[str, AgentErrorKind]] = {kind.reason: kind for kind in KINDS}
+BY_CODE: Final[Mapping[int, AgentErrorKind]] = {kind.code: kind for kind in KINDS}
+BY_NAME: Final[Mapping[str, AgentErrorKind]] = {
     **{kind.name: kind for kind in KINDS},
     "ExtendedAgentCardNotConfiguredError": BY_REASON["EXTENDED_AGENT_CARD_NOT_CONFIGURED"],  # SDK 1.x, speaking 0.3
 }
@@ -67,6 +73,6 @@ class AgentError(NamedTuple):
     data: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> AgentErrorKind:
         """Its kind; an error that A2A does not know is an internal one."""
         return BY_CODE.get(self.code, BY_REASON["INTERNAL_ERROR"])

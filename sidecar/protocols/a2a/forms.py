@@ -1,4 +1,4 @@
-"""In which form do parameters and results travel, in each version and binding?
+"""The form of parameters and results in each version and binding.
 
     1.0                  ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
     0.3, JSON-RPC        JSON with its own words (`v03.py`)
@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol
 from sidecar.protocols.a2a import proto03, v03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import CARD, Binding, Operation, Version
-from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.schema import UnreadableMessage
 
 Params = dict[str, Any]
 
 
-class Form(Protocol):
+class WireForm(Protocol):
     """One form. What is read is checked; what is written is not, because we made it."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
@@ -40,21 +40,17 @@ class Canonical:
     """The form of 1.0."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_params`."""
         return V10.read(operation.request, given)
 
     def write_params(self, operation: Operation, params: Params) -> Params:
-        """As `Form.write_params`."""
         return params
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_result`."""
         if not operation.response:
             return {}
         return V10.read(operation.response, given, defaults=True)
 
     def write_result(self, operation: Operation, result: Params) -> Any:
-        """As `Form.write_result`."""
         return result
 
 
@@ -62,19 +58,15 @@ class OfJsonRpc03:
     """The form of 0.3 in JSON-RPC."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_params`."""
         return v03.params_from_03(operation, given)
 
     def write_params(self, operation: Operation, params: Params) -> Params:
-        """As `Form.write_params`."""
         return v03.params_to_03(operation, _below_no_tenant(params))
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_result`."""
         return v03.result_from_03(operation, given, streamed=operation.streams)
 
     def write_result(self, operation: Operation, result: Params) -> Any:
-        """As `Form.write_result`."""
         return v03.result_to_03(operation, result, streamed=operation.streams)
 
 
@@ -82,19 +74,15 @@ class OfProto03:
     """The form of 0.3 in HTTP+JSON and in gRPC."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_params`."""
         return proto03.params_from_03(operation, given)
 
     def write_params(self, operation: Operation, params: Params) -> Params:
-        """As `Form.write_params`."""
         return proto03.params_to_03(operation, _below_no_tenant(params))
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_result`."""
         return proto03.result_from_03(operation, given, streamed=operation.streams)
 
     def write_result(self, operation: Operation, result: Params) -> Any:
-        """As `Form.write_result`."""
         return proto03.result_to_03(operation, result, streamed=operation.streams)
 
 
@@ -102,24 +90,22 @@ class OfHttpJson03(OfProto03):
     """As the other, but for cards, which are JSON of 0.3 there, as the official SDK has them."""
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        """As `Form.read_result`."""
         return (_RPC_03 if operation is CARD else _PROTO_03).read_result(operation, given)
 
     def write_result(self, operation: Operation, result: Params) -> Any:
-        """As `Form.write_result`."""
         return (_RPC_03 if operation is CARD else _PROTO_03).write_result(operation, result)
 
 
 def _below_no_tenant(params: Params) -> Params:
     """Rules and evidence saw a tenant; an agent that would not hear of it would do the same for another's."""
     if params.get("tenant"):
-        raise UnreadableError("/tenant", "means nothing in A2A 0.3")
+        raise UnreadableMessage("/tenant", "means nothing in A2A 0.3")
     return params
 
 
 _RPC_03: Final = OfJsonRpc03()
 _PROTO_03: Final = OfProto03()
-_FORMS: Final[Mapping[tuple[Version, Binding], Form]] = {
+_FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
     ("1.0", "jsonrpc"): Canonical(),
     ("1.0", "http_json"): Canonical(),
     ("1.0", "grpc"): Canonical(),
@@ -129,6 +115,6 @@ _FORMS: Final[Mapping[tuple[Version, Binding], Form]] = {
 }
 
 
-def form_of(version: Version, binding: Binding) -> Form:
+def form_of(version: Version, binding: Binding) -> WireForm:
     """The form that is spoken there."""
     return _FORMS[version, binding]

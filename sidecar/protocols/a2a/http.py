@@ -1,4 +1,4 @@
-"""Which operation does an address of HTTP+JSON mean, and which address does an operation have?
+"""Maps HTTP+JSON addresses to operations, and back.
 
     GET  /tasks/{task}?historyLength=5          1.0, perhaps below a tenant: /{tenant}/tasks/…
     POST /v1/tasks/{task}:cancel                0.3
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from sidecar.protocols.a2a.operations import OPERATIONS, Operation, Route, Version
-from sidecar.protocols.a2a.schema import Schema, UnreadableError
+from sidecar.protocols.a2a.operations import OPERATIONS, Operation, OperationRoute, Version
+from sidecar.protocols.a2a.schema import Schema, UnreadableMessage
 
 MAX_ID_CHARS: Final = 1024
 _SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@\-]|%[0-9A-Fa-f]{2})+\Z")
@@ -26,18 +26,18 @@ _WORD_NUMBER = re.compile(r"[0-9]{1,4}\Z")
 _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z")
 
 
-class Address(NamedTuple):
+class RestAddress(NamedTuple):
     """What a path says. `allowed` are the HTTP methods that this path has; without an `operation` the one used is
     none of them."""
 
     operation: Operation | None
-    route: Route | None
+    route: OperationRoute | None
     tenant: str
     ids: Mapping[str, str]
     allowed: tuple[str, ...] = ()
 
 
-def address_of(verb: str, path: str, version: Version) -> Address | None:
+def address_of(verb: str, path: str, version: Version) -> RestAddress | None:
     """The operation that a raw path means; None for one that none has. Raises UnreadableError for a path that is not
     plain."""
     if path == "" or path[0] != "/":
@@ -46,25 +46,27 @@ def address_of(verb: str, path: str, version: Version) -> Address | None:
     found = list(_matches(segments, version))
     for operation, route, tenant, ids in found:
         if route.verb == verb:
-            return Address(operation, route, tenant, ids)
+            return RestAddress(operation, route, tenant, ids)
     if found:
-        return Address(None, None, "", {}, tuple(dict.fromkeys(route.verb for _, route, _, _ in found)))
+        return RestAddress(None, None, "", {}, tuple(dict.fromkeys(route.verb for _, route, _, _ in found)))
     return None
 
 
 def _decoded(segment: str) -> str:
     if not _SEGMENT.match(segment):
-        raise UnreadableError("", "has a path that is not plain")
+        raise UnreadableMessage("", "has a path that is not plain")
     try:
         text = unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
-        raise UnreadableError("", "has a path that is not UTF-8") from None
+        raise UnreadableMessage("", "has a path that is not UTF-8") from None
     if text in (".", "..") or not text.isprintable() or len(text) > MAX_ID_CHARS:
-        raise UnreadableError("", "has a path that is not plain")
+        raise UnreadableMessage("", "has a path that is not plain")
     return text
 
 
-def _matches(segments: list[str], version: Version) -> Iterator[tuple[Operation, Route, str, Mapping[str, str]]]:
+def _matches(
+    segments: list[str], version: Version
+) -> Iterator[tuple[Operation, OperationRoute, str, Mapping[str, str]]]:
     for operation in OPERATIONS:
         for route in operation.http(version):
             wanted = route.path[1:].split("/")
@@ -101,17 +103,17 @@ def query_of(text: str) -> Mapping[str, str]:
     """The parameters of a raw query. Raises UnreadableError for one that is there twice, or not plain."""
     found: dict[str, str] = {}
     if not _QUERY.match(text):
-        raise UnreadableError("", "has a query that is not plain")
+        raise UnreadableMessage("", "has a query that is not plain")
     for pair in filter(None, text.split("&")):
         name, _, value = pair.partition("=")
         try:
             key, said = (unquote_to_bytes(part.replace("+", " ")).decode() for part in (name, value))
         except UnicodeDecodeError:
-            raise UnreadableError("", "has a query that is not UTF-8") from None
+            raise UnreadableMessage("", "has a query that is not UTF-8") from None
         if "\0" in key or "\0" in said:
-            raise UnreadableError("", "has a query that is not plain")
+            raise UnreadableMessage("", "has a query that is not plain")
         if key in found:
-            raise UnreadableError(f"/{key}", "is there more than once")
+            raise UnreadableMessage(f"/{key}", "is there more than once")
         found[key] = said
     return found
 
@@ -125,7 +127,7 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
             continue
         if one.type == "bool":
             if text not in ("true", "false"):
-                raise UnreadableError(f"/{name}", "must be true or false")
+                raise UnreadableMessage(f"/{name}", "must be true or false")
             values[name] = text == "true"
         elif one.type in schema.enums and _WORD_NUMBER.match(text):
             values[name] = int(text)
@@ -134,7 +136,7 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
     return values
 
 
-def path_to(route: Route, ids: Mapping[str, str], tenant: str = "") -> str:
+def path_to(route: OperationRoute, ids: Mapping[str, str], tenant: str = "") -> str:
     """The path of an operation, each id encoded so that it is one segment. Raises UnreadableError for one that leads
     elsewhere all the same: servers take `..` for a way up, and many decode a slash before they do."""
     path = route.path
@@ -146,7 +148,7 @@ def path_to(route: Route, ids: Mapping[str, str], tenant: str = "") -> str:
 
 def _segment(name: str) -> str:
     if not {".", ".."}.isdisjoint(_SLASH.split(name)):
-        raise UnreadableError("", "has a name that cannot stand in a path")
+        raise UnreadableMessage("", "has a name that cannot stand in a path")
     return quote(name, safe="")
 
 

@@ -1,4 +1,4 @@
-"""Which operations does A2A have, and what is each called in every version and binding?
+"""The operations of A2A and their names in each version and binding.
 
 One row for each; whatever it is called, policy is asked the same word (CONTRACT 1.4). Source: A2A 1.0, 5.3; A2A 0.3,
 3.5.6; and the Protocol Buffers of both.
@@ -15,7 +15,7 @@ VERSIONS: Final[tuple[Version, ...]] = ("0.3", "1.0")
 BINDINGS: Final[tuple[Binding, ...]] = ("jsonrpc", "http_json", "grpc")
 
 
-class Route(NamedTuple):
+class OperationRoute(NamedTuple):
     """An address of HTTP+JSON. `{task}` and `{config}` stand for ids; a verb after a colon ends the last segment.
     With `has_body` the parameters are the body, else the query; what the path names is in neither."""
 
@@ -34,8 +34,8 @@ class Operation(NamedTuple):
     rpc10: str
     rpc03: str
     grpc03: str
-    http10: tuple[Route, ...]
-    http03: tuple[Route, ...]
+    http10: tuple[OperationRoute, ...]
+    http03: tuple[OperationRoute, ...]
     streams: bool = False
 
     @property
@@ -51,12 +51,12 @@ class Operation(NamedTuple):
         """The method in gRPC."""
         return self.grpc10 if version == "1.0" else self.grpc03
 
-    def http(self, version: Version) -> tuple[Route, ...]:
+    def http(self, version: Version) -> tuple[OperationRoute, ...]:
         """Its addresses in HTTP+JSON; the first is the one that we call."""
         return self.http10 if version == "1.0" else self.http03
 
 
-def _routes(*routes: Route) -> tuple[Route, ...]:
+def _routes(*routes: OperationRoute) -> tuple[OperationRoute, ...]:
     return routes
 
 
@@ -70,8 +70,8 @@ SEND: Final = Operation(
     "SendMessage",
     "message/send",
     "SendMessage",
-    _routes(Route("POST", "/message:send", True)),
-    _routes(Route("POST", "/v1/message:send", True)),
+    _routes(OperationRoute("POST", "/message:send", True)),
+    _routes(OperationRoute("POST", "/v1/message:send", True)),
 )
 STREAM: Final = Operation(
     "message/stream",
@@ -80,8 +80,8 @@ STREAM: Final = Operation(
     "SendStreamingMessage",
     "message/stream",
     "SendStreamingMessage",
-    _routes(Route("POST", "/message:stream", True)),
-    _routes(Route("POST", "/v1/message:stream", True)),
+    _routes(OperationRoute("POST", "/message:stream", True)),
+    _routes(OperationRoute("POST", "/v1/message:stream", True)),
     streams=True,
 )
 GET: Final = Operation(
@@ -91,8 +91,8 @@ GET: Final = Operation(
     "GetTask",
     "tasks/get",
     "GetTask",
-    _routes(Route("GET", "/tasks/{task}")),
-    _routes(Route("GET", "/v1/tasks/{task}")),
+    _routes(OperationRoute("GET", "/tasks/{task}")),
+    _routes(OperationRoute("GET", "/v1/tasks/{task}")),
 )
 LIST: Final = Operation(
     "tasks/list",
@@ -101,8 +101,8 @@ LIST: Final = Operation(
     "ListTasks",
     "tasks/list",
     "",
-    _routes(Route("GET", "/tasks")),
-    _routes(Route("GET", "/v1/tasks")),
+    _routes(OperationRoute("GET", "/tasks")),
+    _routes(OperationRoute("GET", "/v1/tasks")),
 )
 CANCEL: Final = Operation(
     "tasks/cancel",
@@ -111,8 +111,8 @@ CANCEL: Final = Operation(
     "CancelTask",
     "tasks/cancel",
     "CancelTask",
-    _routes(Route("POST", "/tasks/{task}:cancel", True)),
-    _routes(Route("POST", "/v1/tasks/{task}:cancel", True)),
+    _routes(OperationRoute("POST", "/tasks/{task}:cancel", True)),
+    _routes(OperationRoute("POST", "/v1/tasks/{task}:cancel", True)),
 )
 # The specification's text says POST, its Protocol Buffers GET; the official SDK takes both.
 RESUBSCRIBE: Final = Operation(
@@ -122,8 +122,10 @@ RESUBSCRIBE: Final = Operation(
     "SubscribeToTask",
     "tasks/resubscribe",
     "TaskSubscription",
-    _routes(Route("GET", "/tasks/{task}:subscribe"), Route("POST", "/tasks/{task}:subscribe", True)),
-    _routes(Route("GET", "/v1/tasks/{task}:subscribe"), Route("POST", "/v1/tasks/{task}:subscribe", True)),
+    _routes(OperationRoute("GET", "/tasks/{task}:subscribe"), OperationRoute("POST", "/tasks/{task}:subscribe", True)),
+    _routes(
+        OperationRoute("GET", "/v1/tasks/{task}:subscribe"), OperationRoute("POST", "/v1/tasks/{task}:subscribe", True)
+    ),
     streams=True,
 )
 PUSH_SET: Final = Operation(
@@ -133,8 +135,8 @@ PUSH_SET: Final = Operation(
     "CreateTaskPushNotificationConfig",
     "tasks/pushNotificationConfig/set",
     "CreateTaskPushNotificationConfig",
-    _routes(Route("POST", _CONFIGS, True)),
-    _routes(Route("POST", "/v1" + _CONFIGS, True)),
+    _routes(OperationRoute("POST", _CONFIGS, True)),
+    _routes(OperationRoute("POST", "/v1" + _CONFIGS, True)),
 )
 PUSH_GET: Final = Operation(
     "push/get",
@@ -143,8 +145,8 @@ PUSH_GET: Final = Operation(
     "GetTaskPushNotificationConfig",
     "tasks/pushNotificationConfig/get",
     "GetTaskPushNotificationConfig",
-    _routes(Route("GET", _ONE_CONFIG)),
-    _routes(Route("GET", "/v1" + _ONE_CONFIG)),
+    _routes(OperationRoute("GET", _ONE_CONFIG)),
+    _routes(OperationRoute("GET", "/v1" + _ONE_CONFIG)),
 )
 PUSH_LIST: Final = Operation(
     "push/list",
@@ -153,8 +155,8 @@ PUSH_LIST: Final = Operation(
     "ListTaskPushNotificationConfigs",
     "tasks/pushNotificationConfig/list",
     "ListTaskPushNotificationConfig",
-    _routes(Route("GET", _CONFIGS)),
-    _routes(Route("GET", "/v1" + _CONFIGS)),
+    _routes(OperationRoute("GET", _CONFIGS)),
+    _routes(OperationRoute("GET", "/v1" + _CONFIGS)),
 )
 PUSH_DELETE: Final = Operation(
     "push/delete",
@@ -163,8 +165,8 @@ PUSH_DELETE: Final = Operation(
     "DeleteTaskPushNotificationConfig",
     "tasks/pushNotificationConfig/delete",
     "DeleteTaskPushNotificationConfig",
-    _routes(Route("DELETE", _ONE_CONFIG)),
-    _routes(Route("DELETE", "/v1" + _ONE_CONFIG)),
+    _routes(OperationRoute("DELETE", _ONE_CONFIG)),
+    _routes(OperationRoute("DELETE", "/v1" + _ONE_CONFIG)),
 )
 CARD: Final = Operation(
     "card/extended",
@@ -173,8 +175,8 @@ CARD: Final = Operation(
     "GetExtendedAgentCard",
     "agent/getAuthenticatedExtendedCard",
     "GetAgentCard",
-    _routes(Route("GET", "/extendedAgentCard")),
-    _routes(Route("GET", "/v1/card")),
+    _routes(OperationRoute("GET", "/extendedAgentCard")),
+    _routes(OperationRoute("GET", "/v1/card")),
 )
 
 OPERATIONS: Final[tuple[Operation, ...]] = (

@@ -1,4 +1,4 @@
-"""How does A2A 0.3 say it in Protocol Buffers, and what is that in 1.0?
+"""Converts A2A 0.3 Protocol Buffers messages to 1.0, and back.
 
 These are the messages of 0.3 over gRPC, and their ProtoJSON is what its HTTP+JSON carries. They are near to those of
 1.0; what differs is that tasks and configurations go by resource names (`tasks/{id}`), a message's parts are `content`,
@@ -20,8 +20,8 @@ from typing import Any, Final
 from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import ROLES, STATES, V10
 from sidecar.protocols.a2a.operations import Operation
-from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableError, schema_from
-from sidecar.protocols.a2a.v03 import LAST, Params, packed, said, unpacked
+from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableMessage, schema_from
+from sidecar.protocols.a2a.v03 import LAST, V03Params, packed, said, unpacked
 
 STATES_03: Final = tuple("TASK_STATE_CANCELLED" if state == "TASK_STATE_CANCELED" else state for state in STATES)
 _TO_STATE_03: Final = dict(zip(STATES, STATES_03, strict=True))
@@ -109,14 +109,14 @@ ListTasksResponse: 1 tasks:[Task], 2 next_page_token:string, 3 page_size:int32, 
 def _ids(read: Read, field: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
     match = pattern.match(read.get(field, ""))
     if match is None:
-        raise UnreadableError(f"/{field}", "is not such a resource name")
+        raise UnreadableMessage(f"/{field}", "is not such a resource name")
     return match.groups()
 
 
 def _name(task: Any, config: Any = None, at: str = "/id") -> str:
     for one in (task, config):
         if one is not None and (not one or "/" in one):
-            raise UnreadableError(at, "cannot stand in a resource name of A2A 0.3")
+            raise UnreadableMessage(at, "cannot stand in a resource name of A2A 0.3")
     return f"tasks/{task}" if config is None else f"tasks/{task}/pushNotificationConfigs/{config}"
 
 
@@ -136,7 +136,7 @@ def _part_10(part: Read, at: str) -> Json:
     elif "fileWithBytes" in file:
         content = {"raw": base64.b64decode(file["fileWithBytes"]).decode("latin-1")}  # text, and the reader sees if not
     else:
-        raise UnreadableError(at, "holds no text, no file and no data")
+        raise UnreadableMessage(at, "holds no text, no file and no data")
     return {**content, "mediaType": file.get("mimeType"), "filename": file.get("name"), "metadata": metadata}
 
 
@@ -199,8 +199,8 @@ def _config_10(config: Read) -> Json:
 def _task_config_10(config: Read, at: str = "") -> Json:
     try:
         task, _ = _ids(config, "name", _CONFIG)
-    except UnreadableError as wrong:
-        raise UnreadableError(at + wrong.pointer, wrong.problem) from None
+    except UnreadableMessage as wrong:
+        raise UnreadableMessage(at + wrong.pointer, wrong.problem) from None
     return {**_config_10(config.get("pushNotificationConfig", {})), "taskId": task}
 
 
@@ -261,7 +261,7 @@ def _part_03(part: Read, at: str) -> Json:
         data, metadata = packed(part["data"], metadata)
         return said(data={"data": data}, metadata=metadata)
     if "raw" not in part and "url" not in part:
-        raise UnreadableError(at, "holds nothing, which A2A 0.3 cannot say")
+        raise UnreadableMessage(at, "holds nothing, which A2A 0.3 cannot say")
     raw = base64.b64encode(part["raw"].encode()).decode() if "raw" in part else None
     file = said(
         fileWithBytes=raw, fileWithUri=part.get("url"), mimeType=part.get("mediaType"), name=part.get("filename")
@@ -376,25 +376,25 @@ def _list_03(params: Read) -> Json:
 # --- the operations ---------------------------------------------------------------------------------------------------
 
 
-_PARAMS: Final[Mapping[str, Params]] = {
-    "SendMessageRequest": Params("SendMessageRequest", _send_10, _send_03),
-    "GetTaskRequest": Params("GetTaskRequest", _query_10, _query_03),
-    "ListTasksRequest": Params("ListTasksRequest", _list_10, _list_03),
-    "CancelTaskRequest": Params("CancelTaskRequest", _id_10, _id_03),
-    "SubscribeToTaskRequest": Params("TaskSubscriptionRequest", _id_10, _id_03),
-    "TaskPushNotificationConfig": Params(
+_PARAMS: Final[Mapping[str, V03Params]] = {
+    "SendMessageRequest": V03Params("SendMessageRequest", _send_10, _send_03),
+    "GetTaskRequest": V03Params("GetTaskRequest", _query_10, _query_03),
+    "ListTasksRequest": V03Params("ListTasksRequest", _list_10, _list_03),
+    "CancelTaskRequest": V03Params("CancelTaskRequest", _id_10, _id_03),
+    "SubscribeToTaskRequest": V03Params("TaskSubscriptionRequest", _id_10, _id_03),
+    "TaskPushNotificationConfig": V03Params(
         "CreateTaskPushNotificationConfigRequest", _created_config_10, _created_config_03
     ),
-    "GetTaskPushNotificationConfigRequest": Params(
+    "GetTaskPushNotificationConfigRequest": V03Params(
         "GetTaskPushNotificationConfigRequest", _config_ids_10, _config_ids_03
     ),
-    "ListTaskPushNotificationConfigsRequest": Params(
+    "ListTaskPushNotificationConfigsRequest": V03Params(
         "ListTaskPushNotificationConfigRequest", _configs_of_10, _configs_of_03
     ),
-    "DeleteTaskPushNotificationConfigRequest": Params(
+    "DeleteTaskPushNotificationConfigRequest": V03Params(
         "DeleteTaskPushNotificationConfigRequest", _config_ids_10, _config_ids_03
     ),
-    "GetExtendedAgentCardRequest": Params("GetAgentCardRequest", dict, lambda _: {}),
+    "GetExtendedAgentCardRequest": V03Params("GetAgentCardRequest", dict, lambda _: {}),
 }
 
 
@@ -412,7 +412,7 @@ def _held(to: int) -> Translate:
     def translate(answer: Read, at: str) -> Json:
         for member, value in answer.items():
             return {member: _MEMBERS[member][to](value, f"{at}/{member}")}
-        raise UnreadableError(at, "holds nothing")
+        raise UnreadableMessage(at, "holds nothing")
 
     return translate
 

@@ -1,4 +1,4 @@
-"""How is a message of A2A read, so that no two readers of it read different things?
+"""Reads A2A messages strictly, so that all readers see the same content.
 
 A2A's messages are defined once, in Protocol Buffers, and travel as JSON too (ProtoJSON). A `Schema` is a table of them
 in our notation, one message to a line:
@@ -36,7 +36,7 @@ _MESSAGES_OF_GOOGLE: Final = frozenset(
 _INTEGER = re.compile(r"-?\d{1,10}\Z")
 
 
-class UnreadableError(Exception):
+class UnreadableMessage(Exception):
     """What is wrong with a message, and where (a JSON Pointer); never a value of it."""
 
     def __init__(self, pointer: str, problem: str) -> None:
@@ -46,7 +46,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldSpec:
     """One field. `many` is "" for one, "list" or "map" for more."""
 
     number: int
@@ -59,12 +59,12 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageSpec:
     """One message. `spelled` finds a field by either of its names in JSON."""
 
     name: str
-    fields: tuple[Field, ...]
-    spelled: Mapping[str, Field] = field(repr=False)
+    fields: tuple[FieldSpec, ...]
+    spelled: Mapping[str, FieldSpec] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Schema:
     """All messages and enumerations of one version. `package` is theirs in Protocol Buffers."""
 
     package: str
-    messages: Mapping[str, Message]
+    messages: Mapping[str, MessageSpec]
     enums: Mapping[str, tuple[str, ...]]
 
     def read(self, name: str, given: object, *, defaults: bool = False) -> dict[str, Any]:
         """The canonical form of a message. With `defaults`, what is there and empty stays there. Raises
         UnreadableError."""
-        return _Reader(self, defaults).message(self.messages[name], given, "")
+        return _SchemaReader(self, defaults).message(self.messages[name], given, "")
 
 
 def schema_from(package: str, text: str, enums: Mapping[str, tuple[str, ...]]) -> Schema:
@@ -99,21 +99,21 @@ def _lines(text: str) -> Iterator[str]:
             yield line
 
 
-def _message(line: str) -> Message:
+def _message(line: str) -> MessageSpec:
     name, _, rest = line.partition(":")
     fields = tuple(_field(text.strip()) for text in rest.split(",") if text.strip())
     spelled = {spelling: one for one in fields for spelling in (one.json, one.name)}
-    return Message(name, fields, spelled)
+    return MessageSpec(name, fields, spelled)
 
 
-def _field(text: str) -> Field:
+def _field(text: str) -> FieldSpec:
     match = _FIELD.match(text)
     if match is None:
         raise ValueError(f"no field: {text!r}")
     number, name, json, bracket, type_, presence, group = match.groups()
     many = {"": "", "[": "list", "{": "map"}[bracket]
     there = bool(presence or group) or (not many and type_ in _MESSAGES_OF_GOOGLE)
-    return Field(int(number), name, json or camel(name), type_, many, there, group or "")
+    return FieldSpec(int(number), name, json or camel(name), type_, many, there, group or "")
 
 
 def camel(name: str) -> str:
@@ -121,23 +121,23 @@ def camel(name: str) -> str:
     return _HUMP.sub(lambda match: match[1].upper(), name)
 
 
-class _Reader:
+class _SchemaReader:
     __slots__ = ("_defaults", "_schema")
 
     def __init__(self, schema: Schema, defaults: bool) -> None:
         self._schema = schema
         self._defaults = defaults
 
-    def message(self, message: Message, given: object, at: str) -> dict[str, Any]:
+    def message(self, message: MessageSpec, given: object, at: str) -> dict[str, Any]:
         if not isinstance(given, dict):
-            raise UnreadableError(at, "must be an object")
-        found: dict[str, tuple[Field, str, object]] = {}
+            raise UnreadableMessage(at, "must be an object")
+        found: dict[str, tuple[FieldSpec, str, object]] = {}
         for key, value in given.items():
             one = message.spelled.get(key)
             if one is None or (value is None and one.type != "Value"):
                 continue  # ProtoJSON: null is absent
             if one.name in found:
-                raise UnreadableError(f"{at}/{key}", "is there in both its spellings")
+                raise UnreadableMessage(f"{at}/{key}", "is there in both its spellings")
             found[one.name] = (one, key, value)
         groups: set[str] = set()
         read: dict[str, Any] = {}
@@ -148,21 +148,21 @@ class _Reader:
             place = f"{at}/{key}"
             if one.group:
                 if one.group in groups:
-                    raise UnreadableError(place, f"stands beside another {one.group}")
+                    raise UnreadableMessage(place, f"stands beside another {one.group}")
                 groups.add(one.group)
             said = self._many(one, value, place)
             if self._defaults or one.presence or said or (one.type in self._schema.messages and not one.many):
                 read[one.json] = said
         return read
 
-    def _many(self, one: Field, given: object, at: str) -> Any:
+    def _many(self, one: FieldSpec, given: object, at: str) -> Any:
         if one.many == "list":
             if not isinstance(given, list):
-                raise UnreadableError(at, "must be a list")
+                raise UnreadableMessage(at, "must be a list")
             return [self._value(one.type, value, f"{at}/{index}") for index, value in enumerate(given)]
         if one.many == "map":
             if not isinstance(given, dict):
-                raise UnreadableError(at, "must be an object")
+                raise UnreadableMessage(at, "must be an object")
             return {key: self._value(one.type, value, f"{at}/{key}") for key, value in given.items()}
         return self._value(one.type, given, at)
 
@@ -182,19 +182,19 @@ class _Reader:
         elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(words):
             word = words[given]
         else:
-            raise UnreadableError(at, f"is no word of {enum}")
+            raise UnreadableMessage(at, f"is no word of {enum}")
         return word if self._defaults or word != words[0] else ""
 
 
 def _string(given: object, at: str) -> str:
     if not isinstance(given, str):
-        raise UnreadableError(at, "must be a string")
+        raise UnreadableMessage(at, "must be a string")
     return given
 
 
 def _bool(given: object, at: str) -> bool:
     if not isinstance(given, bool):
-        raise UnreadableError(at, "must be true or false")
+        raise UnreadableMessage(at, "must be true or false")
     return given
 
 
@@ -204,7 +204,7 @@ def _int32(given: object, at: str) -> int:
     if isinstance(given, float) and given.is_integer():
         given = int(given)
     if not isinstance(given, int) or isinstance(given, bool) or not -INT32_MAX - 1 <= given <= INT32_MAX:
-        raise UnreadableError(at, "must be an integer of 32 bits")
+        raise UnreadableMessage(at, "must be an integer of 32 bits")
     return given
 
 
@@ -214,7 +214,7 @@ def _bytes(given: object, at: str) -> str:
         text = _string(given, at).rstrip("=").replace("-", "+").replace("_", "/")
         return base64.b64encode(base64.b64decode(text + "=" * (-len(text) % 4), validate=True)).decode()
     except (binascii.Error, ValueError):
-        raise UnreadableError(at, "must be base64") from None
+        raise UnreadableMessage(at, "must be base64") from None
 
 
 def _timestamp(given: object, at: str) -> str:
@@ -226,7 +226,7 @@ def _timestamp(given: object, at: str) -> str:
         moment, digits, zone = match.groups()
         utc = datetime.fromisoformat(moment + ("+00:00" if zone == "Z" else zone)).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise UnreadableError(at, "must be a time as RFC 3339 writes it") from None
+        raise UnreadableMessage(at, "must be a time as RFC 3339 writes it") from None
     fraction = (digits or "").rstrip("0")
     fraction += "0" * (-len(fraction) % 3)
     return utc.strftime(f"{utc.year:04}-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "") + "Z"
@@ -234,7 +234,7 @@ def _timestamp(given: object, at: str) -> str:
 
 def _struct(given: object, at: str) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise UnreadableError(at, "must be an object")
+        raise UnreadableMessage(at, "must be an object")
     return given
 
 

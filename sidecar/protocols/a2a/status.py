@@ -1,4 +1,4 @@
-"""How does gRPC say why, beside its status and a sentence?
+"""Encodes gRPC status details.
 
 In `grpc-status-details-bin`: a `google.rpc.Status` with `google.rpc.ErrorInfo` in it (A2A 1.0, 5.4). Of both only what
 is used here is written and read; whatever else stands in one is passed over.

@@ -1,4 +1,4 @@
-"""How does A2A 0.3 say it in JSON-RPC, and what is that in 1.0?
+"""Converts A2A 0.3 JSON messages to 1.0, and back.
 
 0.3 tells its objects apart by `kind`, writes states and roles in small letters, and says `blocking` where 1.0 says
 `returnImmediately`. What it says is read as strictly as 1.0 is: every value by its type, every word from its list, one
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Operation
-from sidecar.protocols.a2a.schema import Json, Message, Read, Schema, UnreadableError, schema_from
+from sidecar.protocols.a2a.schema import Json, MessageSpec, Read, Schema, UnreadableMessage, schema_from
 
 STATES: Final[Mapping[str, str]] = {
     "unknown": "TASK_STATE_UNSPECIFIED",
@@ -120,7 +120,7 @@ def unpacked(data: Json, metadata: Json | None, at: str) -> tuple[Any, Json | No
     if not rest.pop(_PACKED, False):
         return data, rest or None
     if "value" not in data:
-        raise UnreadableError(f"{at}/value", "is missing")
+        raise UnreadableMessage(f"{at}/value", "is missing")
     return data["value"], rest or None
 
 
@@ -132,25 +132,25 @@ def _read(name: str, given: object, at: str = "") -> Json:
     try:
         read = V03.read(name, given, defaults=True)
         _check(V03.messages[name], read, "")
-    except UnreadableError as wrong:
-        raise UnreadableError(at + wrong.pointer, wrong.problem) from None
+    except UnreadableMessage as wrong:
+        raise UnreadableMessage(at + wrong.pointer, wrong.problem) from None
     return read
 
 
-def _check(message: Message, read: Read, at: str) -> None:
+def _check(message: MessageSpec, read: Read, at: str) -> None:
     for name in _REQUIRED.get(message.name, ()):
         if name not in read:
-            raise UnreadableError(f"{at}/{name}", "is missing")
+            raise UnreadableMessage(f"{at}/{name}", "is missing")
     if message.name == "Part":
         _check_part(read, at)
     if message.name == "File" and not {"bytes", "uri"} & read.keys():
-        raise UnreadableError(f"{at}/bytes", "is missing, and so is a uri")
+        raise UnreadableMessage(f"{at}/bytes", "is missing, and so is a uri")
     for one in message.fields:
         if one.json not in read:
             continue
         words = _WORDS.get((message.name, one.json))
         if words is not None and read[one.json] not in words:
-            raise UnreadableError(f"{at}/{one.json}", "is no word of A2A 0.3")
+            raise UnreadableMessage(f"{at}/{one.json}", "is no word of A2A 0.3")
         inner = V03.messages.get(one.type)
         if inner is None:
             continue
@@ -164,9 +164,9 @@ def _check(message: Message, read: Read, at: str) -> None:
 def _check_part(part: Read, at: str) -> None:
     held = next((content for content in _CONTENTS if content in part), None)
     if held is None:
-        raise UnreadableError(at, "holds no text, no file and no data")
+        raise UnreadableMessage(at, "holds no text, no file and no data")
     if part.get("kind", held) != held:
-        raise UnreadableError(f"{at}/kind", "is not what the part holds")
+        raise UnreadableMessage(f"{at}/kind", "is not what the part holds")
     if held == "data":
         unpacked(part["data"], part.get("metadata"), f"{at}/data")
 
@@ -295,7 +295,7 @@ def _part_03(part: Read, at: str) -> Json:
         data, metadata = packed(part["data"], metadata)
         return said(kind="data", data=data, metadata=metadata)
     if "raw" not in part and "url" not in part:
-        raise UnreadableError(at, "holds nothing, which A2A 0.3 cannot say")
+        raise UnreadableMessage(at, "holds nothing, which A2A 0.3 cannot say")
     file = said(bytes=part.get("raw"), uri=part.get("url"), mimeType=part.get("mediaType"), name=part.get("filename"))
     return said(kind="file", file=file, metadata=metadata)
 
@@ -441,7 +441,7 @@ def _list_03(params: Read) -> Json:
 # --- the operations ---------------------------------------------------------------------------------------------------
 
 
-class Params(NamedTuple):
+class V03Params(NamedTuple):
     """What the parameters of an operation are in 0.3, and both ways between."""
 
     name: str
@@ -449,17 +449,17 @@ class Params(NamedTuple):
     to_03: Callable[[Read], Json]
 
 
-_PARAMS: Final[Mapping[str, Params]] = {
-    "SendMessageRequest": Params("MessageSendParams", _send_10, _send_03),
-    "GetTaskRequest": Params("TaskQueryParams", _query_10, _query_03),
-    "ListTasksRequest": Params("ListTasksParams", _list_10, _list_03),
-    "CancelTaskRequest": Params("TaskIdParams", _cancel_10, _cancel_03),
-    "SubscribeToTaskRequest": Params("TaskIdParams", _id_03, _id_03),
-    "TaskPushNotificationConfig": Params("TaskPushNotificationConfig", _task_config_10, _task_config_03),
-    "GetTaskPushNotificationConfigRequest": Params("GetConfigParams", _config_ids_10, _got_config_03),
-    "ListTaskPushNotificationConfigsRequest": Params("TaskIdParams", _config_ids_10, _task_id_03),
-    "DeleteTaskPushNotificationConfigRequest": Params("DeleteConfigParams", _config_ids_10, _deleted_config_03),
-    "GetExtendedAgentCardRequest": Params("Nothing", dict, lambda _: {}),
+_PARAMS: Final[Mapping[str, V03Params]] = {
+    "SendMessageRequest": V03Params("MessageSendParams", _send_10, _send_03),
+    "GetTaskRequest": V03Params("TaskQueryParams", _query_10, _query_03),
+    "ListTasksRequest": V03Params("ListTasksParams", _list_10, _list_03),
+    "CancelTaskRequest": V03Params("TaskIdParams", _cancel_10, _cancel_03),
+    "SubscribeToTaskRequest": V03Params("TaskIdParams", _id_03, _id_03),
+    "TaskPushNotificationConfig": V03Params("TaskPushNotificationConfig", _task_config_10, _task_config_03),
+    "GetTaskPushNotificationConfigRequest": V03Params("GetConfigParams", _config_ids_10, _got_config_03),
+    "ListTaskPushNotificationConfigsRequest": V03Params("TaskIdParams", _config_ids_10, _task_id_03),
+    "DeleteTaskPushNotificationConfigRequest": V03Params("DeleteConfigParams", _config_ids_10, _deleted_config_03),
+    "GetExtendedAgentCardRequest": V03Params("Nothing", dict, lambda _: {}),
 }
 
 
@@ -508,13 +508,13 @@ def result_from_03(operation: Operation, result: object, *, streamed: bool) -> J
         return V10.read(name, _task_config_10(_read(name, result)))
     if name == "ListTaskPushNotificationConfigsResponse":
         if not isinstance(result, list):
-            raise UnreadableError("", "must be a list")
+            raise UnreadableMessage("", "must be a list")
         configs = [_read("TaskPushNotificationConfig", one, f"/{index}") for index, one in enumerate(result)]
         return V10.read(name, {"configs": [_task_config_10(config) for config in configs]})
     if name == "AgentCard":
         return cards03.from_json(result)
     if result is not None and result != {}:
-        raise UnreadableError("", "must be null")  # of a deletion
+        raise UnreadableMessage("", "must be null")  # of a deletion
     return {}
 
 
@@ -527,7 +527,7 @@ def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> An
         for one in _OBJECTS:
             if one.member in canonical:
                 return one.to_03(canonical[one.member], f"/{one.member}")
-        raise UnreadableError("", "holds nothing, which A2A 0.3 cannot say")
+        raise UnreadableMessage("", "holds nothing, which A2A 0.3 cannot say")
     if name == "Task":
         return _task_03(canonical, "")
     if name == "ListTasksResponse":
@@ -544,11 +544,11 @@ def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> An
 
 def _object(given: object, among: tuple[_Object, ...]) -> _Object:
     if not isinstance(given, dict):
-        raise UnreadableError("", "must be an object")
+        raise UnreadableMessage("", "must be an object")
     kind = given.get("kind")
     found = _guessed(given) if kind is None else _BY_KIND.get(kind) if isinstance(kind, str) else None
     if found is None or found not in among:
-        raise UnreadableError("/kind", "is no kind of result that belongs here")
+        raise UnreadableMessage("/kind", "is no kind of result that belongs here")
     return found
 
 

@@ -1,4 +1,4 @@
-"""How does a message become the bytes of Protocol Buffers, and bytes a message?
+"""Encodes and decodes Protocol Buffers messages.
 
 gRPC carries bytes. Descriptors are made from the same table that the JSON is read by, so nothing is generated, and
 they live in a pool of their own: the official SDK, which registers the same names in the default pool, can be in the
@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Version
 from sidecar.protocols.a2a.proto03 import PROTO03
-from sidecar.protocols.a2a.schema import Field, Message, Schema, UnreadableError
+from sidecar.protocols.a2a.schema import FieldSpec, MessageSpec, Schema, UnreadableMessage
 from sidecar.protocols.a2a.status import pieces
 from sidecar.protocols.jsonrpc import MAX_VALUES
 
@@ -39,7 +39,7 @@ _SCALARS: Final = {
 }
 
 
-class Wire:
+class ProtobufWire:
     """The bytes of one schema's messages. The name "" is that of no message, as a deletion answers: no bytes."""
 
     def __init__(self, schema: Schema) -> None:
@@ -62,7 +62,7 @@ class Wire:
         try:
             ParseDict(dict(canonical), message, max_recursion_depth=_MAX_WRITTEN)
         except (NotJsonError, ValueError, OverflowError):
-            raise UnreadableError("", "cannot be said in Protocol Buffers") from None
+            raise UnreadableMessage("", "cannot be said in Protocol Buffers") from None
         return message.SerializeToString()
 
     def decode(self, name: str, data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:
@@ -75,13 +75,13 @@ class Wire:
         try:
             message.ParseFromString(data)
             if _holds_more(message, max_values):
-                raise UnreadableError("", f"has more than {max_values} values")
+                raise UnreadableMessage("", f"has more than {max_values} values")
             given = MessageToDict(message)
         except (DecodeError, NotJsonError, ValueError, RecursionError):
             # No such bytes; or what JSON cannot say: an infinite number, a moment in no year.
-            raise UnreadableError("", f"is no {name}") from None
+            raise UnreadableMessage("", f"is no {name}") from None
         if _is_deeper(given, max_depth):
-            raise UnreadableError("", "is nested too deep")
+            raise UnreadableMessage("", "is nested too deep")
         return self._schema.read(name, given)
 
     def text_in(self, name: str, data: bytes, field: str) -> str:
@@ -143,7 +143,7 @@ def _file(schema: Schema) -> FileDescriptorProto:
     return file
 
 
-def _describe(schema: Schema, message: Message, described: DescriptorProto) -> None:
+def _describe(schema: Schema, message: MessageSpec, described: DescriptorProto) -> None:
     groups = list(dict.fromkeys(one.group for one in message.fields if one.group))
     for group in groups:
         described.oneof_decl.add(name=group)
@@ -169,7 +169,7 @@ def _describe(schema: Schema, message: Message, described: DescriptorProto) -> N
             described.oneof_decl.add(name=f"_{one.name}")
 
 
-def _is_optional(one: Field) -> bool:
+def _is_optional(one: FieldSpec) -> bool:
     """Whether absent differs from empty only because the field says so; of messages that is always so."""
     return one.presence and one.type in _SCALARS
 
@@ -190,4 +190,4 @@ def _entry(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_")) + "Entry"
 
 
-WIRES: Final[Mapping[Version, Wire]] = {"0.3": Wire(PROTO03), "1.0": Wire(V10)}
+WIRES: Final[Mapping[Version, ProtobufWire]] = {"0.3": ProtobufWire(PROTO03), "1.0": ProtobufWire(V10)}

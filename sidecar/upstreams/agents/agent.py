@@ -1,4 +1,4 @@
-"""Which agent stands behind us, and how does it stand?"""
+"""One agent behind the sidecar, and its state."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from sidecar.egress import fetch
+from sidecar.http.client import fetch
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
-from sidecar.settings.health import Probe
-from sidecar.settings.upstreams import Upstream as Definition
+from sidecar.settings.upstream_health import ProbeSettings
+from sidecar.settings.upstreams import UpstreamSettings as Definition
 from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper, CardProbe
-from sidecar.upstreams.agents.over_http import HttpJsonWire, Line, RpcWire
-from sidecar.upstreams.agents.watched import WatchedAgent
-from sidecar.upstreams.agents.wire import AgentWire
-from sidecar.upstreams.credentials import CredentialSource, Signer, source_from
-from sidecar.upstreams.health import Asked
-from sidecar.upstreams.registry import Account
+from sidecar.upstreams.agents.guarded_transport import GuardedAgent
+from sidecar.upstreams.agents.http_transport import AgentLine, HttpJsonAgent, JsonRpcAgent
+from sidecar.upstreams.agents.transport import AgentTransport
+from sidecar.upstreams.credentials import CredentialSource, TokenSigner, source_from
+from sidecar.upstreams.health import ProbeAnswer
+from sidecar.upstreams.upstream_account import UpstreamAccount
 
 TOKEN_TTL_S: Final = 120.0  # of what an agent is shown by default; CONTRACT: at most five minutes
 
 
-class Cards(Protocol):
+class AgentCards(Protocol):
     """What an agent says of itself."""
 
     async def prepare(self) -> None:
@@ -45,7 +45,7 @@ class Cards(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class AgentUpstream:
     """One agent that stands behind us, whatever it is. `definition` is what it was made of, `account` how it stands,
     `asked` whom to ask whether it is well, and `probe` how. `url` is where it is dialled, "" where nobody dials.
 
@@ -56,11 +56,11 @@ class Agent:
 
     name: str
     definition: object
-    wire: AgentWire
-    account: Account
-    cards: Cards
-    asked: Asked
-    probe: Probe
+    wire: AgentTransport
+    account: UpstreamAccount
+    cards: AgentCards
+    asked: ProbeAnswer
+    probe: ProbeSettings
     timeout_s: float
     url: str = ""
     agent_id: UUID | None = None
@@ -76,7 +76,7 @@ class Agent:
         await self.wire.close()
 
 
-def agent_from(name: str, definition: Definition, *, max_response_bytes: int, signer: Signer) -> Agent:
+def agent_from(name: str, definition: Definition, *, max_response_bytes: int, signer: TokenSigner) -> AgentUpstream:
     """An agent as configured. Raises SettingsError."""
     section = definition.a2a
     if section is None:
@@ -84,15 +84,15 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     shown = definition.credential or UpstreamCredential(
         signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S, roles=True)
     )
-    account = Account(name, definition.breaker)
+    account = UpstreamAccount(name, definition.breaker)
     spoken = None if section.version == "auto" else section.version
     at = section.card_address
     get = partial(_fetched, at) if at else None
     beside = section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc
     keeper = CardKeeper(get, section.spoken, spoken, time.monotonic, beside=beside)
     wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
-    watched = WatchedAgent(wire, account, section.share, section.timeout_s, section.url)
-    return Agent(
+    watched = GuardedAgent(wire, account, section.share, section.timeout_s, section.url)
+    return AgentUpstream(
         name,
         definition,
         watched,
@@ -116,15 +116,15 @@ async def _fetched(url: str, deadline_s: float) -> bytes:
 
 def _wire(
     section: A2aUpstream, version: Callable[[], Version], credential: CredentialSource | None, max_response_bytes: int
-) -> AgentWire:
+) -> AgentTransport:
     headers = tuple(section.headers.items())
     if section.spoken == "grpc":
-        from sidecar.upstreams.agents.over_grpc import GrpcWire  # only where it is wanted: it takes its time
+        from sidecar.upstreams.agents.grpc_transport import GrpcAgent  # only where it is wanted: it takes its time
 
-        return GrpcWire(
+        return GrpcAgent(
             section.url, version, credential=credential, headers=headers, max_response_bytes=max_response_bytes
         )
-    line = Line(
+    line = AgentLine(
         section.url,
         credential=credential,
         headers=headers,
@@ -132,4 +132,4 @@ def _wire(
         max_connections=section.max_connections,
         max_response_bytes=max_response_bytes,
     )
-    return RpcWire(line, version) if section.spoken == "jsonrpc" else HttpJsonWire(line, version)
+    return JsonRpcAgent(line, version) if section.spoken == "jsonrpc" else HttpJsonAgent(line, version)

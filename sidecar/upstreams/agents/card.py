@@ -1,4 +1,4 @@
-"""What does an agent say of itself, now?
+"""Fetches and refreshes an agent's card.
 
 Its card, fetched from where the operator says, read strictly and kept for a minute. It tells which version the agent
 speaks where that was left open; of addresses it tells nothing that anybody dials.
@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from sidecar.egress import EgressError
 from sidecar.errors import Reason, Refusal
+from sidecar.http.client import EgressError
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards
 from sidecar.protocols.a2a.operations import Binding, Version
-from sidecar.protocols.a2a.schema import UnreadableError
-from sidecar.upstreams.registry import Account
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.upstreams.upstream_account import UpstreamAccount
 
 KEPT_S: Final = 60.0
 FAILED_S: Final = 5.0  # anybody may ask for a card: one that cannot be had is not fetched anew for each
@@ -117,7 +117,7 @@ class CardKeeper:
             return cards.read(jsonrpc.parse_answer(raw))
         except Refusal as refusal:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {refusal.detail}") from None
-        except UnreadableError as error:
+        except UnreadableMessage as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
 
 
@@ -126,7 +126,7 @@ class CardProbe:
 
     __slots__ = ("_account", "_keeper")
 
-    def __init__(self, keeper: CardKeeper, account: Account) -> None:
+    def __init__(self, keeper: CardKeeper, account: UpstreamAccount) -> None:
         self._keeper = keeper
         self._account = account
 

@@ -1,4 +1,4 @@
-"""With which key do we sign, and what of it may the world see?
+"""The signing key of our tokens and its public key set.
 
 The private key stays in its file and in memory; its public half, and those of the keys before it, are one JWKS. A key
 that others may read is refused.
@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import orjson
 
-from sidecar.settings.root import Settings
-from sidecar.signing_keys import SigningKey, generate, keep_private_key, private_key_from, public_jwk_from
+from sidecar.http.signing_keys import SigningKey, generate, keep_private_key, private_key_from, public_jwk_from
+from sidecar.settings.sidecar_file import Settings
 
 MAX_PUBLISHED: Final = 16
 _TYP: Final = "JWT"
 
 
 @dataclass(frozen=True, slots=True)
-class Signer:
+class TokenSigner:
     """Whoever signs as `issuer`. Two with the same issuer and the same key are the same; None signs nothing."""
 
     issuer: str
@@ -45,14 +45,14 @@ class Signer:
         return orjson.dumps({"keys": list(by_kid.values())})
 
 
-NO_SIGNER: Final = Signer("")
+NO_SIGNER: Final = TokenSigner("")
 
 
-def signer_from(settings: Settings, issuer: str, *, make: bool) -> Signer:
+def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
     """The signer as configured, without a key where nothing is signed. Where a key in the data folder is not there yet
     it is made; without `make`, in memory only, for those who check. Raises SettingsError."""
     if not settings.signs:
-        return Signer(issuer)
+        return TokenSigner(issuer)
     path = settings.signing_key_path
     if settings.signing.key_path is None and not path.exists():
         key = generate()
@@ -61,4 +61,6 @@ def signer_from(settings: Settings, issuer: str, *, make: bool) -> Signer:
             key = private_key_from(path)
     else:
         key = private_key_from(path)
-    return Signer(issuer, key, tuple(public_jwk_from(path) for path in settings.previous_key_paths if path.exists()))
+    return TokenSigner(
+        issuer, key, tuple(public_jwk_from(path) for path in settings.previous_key_paths if path.exists())
+    )

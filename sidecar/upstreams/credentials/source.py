@@ -1,4 +1,4 @@
-"""How does any credential look to whoever sends a message?"""
+"""The interface of an upstream credential."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CredentialSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Credential:
+class UpstreamCredentialValue:
     """One header that is always the same. Never printed."""
 
     name: str
@@ -42,22 +42,19 @@ class Credential:
 
     @property
     def fixed(self) -> Header | None:
-        """As `CredentialSource.fixed`."""
         return self.name, self.value
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """As `CredentialSource.header`."""
         return self.fixed
 
     def refused(self, caller: Caller | None, header: Header) -> None:
         """As `CredentialSource.refused`: there is no other."""
 
     def shows_the_same_as(self, other: CredentialSource) -> bool:
-        """As `CredentialSource.shows_the_same_as`."""
         return self == other
 
     async def close(self) -> None:
-        """As `CredentialSource.close`."""
+        pass
 
 
 def bearer(token: str) -> Header:

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from sidecar import __version__
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
 from tests.a2a.agents import agent
 from tests.flow.process import Served
 from tests.peers.clients.roster import CLIENTS, HERE, HOME, ROOT, STYLES, Entry

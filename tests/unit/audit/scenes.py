@@ -21,7 +21,7 @@ from sidecar.vocabulary import (
     PermissionKind,
     Principal,
     Question,
-    Rule,
+    RuleRef,
 )
 from tests.at_once import at_once
 
@@ -86,7 +86,7 @@ def call(**changes: Any) -> Call:
 
 
 def decision(*, allowed: bool = True) -> Decision:
-    rule = Rule("reads-github", PermissionKind.AGENT_TO_TOOL, "nhi:*", "tool:github/*", ("use",), "allow")
+    rule = RuleRef("reads-github", PermissionKind.AGENT_TO_TOOL, "nhi:*", "tool:github/*", ("use",), "allow")
     fact = Fact("c0ffee" * 5, "true", {"args.repo": "acme/site"})
     links = (
         Link(PermissionKind.USER_TO_NHI, "user:corp/alice", "nhi:corp/researcher", "delegate", True, rules=(rule,)),

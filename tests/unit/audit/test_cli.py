@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from sidecar.audit import load_or_make_key
 from sidecar.audit.checkpoints import public_jwk
-from sidecar.audit.render import render_record, wants_colour
-from sidecar.audit.trail import Attester, Rotation
+from sidecar.audit.rendering import render_record, wants_colour
+from sidecar.audit.rotation import Attester, Rotation
 from sidecar.audit.verify import verify as verified
 from sidecar.cli.audit import audit as command
 from sidecar.errors import Reason

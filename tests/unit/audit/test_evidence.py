@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.audit.evidence import MAX_LINE_BYTES, EvidenceFile, Named, evidence_line, named_in, read_evidence
+from sidecar.audit.result_store import MAX_LINE_BYTES, NamedResult, ResultFile, evidence_line, named_in, read_evidence
 from sidecar.errors import Reason, Refusal
 
 
 def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "evidence" / "evidence.jsonl"
-    file = EvidenceFile(path)
+    file = ResultFile(path)
     file.append(b'{"id":"1"}')
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
@@ -43,7 +43,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Pa
 def test_a_start_takes_only_an_unfinished_line_away(tmp_path: Path, before: bytes, after: bytes) -> None:
     path = tmp_path / "evidence.jsonl"
     path.write_bytes(before)
-    file = EvidenceFile(path)
+    file = ResultFile(path)
     assert file.append(b"{}") == len(before) - len(after)
     file.close()
     assert path.read_bytes() == after + b"{}\n"
@@ -51,7 +51,7 @@ def test_a_start_takes_only_an_unfinished_line_away(tmp_path: Path, before: byte
 
 def test_a_file_that_was_deleted_or_cut_takes_no_further_results_with_it(tmp_path: Path) -> None:
     path = tmp_path / "evidence.jsonl"
-    file = EvidenceFile(path)
+    file = ResultFile(path)
     for number in range(3):
         file.append(b'{"id":"%d"}' % number)
         path.unlink() if number else path.write_bytes(b"")
@@ -67,14 +67,14 @@ def test_what_is_no_evidence_is_not_cut(tmp_path: Path, before: bytes) -> None:
     path = tmp_path / "evidence.jsonl"
     path.write_bytes(before)
     with pytest.raises(OSError):
-        EvidenceFile(path).append(b"{}")
+        ResultFile(path).append(b"{}")
     assert path.read_bytes() == before
 
 
 def test_a_line_is_named_by_its_bytes() -> None:
     line = evidence_line({"b": 1, "a": "ü"})
     assert line == '{"a":"ü","b":1}'.encode()
-    assert Named.of("x", line).sha256 != Named.of("x", line + b" ").sha256
+    assert NamedResult.of("x", line).sha256 != NamedResult.of("x", line + b" ").sha256
     with pytest.raises(Refusal) as refused:
         evidence_line({"data": "x" * MAX_LINE_BYTES})
     assert refused.value.reason is Reason.RESPONSE_REFUSED

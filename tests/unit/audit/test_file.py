@@ -18,23 +18,13 @@ from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import BEGINNING, HEAD_BYTES, End, head_line, parse_head
-from sidecar.audit.file import HARMLESS
+from sidecar.audit.chain import BEGINNING, HEAD_BYTES, ChainEnd, head_line, parse_head
+from sidecar.audit.file_sink import HARMLESS
 from sidecar.audit.verify import verify
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
-from tests.unit.audit.scenes import (
-    KEY,
-    OTHER_KEY,
-    Counted,
-    forward,
-    open_audit,
-    records,
-    refuse,
-    understood,
-    write_log,
-)
+from tests.unit.audit.scenes import KEY, OTHER_KEY, Counted, forward, open_audit, records, refuse, understood, write_log
 
 
 @pytest.fixture
@@ -69,7 +59,7 @@ def test_a_restart_goes_on_where_the_last_run_ended(path: Path) -> None:
 
 
 def test_the_anchor_is_one_line_of_fixed_length(path: Path) -> None:
-    lengths = {len(head_line(KEY, End(seq, BEGINNING.hash))) for seq in (0, 9, 10**6, 2**63)}
+    lengths = {len(head_line(KEY, ChainEnd(seq, BEGINNING.hash))) for seq in (0, 9, 10**6, 2**63)}
     write_log(path)
     assert lengths == {HEAD_BYTES} == {head_of(path).stat().st_size}
 
@@ -128,7 +118,7 @@ def test_a_tail_torn_anywhere_is_taken_away_and_reported(path: Path) -> None:
     whole, anchor = path.read_bytes(), head_of(path).read_bytes()
     first = whole.index(b"\n") + 1
     lines = records(path)
-    behind = head_line(KEY, End(1, lines[0]["hash"]), End(2, lines[1]["hash"]))
+    behind = head_line(KEY, ChainEnd(1, lines[0]["hash"]), ChainEnd(2, lines[1]["hash"]))
     for cut in [*range(first + 1, len(whole) - 90, 17), *range(len(whole) - 90, len(whole), 3)]:
         path.write_bytes(whole[:cut])
         head_of(path).write_bytes(behind)
@@ -155,7 +145,7 @@ def test_an_append_that_was_cut_short_anywhere_is_closed_by_a_control_record(pat
     write_log(path)
     lines, whole = records(path), path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(whole[: 7 + written]))
-    head_of(path).write_bytes(head_line(KEY, End(7, lines[6]["hash"]), End(10, lines[9]["hash"])))
+    head_of(path).write_bytes(head_line(KEY, ChainEnd(7, lines[6]["hash"]), ChainEnd(10, lines[9]["hash"])))
     before = verify([path], key=KEY)
     assert before.ok and "cut short by a kill" in before.notes[0]
     assert found_at_start(path) == ("cut-short",)
@@ -177,7 +167,7 @@ def damaged(path: Path, kind: str) -> None:
         case "anchor-forged":
             head_of(path).write_bytes(anchor[:40] + b"%x" % (15 - int(anchor[40:41], 16)) + anchor[41:])
         case "anchor-differs":
-            head_of(path).write_bytes(head_line(KEY, End(10, "ab" * 32)))
+            head_of(path).write_bytes(head_line(KEY, ChainEnd(10, "ab" * 32)))
         case "line-changed":
             path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b'"bytes_out":512', b'"bytes_out":513'))
         case _:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import orjson
 
-from sidecar.audit.following import follow, lines
-from sidecar.audit.parts import files_of, given
+from sidecar.audit.rotation import Rotation
+from sidecar.audit.segments import files_of, given
 from sidecar.audit.statistics import MAX_NAMES, OTHERS, Durations, Statistics
-from sidecar.audit.trail import Rotation
+from sidecar.audit.tail import follow, lines
 from tests.at_once import at_once
 from tests.unit.audit.scenes import forward, open_audit
 from tests.unit.audit.test_trail import SELDOM

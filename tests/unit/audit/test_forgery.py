@@ -11,13 +11,13 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from sidecar.audit.chain import BEGINNING, MAX_SEQ, End, head_line, seal, unseal
+from sidecar.audit.chain import BEGINNING, MAX_SEQ, ChainEnd, head_line, seal, unseal
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.parts import aside
-from sidecar.audit.trail import Attester
+from sidecar.audit.rotation import Attester
+from sidecar.audit.segments import aside
 from sidecar.audit.verify import verify
 from sidecar.cli.audit import audit as command
-from sidecar.signing_keys import SigningKey, generate
+from sidecar.http.signing_keys import SigningKey, generate
 from tests.at_once import at_once
 from tests.unit.audit.scenes import KEY, OTHER_KEY, START_S, forward, open_audit, records, write_log
 
@@ -48,7 +48,7 @@ def head_of(path: Path) -> Path:
     return Path(f"{path}.head")
 
 
-def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> End:
+def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> ChainEnd:
     """Every line as somebody wants it, sealed anew: nobody needs a key for that."""
     end, lines = BEGINNING, []
     for record in records(path):
@@ -56,7 +56,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> End:
         change(record)
         line, digest = seal(record | {"prev_hash": end.hash})
         lines.append(line)
-        end = End(record["seq"], digest)
+        end = ChainEnd(record["seq"], digest)
     path.write_bytes(b"".join(lines))
     return end
 

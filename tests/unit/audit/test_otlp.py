@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from sidecar.audit.carriers import Append, Patience, Unsure
-from sidecar.audit.chain import BEGINNING, End, Unfit, seal
-from sidecar.audit.otlp import MAX_ANSWER_BYTES, Otlp, _pause_s
-from sidecar.audit.otlp_form import rejected
+from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
+from sidecar.audit.chain import BEGINNING, ChainEnd, UnfitHead, seal
+from sidecar.audit.otlp_carrier import MAX_ANSWER_BYTES, OtlpCarrier, _pause_s
+from sidecar.audit.otlp_messages import rejected
 from sidecar.audit.record import BLANK
-from sidecar.egress.origin import parse_origin
+from sidecar.http.client.origin import parse_origin
 from tests.receiver import PROTOBUF, Receiver, receiving, taken
 from tests.unit.identity.authority import authority
 
@@ -35,16 +35,16 @@ def receiver() -> Iterator[Receiver]:
         yield one
 
 
-def otlp(url: str, **more: Any) -> Otlp:
-    return Otlp(parse_origin(url), {"service.name": "sidecar"}, **({"attempt_s": 0.3} | more))
+def otlp(url: str, **more: Any) -> OtlpCarrier:
+    return OtlpCarrier(parse_origin(url), {"service.name": "sidecar"}, **({"attempt_s": 0.3} | more))
 
 
-def append_of(*events: str, **facts: Any) -> Append:
+def append_of(*events: str, **facts: Any) -> AppendLines:
     lines = []
     for seq, event in enumerate(events, 1):
         record = {**BLANK, "event": event, "seq": seq, "timestamp": "2026-11-28T12:00:00.000001Z", **facts}
         lines.append(seal(record)[0])
-    return Append(tuple(lines), BEGINNING, End(len(lines), "0" * 64))
+    return AppendLines(tuple(lines), BEGINNING, ChainEnd(len(lines), "0" * 64))
 
 
 ONE = append_of("control")
@@ -94,8 +94,8 @@ def test_any_other_no_is_a_no_and_the_next_is_asked_anew(receiver: Receiver, sta
     carrier = otlp(receiver.url)
     with pytest.raises(OSError, match=str(status)) as no:
         carrier.carry(ONE)
-    assert not isinstance(no.value, Unsure), "nothing is there"
-    assert isinstance(no.value, Unfit) is (status == 413), "fewer at once may be taken"
+    assert not isinstance(no.value, UnsureError), "nothing is there"
+    assert isinstance(no.value, UnfitHead) is (status == 413), "fewer at once may be taken"
     carrier.carry(ONE)
     carrier.close()
     assert receiver.attempts == 2
@@ -105,7 +105,7 @@ def test_a_receiver_says_when_to_come_again(receiver: Receiver) -> None:
     receiver.answers = [lambda: web.Response(status=503, headers={"Retry-After": "1"})]
     waited: list[float] = []
 
-    class Waits(Patience):
+    class Waits(CarrierDeadline):
         def wait(self, seconds: float) -> bool:
             waited.append(seconds)
             return True
@@ -146,7 +146,7 @@ def test_a_time_may_be_a_date() -> None:
 def test_what_is_rejected_in_part_is_not_repeated_and_not_acknowledged(receiver: Receiver) -> None:
     receiver.answers = [lambda: taken(rejected_log_records=1, error_message="too old")]
     carrier = otlp(receiver.url)
-    with pytest.raises(Unsure, match="1 of 2 records were rejected") as unsure:
+    with pytest.raises(UnsureError, match="1 of 2 records were rejected") as unsure:
         carrier.carry(append_of("decision", "outcome"))
     carrier.close()
     assert not unsure.value.again and receiver.attempts == 1
@@ -174,7 +174,7 @@ def test_a_warning_is_no_rejection(receiver: Receiver) -> None:
 def test_who_answers_something_else_is_no_receiver(receiver: Receiver, answer: Callable[[], web.Response]) -> None:
     receiver.answers = [answer]
     carrier = otlp(receiver.url)
-    with pytest.raises(Unsure):
+    with pytest.raises(UnsureError):
         carrier.carry(ONE)
     carrier.close()
 
@@ -233,7 +233,7 @@ def test_one_that_was_given_up_says_whether_it_may_be_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         carrier = otlp(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/logs", attempt_s=0.05)
         threading.Timer(0.1, carrier.give_up).start()
-        with pytest.raises(Unsure):
+        with pytest.raises(UnsureError):
             carrier.carry(ONE)
         carrier.close()
         port = silent.getsockname()[1]
@@ -241,7 +241,7 @@ def test_one_that_was_given_up_says_whether_it_may_be_there() -> None:
     carrier.give_up()
     with pytest.raises(OSError) as nothing:
         carrier.carry(ONE)
-    assert not isinstance(nothing.value, Unsure), "there was nobody"
+    assert not isinstance(nothing.value, UnsureError), "there was nobody"
     carrier.close()
 
 
@@ -293,6 +293,6 @@ def test_over_tls_the_receiver_is_who_its_authority_says(tmp_path: Path) -> None
         stranger.give_up()
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED") as refused:
             stranger.carry(ONE)
-        assert not isinstance(refused.value, Unsure)
+        assert not isinstance(refused.value, UnsureError)
         stranger.close()
     assert len(receiver.lines) == 1

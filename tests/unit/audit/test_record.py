@@ -18,11 +18,22 @@ from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
 from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed
+from sidecar.audit.record_ids import ENTROPY_BYTES
 from sidecar.audit.recorder import Audit
-from sidecar.audit.stamps import ENTROPY_BYTES
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
-from sidecar.protocols.mcp import NAME
-from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, PermissionKind, Principal, Question, Rule
+from sidecar.protocols.mcp.messages import NAME
+from sidecar.vocabulary import (
+    Call,
+    Caller,
+    Credential,
+    Decision,
+    Fact,
+    Link,
+    PermissionKind,
+    Principal,
+    Question,
+    RuleRef,
+)
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import ARGUMENTS, KEY, FakeClock, forward, open_audit, records, refuse, understood
@@ -367,7 +378,7 @@ def hostile_request(audit: Audit, text: str) -> None:
     recording.caller = Caller((Principal(f"user:{text}", text),) * 40, (Credential("jwt", text, text),) * 40)
     asked = Question(f"tool:{text}", text, text, text, {"a": 1}, {})
     recording.call = Call("mcp", text, text, text, (asked,))
-    rule = Rule(text, PermissionKind.AGENT_TO_TOOL, text, text, (text,), "allow")
+    rule = RuleRef(text, PermissionKind.AGENT_TO_TOOL, text, text, (text,), "allow")
     fact = Fact(text, "error", {f"{number}{text}": object() for number in range(40)})
     link = Link(PermissionKind.AGENT_TO_TOOL, text, text, text, True, rules=(rule,) * 40, facts=(fact,) * 40)
     recording.decision = Decision(True, text, (link,) * 40, roles=(text,) * 40, would_deny=(text,) * 40)
@@ -432,7 +443,7 @@ def test_everybody_is_described_as_themselves_whoever_came_before() -> None:
     for number in range(3 * REMEMBERED):
         name = f"nhi:t{number % 7}/{number}"
         caller = Caller((Principal(name),), ())
-        rule = Rule(name, PermissionKind.AGENT_TO_TOOL, name, "tool:*", ("use",), "allow")
+        rule = RuleRef(name, PermissionKind.AGENT_TO_TOOL, name, "tool:*", ("use",), "allow")
         link = Link(PermissionKind.AGENT_TO_TOOL, name, "tool:x", "tools/call", True, rules=(rule,))
         asked = Question("tool:x", "tools/call", "x")
         for _ in range(2):

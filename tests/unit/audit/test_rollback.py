@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.audit import rollback
-from sidecar.audit.chain import End
+from sidecar.audit.chain import ChainEnd
 from sidecar.audit.checkpoints import attest
 from sidecar.audit.rollback import hash_in, newest_of, rolled_back
-from sidecar.audit.trail import Rotation
-from sidecar.signing_keys import generate
+from sidecar.audit.rotation import Rotation
+from sidecar.http.signing_keys import generate
 from tests.at_once import at_once
 from tests.unit.audit.scenes import forward, open_audit, records
 
@@ -20,8 +20,11 @@ A, B = "a" * 64, "b" * 64
 
 
 def test_the_newest_is_the_latest_that_our_key_signed() -> None:
-    old, new = attest(OURS, End(9, A), "2026-11-28T12:00:00.000000Z"), attest(OURS, End(5, B), "2026-11-28T13:00:00.0Z")
-    theirs, forged = attest(THEIRS, End(99, A), "2027-01-01T00:00:00Z"), new._replace(seq=99)
+    old, new = (
+        attest(OURS, ChainEnd(9, A), "2026-11-28T12:00:00.000000Z"),
+        attest(OURS, ChainEnd(5, B), "2026-11-28T13:00:00.0Z"),
+    )
+    theirs, forged = attest(THEIRS, ChainEnd(99, A), "2027-01-01T00:00:00Z"), new._replace(seq=99)
     found = newest_of([old, new, theirs, forged, old], OURS)
     assert (found.newest, found.passed_over) == (new, 2), "an old one, shown once more, says nothing new"
     assert newest_of([theirs, forged], OURS) == (None, 2)
@@ -30,17 +33,17 @@ def test_the_newest_is_the_latest_that_our_key_signed() -> None:
 @pytest.mark.parametrize(
     ("end", "known", "how"),
     [
-        (End(4, A), {}, "shorter"),
-        (End(0, "0" * 64), {}, "shorter"),
-        (End(5, A), {}, ""),
-        (End(5, B), {}, "another"),
-        (End(9, B), {5: A}, ""),
-        (End(9, B), {5: B}, "another"),
-        (End(9, B), {}, ""),
+        (ChainEnd(4, A), {}, "shorter"),
+        (ChainEnd(0, "0" * 64), {}, "shorter"),
+        (ChainEnd(5, A), {}, ""),
+        (ChainEnd(5, B), {}, "another"),
+        (ChainEnd(9, B), {5: A}, ""),
+        (ChainEnd(9, B), {5: B}, "another"),
+        (ChainEnd(9, B), {}, ""),
     ],
 )
-def test_what_cannot_be_the_log_that_was_attested_is_told(end: End, known: dict[int, str], how: str) -> None:
-    said = rolled_back(attest(OURS, End(5, A), "2026-11-28T12:00:00Z"), end, known.get)
+def test_what_cannot_be_the_log_that_was_attested_is_told(end: ChainEnd, known: dict[int, str], how: str) -> None:
+    said = rolled_back(attest(OURS, ChainEnd(5, A), "2026-11-28T12:00:00Z"), end, known.get)
     assert said.get("how", "") == how and bool(said) is bool(how)
     assert not said or (said["found"], said["attested_seq"], said["last_seq"]) == (["rolled-back"], 5, end.seq)
 

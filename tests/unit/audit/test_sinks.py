@@ -26,19 +26,19 @@ from redis.connection import UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
 from sidecar.audit import Audit
-from sidecar.audit.carriers import Append, Chained, Patience
-from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, End, parse_head, unseal
-from sidecar.audit.copies import Copied
-from sidecar.audit.file import AuditFile, Found
+from sidecar.audit.carrier import AppendLines, CarrierDeadline, ChainedCarrier
+from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, parse_head, unseal
+from sidecar.audit.copies import CopySink
+from sidecar.audit.file_sink import AuditFile, FoundEnd
 from sidecar.audit.gather import gather
-from sidecar.audit.otlp import Otlp
-from sidecar.audit.output import Output
+from sidecar.audit.otlp_carrier import OtlpCarrier
 from sidecar.audit.record import BLANK
-from sidecar.audit.redis_stream import RedisStream
+from sidecar.audit.redis_carrier import RedisCarrier
+from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.audit.verify import verify
-from sidecar.audit.writer import Sink
-from sidecar.egress.origin import parse_origin
+from sidecar.audit.writer import RecordSink
 from sidecar.errors import Refusal, SettingsError
+from sidecar.http.client.origin import parse_origin
 from tests.receiver import Receiver, receiving
 from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward_over_a_loop, numbered_ids, understood
 from tests.valkey import Valkey, running_valkey
@@ -53,7 +53,7 @@ class Place(Protocol):
 
     goes_on: bool
 
-    def open(self) -> tuple[Sink, Found]: ...
+    def open(self) -> tuple[RecordSink, FoundEnd]: ...
 
     def lines(self) -> list[bytes]:
         """What is there, without newlines."""
@@ -71,7 +71,7 @@ class InFile:
     def path(self) -> Path:
         return self.folder / "audit.jsonl"
 
-    def open(self) -> tuple[Sink, Found]:
+    def open(self) -> tuple[RecordSink, FoundEnd]:
         file = AuditFile.open(self.path, KEY)
         return file, file.found
 
@@ -92,7 +92,7 @@ class InPipe:
     read: bytearray = field(default_factory=bytearray)
     go: threading.Event = field(default_factory=threading.Event)
 
-    def open(self) -> tuple[Sink, Found]:
+    def open(self) -> tuple[RecordSink, FoundEnd]:
         reading, writing = os.pipe()
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
         self.go.set()
@@ -104,7 +104,7 @@ class InPipe:
             os.close(writing)
             thread.join(5)
 
-        return Chained(Output(writing, let_go), BEGINNING), Found(BEGINNING, 0)
+        return ChainedCarrier(StdoutCarrier(writing, let_go), BEGINNING), FoundEnd(BEGINNING, 0)
 
     def _read(self, reading: int) -> None:
         while self.go.wait(5) and (piece := os.read(reading, 4096)):
@@ -132,17 +132,17 @@ class InRedis:
     max_length: int | None = None
     login: Any = None
 
-    def stream(self) -> RedisStream:
+    def stream(self) -> RedisCarrier:
         def connect() -> UnixDomainSocketConnection:
             timeouts = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
             return UnixDomainSocketConnection(path=str(self.valkey.path), **timeouts, **(self.login or {}))
 
-        return RedisStream(connect, STREAM, self.key, older=self.older, max_length=self.max_length)
+        return RedisCarrier(connect, STREAM, self.key, older=self.older, max_length=self.max_length)
 
-    def open(self) -> tuple[Sink, Found]:
+    def open(self) -> tuple[RecordSink, FoundEnd]:
         stream = self.stream()
         found = stream.take()
-        return Chained(stream, found.end), found
+        return ChainedCarrier(stream, found.end), found
 
     def lines(self) -> list[bytes]:
         with self.valkey.client() as client:
@@ -161,9 +161,9 @@ class AtReceiver:
     attempt_s: float = 0.3
     compress: bool = True
 
-    def carrier(self) -> Otlp:
+    def carrier(self) -> OtlpCarrier:
         resource = {"service.name": "sidecar", "service.instance.id": "one"}
-        return Otlp(
+        return OtlpCarrier(
             parse_origin(self.receiver.url),
             resource,
             headers=lambda: {"X-Scope-OrgID": "acme"},
@@ -171,8 +171,8 @@ class AtReceiver:
             compress=self.compress,
         )
 
-    def open(self) -> tuple[Sink, Found]:
-        return Chained(self.carrier(), BEGINNING), Found(BEGINNING, 0)
+    def open(self) -> tuple[RecordSink, FoundEnd]:
+        return ChainedCarrier(self.carrier(), BEGINNING), FoundEnd(BEGINNING, 0)
 
     def lines(self) -> list[bytes]:
         return list(dict.fromkeys(self.receiver.lines))  # once more is allowed, and the same line
@@ -318,7 +318,7 @@ async def test_where_nothing_is_taken_who_waits_is_refused_in_time_and_nothing_i
 
 def test_a_reader_who_left_is_a_refusal_at_once() -> None:
     reading, writing = os.pipe()
-    sink = Chained(Output(writing, lambda: os.close(writing)), BEGINNING)
+    sink = ChainedCarrier(StdoutCarrier(writing, lambda: os.close(writing)), BEGINNING)
     os.close(reading)
     with pytest.raises(BrokenPipeError):
         sink.append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
@@ -330,13 +330,13 @@ def test_an_output_that_was_closed_from_the_beginning_stops_the_start(monkeypatc
     """The next file that is opened has its number, and would be written over with evidence."""
     monkeypatch.setattr("sys.stdout", None)
     with pytest.raises(SettingsError, match="standard output cannot be written"):
-        Output.take()
+        StdoutCarrier.take()
 
 
 def test_a_line_whose_first_byte_is_out_is_carried_to_its_end() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, True)
-    sink = Chained(Output(writing, lambda: os.close(writing)), BEGINNING)
+    sink = ChainedCarrier(StdoutCarrier(writing, lambda: os.close(writing)), BEGINNING)
     wrote, real, fails = [], os.write, [True]
 
     def torn(descriptor: int, data: Any) -> int:
@@ -349,7 +349,7 @@ def test_a_line_whose_first_byte_is_out_is_carried_to_its_end() -> None:
 
     record = {"v": 1, "event": "control", "seq": None, "prev_hash": None}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.audit.output.os.write", torn)
+        patch.setattr("sidecar.audit.stdout_carrier.os.write", torn)
         with pytest.raises(OSError, match="has a part of it"):
             sink.append([{**record, "event": "first" + "x" * 100}])
         with pytest.raises(OSError, match="what came before is not there yet"):
@@ -382,7 +382,7 @@ async def test_a_command_that_arrives_twice_or_late_does_nothing(emptied: Valkey
     """A reply that is lost: the same lines are carried again."""
     place = InRedis(emptied)
     stream = place.stream()
-    sink = Chained(stream, stream.take().end)
+    sink = ChainedCarrier(stream, stream.take().end)
     real, lost = stream._ask, []
 
     def loses_the_reply(*command: Any) -> Any:
@@ -502,12 +502,12 @@ def test_what_is_no_reply_is_no_record(lie: bytes) -> None:
 
         liar = threading.Thread(target=lies, daemon=True)
         liar.start()
-        patience = Patience()
+        patience = CarrierDeadline()
         patience.end()
         port = server.getsockname()[1]
-        stream = RedisStream(lambda: TcpConnection(port=port, socket_timeout=0.2), STREAM, KEY, patience=patience)
+        stream = RedisCarrier(lambda: TcpConnection(port=port, socket_timeout=0.2), STREAM, KEY, patience=patience)
         with pytest.raises(OSError):
-            Chained(stream, BEGINNING).append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
+            ChainedCarrier(stream, BEGINNING).append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
         stream.close()
         liar.join(5)
 
@@ -535,9 +535,9 @@ async def test_a_copy_has_the_very_lines_and_nobody_waits_for_it(tmp_path: Path,
     class Both:
         goes_on = True
 
-        def open(self) -> tuple[Sink, Found]:
+        def open(self) -> tuple[RecordSink, FoundEnd]:
             file, found = to_file.open()
-            self.copied = Copied(file, found.end, there.carrier(), max_waiting=150)
+            self.copied = CopySink(file, found.end, there.carrier(), max_waiting=150)
             return self.copied, found
 
     both: Any = Both()
@@ -569,7 +569,7 @@ def test_the_rights_that_are_told_are_enough_for_the_stream_and_none_of_them_is_
         stream = InRedis(valkey, login={"username": "evidence", "password": "hush"}, max_length=10).stream()
         try:
             end = stream.take().end
-            stream.carry(Append((b"{}\n",), end, End(1, end.hash)))
+            stream.carry(AppendLines((b"{}\n",), end, ChainEnd(1, end.hash)))
             return bool(list(stream.lines())) and bool(stream.head())
         except (SettingsError, OSError, RedisError):
             return False

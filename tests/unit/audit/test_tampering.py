@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.tamper import ACTS, KEY, record, run, write_log
 from bench.windows import COMPARED, OF_EVERY_LINE, Attempt, Log, differing, everywhere, tasks_of
 from sidecar.audit.chain import seal
-from sidecar.audit.scan import scan
+from sidecar.audit.fast_scan import scan
 from sidecar.audit.verify import verify
 
 
@@ -105,9 +105,9 @@ def test_runs_and_single_lines_come_to_the_same(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "audit.jsonl"
     write_log(path, 3000)
     quick = verify([path], key=KEY)
-    monkeypatch.setattr("sidecar.audit.walk.BLOCK_BYTES", 50_000)
+    monkeypatch.setattr("sidecar.audit.line_walk.BLOCK_BYTES", 50_000)
     small, several = (verify([path], key=KEY, processes=processes) for processes in (1, 2))
-    monkeypatch.setattr("sidecar.audit.walk.scan", lambda *given, **more: None)
+    monkeypatch.setattr("sidecar.audit.line_walk.scan", lambda *given, **more: None)
     slow = verify([path], key=KEY)
     assert quick.as_data() == several.as_data() == small.as_data() == slow.as_data() and quick.ok
 

@@ -16,15 +16,15 @@ import orjson
 import pytest
 
 from sidecar.audit import Audit
-from sidecar.audit.chain import GENESIS, End, head_line, seal
+from sidecar.audit.chain import GENESIS, ChainEnd, head_line, seal
+from sidecar.audit.checkpoint_publisher import CheckpointPublisher
 from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
-from sidecar.audit.file import HARMLESS
-from sidecar.audit.herald import Herald
-from sidecar.audit.parts import aside, files_of, given, last_seq_of, parts_of
-from sidecar.audit.trail import RETRY_S, Attester, Rotation
+from sidecar.audit.file_sink import HARMLESS
+from sidecar.audit.rotation import RETRY_S, Attester, Rotation
+from sidecar.audit.segments import aside, files_of, given, last_seq_of, parts_of
 from sidecar.audit.verify import verify
 from sidecar.errors import Refusal
-from sidecar.signing_keys import generate
+from sidecar.http.signing_keys import generate
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward, numbered_ids, open_audit, records
@@ -133,7 +133,7 @@ def test_who_owns_host_and_keys_cannot_cut_the_log_back_unnoticed(path: Path) ->
 
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:14]))  # with its anchor, made with the very key
-    Path(f"{path}.head").write_bytes(head_line(KEY, End(14, orjson.loads(lines[13])["hash"])))
+    Path(f"{path}.head").write_bytes(head_line(KEY, ChainEnd(14, orjson.loads(lines[13])["hash"])))
     assert problems(path) == [], "the log and its key alone cannot know"
     assert problems(path, checkpoints=[outside], public_keys=KEYS) == ["cut-end"]
 
@@ -148,12 +148,12 @@ def test_a_checkpoint_that_its_key_did_not_sign_is_forged(path: Path) -> None:
         true._replace(seq=5),
         true._replace(hash="0" * 64),
         true._replace(time="2020-01-01T00:00:00.000000Z"),
-        true._replace(signature=attest(OTHERS, End(true.seq, true.hash), true.time).signature),
+        true._replace(signature=attest(OTHERS, ChainEnd(true.seq, true.hash), true.time).signature),
         true._replace(signature="?"),
     ]
     for one in forged:
         assert "forged" in problems(path, checkpoints=[published(path, one)], public_keys=KEYS)
-    strangers = attest(OTHERS, End(true.seq, true.hash), true.time)
+    strangers = attest(OTHERS, ChainEnd(true.seq, true.hash), true.time)
     report = verify([path], key=KEY, checkpoints=[published(path, strangers)], public_keys=KEYS)
     assert report.ok and any("who signed the published" in what for what in report.unproved)
     assert problems(path, checkpoints=[published(path)]) == ["no-checkpoint"]
@@ -193,13 +193,13 @@ async def test_a_place_that_is_out_hears_the_newest_later_and_delays_no_other() 
             raise OSError("it is out")
         heard["bad"].append(checkpoint.seq)
 
-    herald = Herald({"bad": bad, "good": good})
+    herald = CheckpointPublisher({"bad": bad, "good": good})
     await herald.tell(None)
     for seq in (1, 2, 2):
-        await herald.tell(attest(SIGNER, End(seq, "0" * 64), ""))
+        await herald.tell(attest(SIGNER, ChainEnd(seq, "0" * 64), ""))
     out[0] = False
-    await herald.tell(attest(SIGNER, End(3, "0" * 64), ""))
-    await herald.tell(attest(SIGNER, End(3, "0" * 64), ""))
+    await herald.tell(attest(SIGNER, ChainEnd(3, "0" * 64), ""))
+    await herald.tell(attest(SIGNER, ChainEnd(3, "0" * 64), ""))
     assert heard == {"good": [1, 2, 3], "bad": [3]}
 
 
@@ -302,7 +302,7 @@ def test_a_clock_that_was_ahead_for_a_while_does_not_keep_a_file_for_ever(path: 
 def test_no_first_line_of_anybody_stops_the_looks_at_the_clock(path: Path) -> None:
     line, digest = seal({"v": 1, "seq": 1, "event": "control", "prev_hash": GENESIS})
     path.write_bytes(line)
-    Path(f"{path}.head").write_bytes(head_line(KEY, End(1, digest)))
+    Path(f"{path}.head").write_bytes(head_line(KEY, ChainEnd(1, digest)))
     audit = open_audit(path, attester=SELDOM, rotation=Rotation(every_s=1.0))
     at_once(audit.look())
     at_once(audit.close())

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.chain import MAX_LINE_BYTES, End, head_line, seal
-from sidecar.audit.report import MAX_PROBLEMS, Report
-from sidecar.audit.scan import scan
+from sidecar.audit.chain import MAX_LINE_BYTES, ChainEnd, head_line, seal
+from sidecar.audit.fast_scan import scan
+from sidecar.audit.verification_report import MAX_PROBLEMS, VerificationReport
 from sidecar.audit.verify import verify
 from tests.at_once import at_once
 from tests.unit.audit.scenes import KEY, OTHER_KEY, forward, open_audit, understood, write_log
@@ -33,7 +33,7 @@ def head_of(path: Path) -> Path:
     return Path(f"{path}.head")
 
 
-def kinds(report: Report) -> list[str]:
+def kinds(report: VerificationReport) -> list[str]:
     return [problem.kind for problem in report.problems]
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_anchor_is_called_forged(path: Path, content: bytes) -> None:
 
 def test_an_anchor_of_another_key_is_called_forged(path: Path) -> None:
     last = orjson.loads(path.read_bytes().splitlines()[-1])
-    head_of(path).write_bytes(head_line(OTHER_KEY, End(last["seq"], last["hash"])))
+    head_of(path).write_bytes(head_line(OTHER_KEY, ChainEnd(last["seq"], last["hash"])))
     assert kinds(verify([path], key=KEY)) == ["forged"]
 
 
@@ -182,21 +182,21 @@ def test_a_log_rewritten_from_end_to_end_needs_the_key(path: Path) -> None:
     path.write_bytes(b"".join(forged))
     assert kinds(verify([path])) == ["cut-end"]
     last = orjson.loads(forged[-1])
-    head_of(path).write_bytes(head_line(OTHER_KEY, End(last["seq"], last["hash"])))
+    head_of(path).write_bytes(head_line(OTHER_KEY, ChainEnd(last["seq"], last["hash"])))
     assert verify([path]).ok, "a chain alone cannot know; the report says so"
     assert kinds(verify([path], key=KEY)) == ["forged"]
 
 
 def test_lines_that_the_anchor_did_not_announce_are_nobodys(path: Path) -> None:
     lines = path.read_bytes().splitlines()
-    seven, eight, nine, ten = (End(each["seq"], each["hash"]) for each in map(orjson.loads, lines[6:10]))
+    seven, eight, nine, ten = (ChainEnd(each["seq"], each["hash"]) for each in map(orjson.loads, lines[6:10]))
     for head in (head_line(KEY, eight, ten), head_line(KEY, ten), head_line(KEY, nine, ten)):
         head_of(path).write_bytes(head)
         assert verify([path], key=KEY).ok
     for head in (head_line(KEY, nine), head_line(KEY, seven, nine)):
         head_of(path).write_bytes(head)
         assert kinds(verify([path], key=KEY)) == ["inserted"]
-    for head in (head_line(KEY, eight, End(10, "ab" * 32)), head_line(KEY, End(8, "ab" * 32), ten)):
+    for head in (head_line(KEY, eight, ChainEnd(10, "ab" * 32)), head_line(KEY, ChainEnd(8, "ab" * 32), ten)):
         head_of(path).write_bytes(head)
         assert kinds(verify([path], key=KEY)) == ["changed"]
 
@@ -209,7 +209,7 @@ def test_a_log_that_is_being_written_verifies(path: Path, monkeypatch: pytest.Mo
             forward(audit)
         return scan(*block, **more)
 
-    monkeypatch.setattr("sidecar.audit.walk.scan", while_reading)
+    monkeypatch.setattr("sidecar.audit.line_walk.scan", while_reading)
     report = verify([path], key=KEY)
     at_once(audit.close())
     assert report.ok and report.last_seq == 20

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import Unfit
+from sidecar.audit.chain import UnfitHead
 from sidecar.audit.verify import verify
-from sidecar.audit.writer import MAX_AT_ONCE, Writer
+from sidecar.audit.writer import MAX_AT_ONCE, RecordWriter
 from sidecar.errors import Reason, Refusal
 from tests.unit.audit.scenes import KEY, Counted, forward_over_a_loop, open_audit, records, understood
 
@@ -47,8 +47,8 @@ class Disk:
 
 
 @asynccontextmanager
-async def writing(disk: Disk, **more: Any) -> AsyncIterator[Writer]:
-    writer = Writer(disk, **more)
+async def writing(disk: Disk, **more: Any) -> AsyncIterator[RecordWriter]:
+    writer = RecordWriter(disk, **more)
     writer.start()
     try:
         yield writer
@@ -57,7 +57,7 @@ async def writing(disk: Disk, **more: Any) -> AsyncIterator[Writer]:
         await writer.close()
 
 
-def appended(writer: Writer, *numbers: int) -> list[asyncio.Task[None]]:
+def appended(writer: RecordWriter, *numbers: int) -> list[asyncio.Task[None]]:
     return [asyncio.ensure_future(writer.append({"n": number})) for number in numbers]
 
 
@@ -134,7 +134,7 @@ async def test_what_is_too_much_at_once_is_halved_and_only_what_fits_nowhere_is_
     class Narrow(Disk):
         def append(self, given: Sequence[dict[str, Any]]) -> int:
             if any(record["n"] in (20, 47) for record in given):
-                raise Unfit(errno.EMSGSIZE, "too large")
+                raise UnfitHead(errno.EMSGSIZE, "too large")
             return super().append(given)
 
     disk = Narrow()
@@ -218,7 +218,7 @@ async def test_other_work_keeps_its_place_among_the_records() -> None:
 
 async def test_closing_writes_what_waits_and_then_nothing() -> None:
     disk = Disk()
-    writer = Writer(disk)
+    writer = RecordWriter(disk)
     writer.start()
     tasks = appended(writer, *range(1000))
     await asyncio.sleep(0)

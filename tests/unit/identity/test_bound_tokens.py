@@ -14,12 +14,12 @@ import jwt
 import pytest
 
 from sidecar.errors import Reason, Refusal
+from sidecar.http.signing_keys import SigningKey, thumbprint
 from sidecar.identity import Audience, Identity, Presented
 from sidecar.identity.certificate_names import thumbprint_of
-from sidecar.identity.certificates import Certificates, Proxy
+from sidecar.identity.certificates import Certificates, TrustedProxyRule
 from sidecar.identity.jwks import public_key_from
-from sidecar.identity.proofs import Seen, _plain
-from sidecar.signing_keys import SigningKey, thumbprint
+from sidecar.identity.key_proofs import SeenProofs, _plain
 from sidecar.vocabulary import Caller
 from tests.unit.identity.test_certificates import PLANNER, WHOSE, issue, now
 from tests.unit.identity.test_certificates import token as dated
@@ -276,7 +276,7 @@ async def test_a_proof_is_good_once_for_all_replicas() -> None:
 
 async def test_what_is_remembered_has_an_end_and_beyond_it_nobody_is_let_in() -> None:
     clock = Clock()
-    seen = Seen(clock.wall, max_kept=3)
+    seen = SeenProofs(clock.wall, max_kept=3)
     assert [await seen.is_first(name, 10, name) for name in "abca"] == [True, True, True, False]
     with pytest.raises(Refusal) as caught:
         await seen.is_first("d", 10)
@@ -287,7 +287,7 @@ async def test_what_is_remembered_has_an_end_and_beyond_it_nobody_is_let_in() ->
 
 async def test_nobody_fills_alone_what_proofs_are_remembered_in() -> None:
     clock = Clock()
-    seen = Seen(clock.wall, max_kept=4)
+    seen = SeenProofs(clock.wall, max_kept=4)
     for name in "abc":
         assert await seen.is_first(name, 10, "nhi:busy")
     with pytest.raises(Refusal, match="too many proofs"):
@@ -370,7 +370,7 @@ async def test_a_workloads_token_and_the_certificate_that_it_is_bound_to_are_one
 
 
 async def test_a_named_proxy_tells_of_that_certificate_too() -> None:
-    identity = identity_of(now(), Certificates(WHOSE.spiffe, proxies=(Proxy(unix=True),), trust="ca"))
+    identity = identity_of(now(), Certificates(WHOSE.spiffe, proxies=(TrustedProxyRule(unix=True),), trust="ca"))
     line = f"Hash={sha256(PLANNERS.der).hexdigest()};URI={PLANNER}"
     token = held(PLANNERS.der, sub="nhi:planner")
     assert (await ask(identity, bearer(token, forwarded=(line,), peer="unix"))).last.name == "nhi:planner"

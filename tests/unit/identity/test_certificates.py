@@ -13,9 +13,9 @@ import pytest
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.identity import Audience, Identity, Presented
 from sidecar.identity.certificate_names import CertificateError, read_certificate, thumbprint_of
-from sidecar.identity.certificates import Certificates, Proxy
-from sidecar.identity.configured import certificates_from
-from sidecar.identity.names import Naming
+from sidecar.identity.certificates import Certificates, TrustedProxyRule
+from sidecar.identity.from_settings import certificates_from
+from sidecar.identity.names import NamingRule
 from sidecar.identity.spiffe import SpiffeNames
 from sidecar.identity.xfcc import read_forwarded
 from sidecar.settings import Settings, load_settings
@@ -33,7 +33,7 @@ TABLE = {
     "subject:CN=batch,O=Acme": "nhi:batch",
     "spiffe://other.example/known": "nhi:known",
 }
-WHOSE = Certificates(((DOMAIN, Naming()),), TABLE, trust="ca")
+WHOSE = Certificates(((DOMAIN, NamingRule()),), TABLE, trust="ca")
 OPEN = Audience(GITHUB, anonymous=True)
 
 
@@ -213,14 +213,14 @@ async def test_who_was_let_in_by_authorities_that_changed_comes_anew() -> None:
     after = identity_of(Certificates(WHOSE.spiffe, trust="other"), now())
     assert not after.vouches_for(before)
     assert (await refused(after, certificate=issued.der, trust="ca")).reason is Reason.BAD_CREDENTIAL
-    moved = Certificates(((SpiffeNames("acme.example", "/ns/*/sa/{id}"), Naming("prod")),), trust="ca")
+    moved = Certificates(((SpiffeNames("acme.example", "/ns/*/sa/{id}"), NamingRule("prod")),), trust="ca")
     assert not identity_of(moved, now()).vouches_for(before)
     assert identity_of(clock=now()).vouches_for(before)
 
 
 # X-Forwarded-Client-Cert
 
-NEAR = Proxy(ip_network("10.0.0.0/24"))
+NEAR = TrustedProxyRule(ip_network("10.0.0.0/24"))
 HASH = "ab" * 32
 
 
@@ -230,11 +230,11 @@ def of_no_version(der: bytes) -> str:
     return ssl.DER_cert_to_PEM_cert(changed)
 
 
-def behind(*proxies: Proxy) -> Identity:
+def behind(*proxies: TrustedProxyRule) -> Identity:
     return identity_of(Certificates(WHOSE.spiffe, TABLE, proxies=proxies or (NEAR,), trust="ca"), now())
 
 
-async def forwarded(line: str, *proxies: Proxy, peer: str = "10.0.0.7", **what: Any) -> list[str]:
+async def forwarded(line: str, *proxies: TrustedProxyRule, peer: str = "10.0.0.7", **what: Any) -> list[str]:
     caller = await ask(behind(*proxies), forwarded=(line,), peer=peer, **what)
     return [principal.name for principal in caller.chain]
 
@@ -316,12 +316,12 @@ async def test_a_header_that_nobody_admitted_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(("proxy", "peer"), [
-    (Proxy(ip_network("10.0.0.7/32")), "10.0.0.7"),
-    (Proxy(ip_network("10.0.0.7/32")), "::ffff:10.0.0.7"),
-    (Proxy(ip_network("fd00::/8")), "fd00::7"),
-    (Proxy(unix=True), "unix"),
+    (TrustedProxyRule(ip_network("10.0.0.7/32")), "10.0.0.7"),
+    (TrustedProxyRule(ip_network("10.0.0.7/32")), "::ffff:10.0.0.7"),
+    (TrustedProxyRule(ip_network("fd00::/8")), "fd00::7"),
+    (TrustedProxyRule(unix=True), "unix"),
 ])  # fmt: skip
-async def test_a_proxy_is_named_by_where_it_is(proxy: Proxy, peer: str) -> None:
+async def test_a_proxy_is_named_by_where_it_is(proxy: TrustedProxyRule, peer: str) -> None:
     assert await forwarded(ENVOY, proxy, peer=peer) == ["nhi:planner"]
 
 
@@ -330,10 +330,10 @@ GATEWAY = "spiffe://acme.example/ns/prod/sa/gateway"
 
 async def test_a_proxy_is_named_by_its_certificate() -> None:
     gateway, other = issue(uris=[GATEWAY]), issue(uris=["spiffe://acme.example/ns/prod/sa/other"])
-    by_name = Proxy(certificate=GATEWAY)
+    by_name = TrustedProxyRule(certificate=GATEWAY)
     assert await forwarded(ENVOY, by_name, certificate=gateway.der, trust="ca") == ["nhi:planner"]
     assert await forwarded(ENVOY, by_name, certificate=other.der, trust="ca") == ["nhi:other"]
-    both = Proxy(ip_network("10.0.0.0/24"), certificate=GATEWAY)
+    both = TrustedProxyRule(ip_network("10.0.0.0/24"), certificate=GATEWAY)
     assert await forwarded(ENVOY, both, certificate=gateway.der, trust="ca") == ["nhi:planner"]
     assert await forwarded(ENVOY, both, peer="10.9.9.9", certificate=gateway.der, trust="ca") == ["nhi:gateway"]
     refusal = await refused(behind(by_name), forwarded=(ENVOY,), peer="10.0.0.7")
@@ -353,11 +353,11 @@ async def test_a_proxys_own_certificate_is_never_its_callers() -> None:
 async def test_a_proxy_that_is_named_no_more_vouches_for_nobody() -> None:
     caller = await ask(behind(), forwarded=(ENVOY,), peer="10.0.0.7")
     assert caller.expires_at is None and behind().vouches_for(caller)
-    assert not behind(Proxy(ip_network("10.9.0.0/24"))).vouches_for(caller)
+    assert not behind(TrustedProxyRule(ip_network("10.9.0.0/24"))).vouches_for(caller)
 
 
 async def test_the_first_element_is_the_callers_where_the_operator_says_so() -> None:
-    first = Proxy(ip_network("10.0.0.0/24"), first=True)
+    first = TrustedProxyRule(ip_network("10.0.0.0/24"), first=True)
     assert await forwarded(f"{ENVOY},By=a;URI=spiffe://acme.example/ns/prod/sa/mesh", first) == ["nhi:planner"]
 
 
@@ -397,8 +397,8 @@ identity:
     ]
     assert made.table["dns:planner.acme.example"] == "nhi:planner"
     assert made.proxies == (
-        Proxy(ip_network("10.0.0.5/32")),
-        Proxy(unix=True, certificate="spiffe://acme.example/gw", first=True),
+        TrustedProxyRule(ip_network("10.0.0.5/32")),
+        TrustedProxyRule(unix=True, certificate="spiffe://acme.example/gw", first=True),
     )
 
 

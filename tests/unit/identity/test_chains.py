@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, SettingsError
-from sidecar.identity import ApiKeys, Audience, Issuer, KindRule, RolesFrom
+from sidecar.identity import ApiKeys, Audience, KindRule, RoleClaim, TrustedIssuer
 from sidecar.identity.api_keys import KeyRecord, digest_of
 from tests.unit.identity.world import GITHUB, IDP, ROUTE, World, a_world, acting, an_issuer, claims, minted, signing_key
 
@@ -130,7 +130,7 @@ async def test_one_issuers_key_proves_nothing_for_another() -> None:
     await world.refused(minted(iss=PARTNER))
 
 
-BAD_ISSUERS: dict[str, tuple[Issuer, ...]] = {
+BAD_ISSUERS: dict[str, tuple[TrustedIssuer, ...]] = {
     "two without a namespace": (an_issuer(), an_issuer(PARTNER)),
     "a namespace twice": (an_issuer(namespace="x"), an_issuer(PARTNER, namespace="x")),
     "an issuer twice": (an_issuer(), an_issuer(namespace="x")),
@@ -148,7 +148,7 @@ BAD_ISSUERS: dict[str, tuple[Issuer, ...]] = {
     "no kinds": (an_issuer(kinds=()),),
     "a role as a kind": (an_issuer(kinds=("role",)),),
     "a bad namespace": (an_issuer(namespace="a/b"),),
-    "roles of no namespace": (an_issuer(roles_from=RolesFrom("groups", "")),),
+    "roles of no namespace": (an_issuer(roles_from=RoleClaim("groups", "")),),
     "no keys": (an_issuer(jwks_url=""),),
 }
 
@@ -360,10 +360,10 @@ async def test_a_token_for_one_server_opens_it_and_no_other() -> None:
 # Roles and scopes
 
 
-GROUPS = RolesFrom("groups", "corp")
+GROUPS = RoleClaim("groups", "corp")
 
 
-async def roles(issuer: Issuer, **changes: Any) -> list[set[str]]:
+async def roles(issuer: TrustedIssuer, **changes: Any) -> list[set[str]]:
     caller = await a_world(issuer).ask(f"Bearer {minted(**changes)}")
     return [set(principal.roles) for principal in caller.chain]
 
@@ -392,22 +392,22 @@ async def test_values_become_roles_of_the_namespace_or_nothing(value: Any, expec
 
 
 async def test_only_listed_values_become_roles() -> None:
-    source = RolesFrom("groups", "corp", only=("eng", "team-*"))
+    source = RoleClaim("groups", "corp", only=("eng", "team-*"))
     assert await roles(an_issuer(roles_from=source), groups=["eng", "english", "team-a", "x-team-a", "admin"]) == [
         {"role:corp/eng", "role:corp/team-a"}
     ]
 
 
 async def test_a_claim_is_found_by_its_name_before_it_is_a_path() -> None:
-    path = RolesFrom("realm_access.roles", "corp")
+    path = RoleClaim("realm_access.roles", "corp")
     assert await roles(an_issuer(roles_from=path), realm_access={"roles": ["a"]}) == [{"role:corp/a"}]
-    named = RolesFrom("https://acme.example/groups", "corp")
+    named = RoleClaim("https://acme.example/groups", "corp")
     assert await roles(an_issuer(roles_from=named), **{"https://acme.example/groups": ["a"]}) == [{"role:corp/a"}]
 
 
 @pytest.mark.parametrize("value", [None, 7, {"x": 1}, True])
 async def test_a_required_claim_that_is_not_there_is_401(value: Any) -> None:
-    world = a_world(an_issuer(roles_from=RolesFrom("groups", "corp", required=True)))
+    world = a_world(an_issuer(roles_from=RoleClaim("groups", "corp", required=True)))
     await world.refused(minted(groups=value))
     assert await world.chain(minted(groups=[])) == ["user:alice"]
 

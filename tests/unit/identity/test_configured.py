@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.errors import Refusal, SettingsError
 from sidecar.identity import Audience, Identity, Presented
-from sidecar.identity.configured import issuers_from
+from sidecar.identity.from_settings import issuers_from
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key
 from sidecar.settings import Settings, load_settings
 from tests.unit.identity.test_presets import KEYCLOAK, KEYCLOAK_USER, key_of, sent

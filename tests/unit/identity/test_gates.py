@@ -6,8 +6,8 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Audience, Presented
-from sidecar.identity.gates import Gate, Gates, digest_of
-from sidecar.identity.identify import check_caller
+from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules, digest_of
+from sidecar.identity.authenticator import check_caller
 from sidecar.vocabulary import Credential
 from tests.unit.identity.test_chains import api_key, keys_of
 from tests.unit.identity.world import NOW, World, a_world, an_issuer, claims, minted, signing_key
@@ -18,17 +18,17 @@ ALIAS = "https://gw.acme.example/tools/summarise"
 USER = f"Bearer {minted(aud=AGENT)}"
 
 
-def gate(header: str, *, required: bool = True) -> Gate:
-    return Gate("summariser", "nhi:ci", header, digest_of(TOKEN), required)
+def gate(header: str, *, required: bool = True) -> AgentTokenRule:
+    return AgentTokenRule("summariser", "nhi:ci", header, digest_of(TOKEN), required)
 
 
-def at(gate: Gate | None, *, anonymous: bool = False) -> Audience:
+def at(gate: AgentTokenRule | None, *, anonymous: bool = False) -> Audience:
     return Audience(AGENT, anonymous, gate=gate, alias=ALIAS)
 
 
 @pytest.fixture
 def world() -> World:
-    gates = Gates([gate("authorization")])
+    gates = AgentTokenRules([gate("authorization")])
     return a_world(keys=keys_of("nhi:planner", "user:alice"), gates=gates, aliases=("/tools/summarise", "/tools/lint"))
 
 
@@ -90,7 +90,7 @@ async def test_a_token_of_its_own_names_its_bearer(
 
 @pytest.mark.parametrize("shown", [Presented(BEARER), Presented((), (TOKEN,))])
 async def test_it_opens_nothing_else(world: World, shown: Presented) -> None:
-    elsewhere = Gate("linter", "nhi:ci", "authorization", digest_of(OTHER))
+    elsewhere = AgentTokenRule("linter", "nhi:ci", "authorization", digest_of(OTHER))
     for there in (None, elsewhere):
         assert await who(world, shown, Audience("https://gw.acme.example/agents/linter", gate=there)) is BAD
     assert await who(world, shown, Audience("https://gw.acme.example/mcp/github", anonymous=True)) is BAD
@@ -102,9 +102,9 @@ async def test_evidence_names_the_token_and_a_changed_one_is_another(world: Worl
     assert credential == Credential("agent_token", "agent:summariser", digest_of(TOKEN).hex()[:12])
     assert TOKEN not in f"{caller!r}{gate('authorization')!r}" and digest_of(TOKEN).hex() not in f"{caller!r}"
     assert world.identity.vouches_for(caller)
-    changed = Gate("summariser", "nhi:ci", "authorization", digest_of(OTHER))
-    anothers = Gate("summariser", "nhi:other", "authorization", digest_of(TOKEN))
-    for gates in (Gates(), Gates([changed]), Gates([anothers])):
+    changed = AgentTokenRule("summariser", "nhi:ci", "authorization", digest_of(OTHER))
+    anothers = AgentTokenRule("summariser", "nhi:other", "authorization", digest_of(TOKEN))
+    for gates in (AgentTokenRules(), AgentTokenRules([changed]), AgentTokenRules([anothers])):
         assert not a_world(gates=gates).identity.vouches_for(caller)
 
 
@@ -117,7 +117,7 @@ async def test_whoever_was_proven_elsewhere_has_not_shown_it(world: World) -> No
     with pytest.raises(Refusal) as refused:
         check_caller(alice, at(gate("authorization")))
     assert refused.value.reason is NOBODY
-    other = Gate("summariser", "nhi:ci", "authorization", digest_of(OTHER))
+    other = AgentTokenRule("summariser", "nhi:ci", "authorization", digest_of(OTHER))
     with pytest.raises(Refusal):
         check_caller(bearer, at(other))
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from jwt import get_algorithm_by_name
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from sidecar.egress import EgressError, fetch
 from sidecar.errors import Refusal
+from sidecar.http.client import EgressError, fetch
+from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.identity import Identity
 from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
-from sidecar.signing_keys import SigningKey, generate
 from tests.unit.identity.world import (
     IDP,
     ROUTE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.identity.names import Naming, is_id, is_principal, namespace_of
+from sidecar.identity.names import NamingRule, is_id, is_principal, namespace_of
 
 TEXT = st.text(max_size=300) | st.text("abc/:-*|,'\" é", max_size=12)
 NAMESPACE = st.sampled_from(["", "corp", "partner", "a-b"])
@@ -28,13 +28,13 @@ def test_issuers_of_different_namespaces_never_give_one_name(first: str, second:
     if first == second:
         return
     known = frozenset(space for space in (first, second) if space)
-    name = Naming(first, known - {first}).name("user", one)
-    assert name is None or name != Naming(second, known - {second}).name("user", other)
+    name = NamingRule(first, known - {first}).name("user", one)
+    assert name is None or name != NamingRule(second, known - {second}).name("user", other)
 
 
 @given(NAMESPACE, TEXT)
 def test_a_name_is_a_principal_of_the_issuers_namespace(namespace: str, text: str) -> None:
-    name = Naming(namespace, frozenset({"other"})).name("nhi", text)
+    name = NamingRule(namespace, frozenset({"other"})).name("nhi", text)
     if name is not None:
         assert is_principal(name) and name.endswith(text)
         assert namespace_of(name) == namespace or not namespace

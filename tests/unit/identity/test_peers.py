@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.identity import ApiKeys, Issuer, RolesFrom
+from sidecar.identity import ApiKeys, RoleClaim, TrustedIssuer
 from sidecar.settings import Settings, load_settings
-from sidecar.upstreams.credentials.signed import SignedSource
-from sidecar.upstreams.credentials.signer import Signer
+from sidecar.upstreams.credentials.signed_tokens import SignedSource
+from sidecar.upstreams.credentials.signer import TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.identity.test_chains import api_key, keys_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
@@ -21,7 +21,7 @@ from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, 
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"
 
 
-def a_peer(name: str, *actors: str, **what: Any) -> Issuer:
+def a_peer(name: str, *actors: str, **what: Any) -> TrustedIssuer:
     return an_issuer(name, typ=("JWT",), actors=frozenset(actors), **what)
 
 
@@ -37,7 +37,7 @@ class Peer:
             Principal(name, IDP, frozenset(roles) if place == 0 else frozenset()) for place, name in enumerate(names)
         ]
         source = SignedSource(
-            Signer(self.name, signing_key(self.name)),
+            TokenSigner(self.name, signing_key(self.name)),
             to,
             60.0,
             clock=lambda: NOW,
@@ -49,7 +49,7 @@ class Peer:
         return header[1].removeprefix("Bearer ")
 
 
-def world_of(*issuers: Issuer, keys: ApiKeys | None = None) -> World:
+def world_of(*issuers: TrustedIssuer, keys: ApiKeys | None = None) -> World:
     """A sidecar that knows the identity provider and these peers, who sign with keys of their own."""
     world = a_world(an_issuer(), *issuers, keys=keys or keys_of("nhi:planner", "nhi:researcher", "nhi:writer"))
     for issuer in issuers:
@@ -100,11 +100,11 @@ async def test_a_users_call_with_a_workloads_key_is_no_peers_to_prove(world: Wor
 
 async def test_a_chain_of_three_sidecars_keeps_every_link_kind_and_role() -> None:
     """alice calls the planner, it calls the researcher, it calls a tool; each has a sidecar in front."""
-    corp = RolesFrom("groups", "corp")
+    corp = RoleClaim("groups", "corp")
     first = a_world(an_issuer(roles_from=corp))
     alice = await first.ask(f"Bearer {minted(groups=['eng'])}")
     assert alice.first.roles == {"role:corp/eng"}
-    told = RolesFrom("roles", "corp")
+    told = RoleClaim("roles", "corp")
     second = world_of(a_peer(FIRST, "nhi:planner", roles_from=told))
     word = await Peer(FIRST).word("user:alice", to="nhi:planner", roles=tuple(alice.first.roles))
     planner = await second.ask(f"Bearer {word}", key=api_key("nhi:planner"))
@@ -180,12 +180,12 @@ async def test_a_peer_of_another_house_has_all_its_names_in_its_namespace() -> N
 
 async def test_only_roles_that_are_taken_from_a_peer_come_with_its_word() -> None:
     given = ["role:corp/eng", "role:corp/ops", "role:other/eng", "eng", "corp/eng", "role:corp/", "role:corpx/eng", 7]
-    world = world_of(a_peer(FIRST, "nhi:planner", roles_from=RolesFrom("roles", "corp", ("eng",))))
+    world = world_of(a_peer(FIRST, "nhi:planner", roles_from=RoleClaim("roles", "corp", ("eng",))))
     assert (await world.ask(f"Bearer {forged(roles=given)}")).first.roles == {"role:corp/eng"}
     assert (await world_of(a_peer(FIRST, "nhi:planner")).ask(f"Bearer {forged(roles=given)}")).first.roles == set()
 
 
-BAD: dict[str, Issuer] = {
+BAD: dict[str, TrustedIssuer] = {
     "an actor that is a user": a_peer(FIRST, "user:alice"),
     "kinds by a claim": a_peer(
         FIRST, "nhi:a", kind_rules=(an_issuer().kind_rules or ()), actor_from="azp", clients={"x": "direct"}
@@ -252,7 +252,7 @@ def test_a_peer_that_could_say_more_is_a_fault(tmp_path: Path, what: str, code: 
 
 async def test_who_was_believed_once_is_asked_about_as_their_issuer_is_trusted_now() -> None:
     """What was let in before a reload narrowed what its issuer may say: open streams, and tasks that go on."""
-    narrowed: list[tuple[Issuer, str, dict[str, Any], list[Issuer], list[Issuer]]] = [
+    narrowed: list[tuple[TrustedIssuer, str, dict[str, Any], list[TrustedIssuer], list[TrustedIssuer]]] = [
         (
             a_peer(FIRST, "nhi:planner", relays=frozenset({"apps"})),
             await Peer(FIRST).word("user:apps/zoe", "nhi:planner"),

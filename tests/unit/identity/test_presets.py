@@ -8,7 +8,7 @@ import pytest
 from jwt import encode
 
 from sidecar.errors import Reason
-from sidecar.identity import Audience, Issuer, RolesFrom, with_preset
+from sidecar.identity import Audience, RoleClaim, TrustedIssuer, with_preset
 from tests.unit.identity.world import NOW, World, a_world, an_issuer, signing_key
 
 TIMES = {"iat": NOW - 10, "exp": NOW + 290}
@@ -117,9 +117,9 @@ ROLES = {"keycloak": "realm_access.roles", "entra": "roles", "okta": "groups"}
 TYP = {"keycloak": "JWT", "entra": "JWT", "okta": None}
 
 
-def issuer_of(preset: str, **what: Any) -> Issuer:
+def issuer_of(preset: str, **what: Any) -> TrustedIssuer:
     audiences = (API,) if preset == "entra" else ()
-    known = {"algorithms": ("RS256",), "audiences": audiences, "roles_from": RolesFrom(ROLES[preset], "corp"), **what}
+    known = {"algorithms": ("RS256",), "audiences": audiences, "roles_from": RoleClaim(ROLES[preset], "corp"), **what}
     return with_preset(an_issuer(ISSUERS[preset], **known), preset)
 
 

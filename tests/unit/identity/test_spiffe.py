@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, SettingsError
-from sidecar.identity import Issuer, with_preset
-from sidecar.identity.configured import issuers_from
+from sidecar.http.signing_keys import SigningKey
+from sidecar.identity import TrustedIssuer, with_preset
+from sidecar.identity.from_settings import issuers_from
 from sidecar.identity.jwks import JwksError, parse_jwks
 from sidecar.identity.spiffe import SpiffeNames, parse_spiffe_id
 from sidecar.settings import Settings, load_settings
-from sidecar.signing_keys import SigningKey
 from tests.unit.identity.test_chains import api_key, keys_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, signing_key
 
@@ -25,7 +25,7 @@ PLANNER = f"{ISSUER}/ns/prod/sa/planner"
 NAMES = SpiffeNames(DOMAIN, "/ns/prod/sa/{id}", {"/vm/7": "nhi:old-planner"})
 
 
-def a_domain(name: str = ISSUER, spiffe: SpiffeNames = NAMES, **what: Any) -> Issuer:
+def a_domain(name: str = ISSUER, spiffe: SpiffeNames = NAMES, **what: Any) -> TrustedIssuer:
     issuer = an_issuer(name, kinds=("nhi",), spiffe=spiffe, jwks_url=f"{name}/bundle", **what)
     return with_preset(issuer, "spiffe")
 
@@ -36,7 +36,7 @@ def bundle_of(*keys: SigningKey, **changes: Any) -> bytes:
     return json.dumps({"keys": [{"use": "x509-svid", "kty": "EC", "x5c": ["MIIB"]}, *entries]}).encode()
 
 
-def domains(*issuers: Issuer, **what: Any) -> World:
+def domains(*issuers: TrustedIssuer, **what: Any) -> World:
     world = a_world(*(issuers or (a_domain(),)), keys=keys_of("nhi:planner", "nhi:writer"), **what)
     world.server.sets = {f"{issuer.issuer}/bundle": bundle_of(signing_key()) for issuer in issuers or (a_domain(),)} | {
         f"{IDP}/keys": world.server.sets.get(f"{IDP}/keys", b"")
@@ -171,7 +171,7 @@ def test_only_keys_that_are_named_and_for_svids_count(change: dict[str, Any]) ->
         parse_jwks(bundle_of(signing_key()), "sig")
 
 
-FORGING: dict[str, tuple[Issuer, ...]] = {
+FORGING: dict[str, tuple[TrustedIssuer, ...]] = {
     "no trust domain": (with_preset(an_issuer(kinds=("nhi",)), "spiffe"),),
     "users": (with_preset(an_issuer(spiffe=NAMES), "spiffe"),),
     "one domain twice": (a_domain(), a_domain("spiffe://two", namespace="two")),

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.identity import ApiKeys, Audience, Identity, Issuer, Presented
-from sidecar.signing_keys import SigningKey, claims_for, generate
+from sidecar.http.signing_keys import SigningKey, claims_for, generate
+from sidecar.identity import ApiKeys, Audience, Identity, Presented, TrustedIssuer
 from sidecar.vocabulary import Caller
 
 NOW = 1_800_000_000.0
@@ -91,13 +91,13 @@ class World:
         return refusal
 
 
-def an_issuer(name: str = IDP, **what: Any) -> Issuer:
+def an_issuer(name: str = IDP, **what: Any) -> TrustedIssuer:
     """An issuer of both kinds with typed subjects, unless told otherwise."""
     known: dict[str, Any] = {"jwks_url": f"{name}/keys", "algorithms": ("ES256",), "kinds": ("user", "nhi")}
-    return Issuer(name, **{**known, **what})
+    return TrustedIssuer(name, **{**known, **what})
 
 
-def a_world(*issuers: Issuer, keys: ApiKeys | None = None, **what: Any) -> World:
+def a_world(*issuers: TrustedIssuer, keys: ApiKeys | None = None, **what: Any) -> World:
     """An identity over these issuers; each signs with `signing_key()`."""
     clock, server = Clock(), KeyServer()
     known = issuers or (an_issuer(),)

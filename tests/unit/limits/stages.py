@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sidecar.limits.memory import MemoryStore
-from sidecar.limits.nodes import finder_of
-from sidecar.limits.plan import Charge, Kind
-from sidecar.limits.redis import RedisStore, Script, Scripts, guarded, shipped
-from sidecar.limits.store import REMEMBER_S, Store
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.plan import Kind, LimitCharge
+from sidecar.limits.redis_store import CounterScript, CounterScripts, RedisCounters, guarded, shipped
+from sidecar.limits.store import REMEMBER_S, CounterStore
+from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey
 
@@ -28,7 +28,7 @@ CLOCK = "{sidecar}:test-clock"
 class Stage:
     """A store and its clock, in µs since the epoch."""
 
-    store: Store
+    store: CounterStore
     announce: Callable[[int], None] = lambda _: None
     now_us: int = field(default=START_US)
 
@@ -45,7 +45,9 @@ class Stage:
 
 
 def memory_stage(max_counters: int = 1000, remember_s: float = REMEMBER_S) -> Stage:
-    store = MemoryStore(lambda: stage.now_us / 1e6, lease_s=LEASE_S, max_counters=max_counters, remember_s=remember_s)
+    store = MemoryCounters(
+        lambda: stage.now_us / 1e6, lease_s=LEASE_S, max_counters=max_counters, remember_s=remember_s
+    )
     stage = Stage(store)
     return stage
 
@@ -57,7 +59,7 @@ def redis_stage(valkey: Valkey) -> Stage:
             client.rpush(CLOCK, now_us // 1_000_000, now_us % 1_000_000)
 
     finder = finder_of(StoreSettings(url=valkey.url))
-    store = RedisStore(finder, lease_s=LEASE_S, deadline_s=2.0, scripts=ON_TEST_CLOCK)
+    store = RedisCounters(finder, lease_s=LEASE_S, deadline_s=2.0, scripts=ON_TEST_CLOCK)
     stage = Stage(store, announce)
     stage.to(START_US)
     return stage
@@ -69,13 +71,15 @@ def on_test_clock(name: str) -> str:
     return text.replace(real, f"redis.call('LRANGE', '{CLOCK}', 0, -1)")
 
 
-ON_TEST_CLOCK = Scripts(
-    admit=Script.counting(guarded(on_test_clock("admit.lua"))),
-    settle=Script.counting(on_test_clock("settle.lua")),
-    restore=Script.counting(on_test_clock("restore.lua")),
+ON_TEST_CLOCK = CounterScripts(
+    admit=CounterScript.counting(guarded(on_test_clock("admit.lua"))),
+    settle=CounterScript.counting(on_test_clock("settle.lua")),
+    restore=CounterScript.counting(on_test_clock("restore.lua")),
 )
 
 
-def charge(kind: Kind, most: int, name: str = "a", interval_us: int = 0, amount: int = 1, unit: str = "") -> Charge:
+def charge(
+    kind: Kind, most: int, name: str = "a", interval_us: int = 0, amount: int = 1, unit: str = ""
+) -> LimitCharge:
     key = f"{kind}:{name}"
-    return Charge(f"test:{name}:{kind}", kind, key, most, amount=amount, interval_us=interval_us, unit=unit)
+    return LimitCharge(f"test:{name}:{kind}", kind, key, most, amount=amount, interval_us=interval_us, unit=unit)

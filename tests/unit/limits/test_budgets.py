@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.errors import PolicyError
 from sidecar.limits.budgets import load_budgets
-from sidecar.limits.plan import Budgets, Cap, Cost, Entry
+from sidecar.limits.plan import BudgetRule, Budgets, CallCost, LimitCap
 
 SHIPPED = Path(__file__).parents[3] / "policies" / "budgets.yaml"
 
@@ -43,10 +43,10 @@ tools:
   "resource:files/*": {requests_per_second: 2.5, per: principal}
 """,
     )
-    caps = (Cap("rate", 20, 100_000), Cap("concurrency", 5), Cap("day", 5000))
+    caps = (LimitCap("rate", 20, 100_000), LimitCap("concurrency", 5), LimitCap("day", 5000))
     assert budgets.tools == (
-        Entry("tools", "tool:github/*", False, caps, 30.0),
-        Entry("tools", "resource:files/*", True, (Cap("rate", 3, 400_000),)),
+        BudgetRule("tools", "tool:github/*", False, caps, 30.0),
+        BudgetRule("tools", "resource:files/*", True, (LimitCap("rate", 3, 400_000),)),
     )
 
 
@@ -61,11 +61,11 @@ principals:
   role:interns: {per_hour: 500, shared: true}
 """,
     )
-    caps = (Cap("hour", 1000), Cap("day", 8000), Cap("month", 90000), Cap("concurrency", 4))
+    caps = (LimitCap("hour", 1000), LimitCap("day", 8000), LimitCap("month", 90000), LimitCap("concurrency", 4))
     assert budgets.principals == (
-        Entry("principals", "nhi:researcher", True, caps),
-        Entry("principals", "user:*", True, (Cap("hour", 300),)),
-        Entry("principals", "role:interns", False, (Cap("hour", 500),)),
+        BudgetRule("principals", "nhi:researcher", True, caps),
+        BudgetRule("principals", "user:*", True, (LimitCap("hour", 300),)),
+        BudgetRule("principals", "role:interns", False, (LimitCap("hour", 500),)),
     )
 
 
@@ -86,16 +86,16 @@ budgets:
 """,
     )
     assert budgets.costs == (
-        Cost("tool:llm/complete", "usd", 2_000, 500_000, ("_meta", "usage", "cost")),
-        Cost("tool:llm/*", "tokens", 4_000_000_000, 4_000_000_000, ("_meta", "acme.example/tokens")),
-        Cost("tool:maps/*", "usd", 10, 10),
+        CallCost("tool:llm/complete", "usd", 2_000, 500_000, ("_meta", "usage", "cost")),
+        CallCost("tool:llm/*", "tokens", 4_000_000_000, 4_000_000_000, ("_meta", "acme.example/tokens")),
+        CallCost("tool:maps/*", "usd", 10, 10),
     )
     assert budgets.spending == (
-        Entry("budgets", "nhi:*", True, (Cap("day", 5_000_000), Cap("month", 60_000_000)), unit="usd"),
-        Entry("budgets", "role:interns", False, (Cap("hour", 10**11),), object="tool:llm/*", unit="tokens"),
-        Entry("budgets", "", False, (Cap("month", 999_999_999_999_999),), unit="usd"),
+        BudgetRule("budgets", "nhi:*", True, (LimitCap("day", 5_000_000), LimitCap("month", 60_000_000)), unit="usd"),
+        BudgetRule("budgets", "role:interns", False, (LimitCap("hour", 10**11),), object="tool:llm/*", unit="tokens"),
+        BudgetRule("budgets", "", False, (LimitCap("month", 999_999_999_999_999),), unit="usd"),
     )
-    assert budgets.tools == (Entry("tools", "tool:maps/*", False, (Cap("day", 5),)),)
+    assert budgets.tools == (BudgetRule("tools", "tool:maps/*", False, (LimitCap("day", 5),)),)
     assert budgets.spending_labels == (
         "budgets:nhi:*:usd:day",
         "budgets:nhi:*:usd:month",
@@ -137,7 +137,7 @@ def test_the_seeds_spelling_says_the_same(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("key", ["daily_quota", "dailyQuota"])
 def test_a_daily_quota_of_0_means_unlimited(tmp_path: Path, key: str) -> None:
     budgets = load(tmp_path, f'version: 1\ntools:\n  "tool:demo/*": {{{key}: 0, concurrency: 1}}\n')
-    assert budgets.tools[0].caps == (Cap("concurrency", 1),)
+    assert budgets.tools[0].caps == (LimitCap("concurrency", 1),)
 
 
 FAULTS = [

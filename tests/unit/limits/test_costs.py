@@ -16,34 +16,36 @@ from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Lease, Limiter
-from sidecar.limits.plan import Budgets, Cap, Cost, Entry, Plan, charge_of, plan_charges
+from sidecar.limits.plan import BudgetRule, Budgets, CallCost, LimitCap, LimitPlan, charge_of, plan_charges
 from sidecar.vocabulary import Call, Decision, Principal, Question
 from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, MONTH_US, Stage, memory_stage
 
 ALICE, PLANNER, RESEARCHER = Principal("user:alice"), Principal("nhi:planner"), Principal("nhi:researcher")
 USD, TOKENS = ("_meta", "usage", "cost"), ("_meta", "usage", "tokens")
 COSTS = (
-    Cost("tool:llm/*", "usd", 2_000, 500_000, USD),
-    Cost("tool:llm/*", "tokens", 1_000_000, 40_000_000, TOKENS),
-    Cost("tool:*", "usd", 10, 10),
-    Cost("tool:free/*", "usd", 0, 0),
+    CallCost("tool:llm/*", "usd", 2_000, 500_000, USD),
+    CallCost("tool:llm/*", "tokens", 1_000_000, 40_000_000, TOKENS),
+    CallCost("tool:*", "usd", 10, 10),
+    CallCost("tool:free/*", "usd", 0, 0),
 )
 BUDGETS = Budgets(
     spending=(
-        Entry("budgets", "nhi:*", True, (Cap("hour", 900_000), Cap("day", 1_400_000)), unit="usd"),
-        Entry("budgets", "nhi:*", False, (Cap("month", 3_000_000),), unit="usd"),
-        Entry("budgets", "", False, (Cap("day", 100_000_000),), object="tool:llm/complete", unit="tokens"),
+        BudgetRule("budgets", "nhi:*", True, (LimitCap("hour", 900_000), LimitCap("day", 1_400_000)), unit="usd"),
+        BudgetRule("budgets", "nhi:*", False, (LimitCap("month", 3_000_000),), unit="usd"),
+        BudgetRule("budgets", "", False, (LimitCap("day", 100_000_000),), object="tool:llm/complete", unit="tokens"),
     ),
     costs=COSTS,
 )
 
 
-def planned(budgets: Budgets, *chain: Principal, target: str = "tool:llm/complete", method: str = "tools/call") -> Plan:
+def planned(
+    budgets: Budgets, *chain: Principal, target: str = "tool:llm/complete", method: str = "tools/call"
+) -> LimitPlan:
     call = Call("mcp", "", "llm", method, (Question(target, method, "llm"),))
     return plan_charges(budgets, chain, lambda _: frozenset(), call, Decision(True, "r1", ()))
 
 
-def amounts(plan: Plan) -> dict[str, int]:
+def amounts(plan: LimitPlan) -> dict[str, int]:
     return {charge.limit: charge.amount for charge in plan.charges}
 
 
@@ -84,7 +86,7 @@ def test_what_begins_no_work_costs_nothing(method: str) -> None:
 
 def test_two_budgets_of_one_principal_in_two_units_or_on_two_objects_have_two_counters() -> None:
     entries = [
-        Entry("budgets", "nhi:*", True, (Cap("day", 5),), object=object_, unit=unit)
+        BudgetRule("budgets", "nhi:*", True, (LimitCap("day", 5),), object=object_, unit=unit)
         for object_ in ("*", "tool:*")
         for unit in ("usd", "tokens")
     ]
@@ -92,7 +94,7 @@ def test_two_budgets_of_one_principal_in_two_units_or_on_two_objects_have_two_co
 
 
 async def test_a_price_beyond_every_budget_is_refused_and_counted_by_nobody() -> None:
-    dear = Budgets(spending=BUDGETS.spending, costs=(Cost("*", "usd", 10**15 - 1, 10**15 - 1),) * 3)
+    dear = Budgets(spending=BUDGETS.spending, costs=(CallCost("*", "usd", 10**15 - 1, 10**15 - 1),) * 3)
     limiter = Limiter(memory_stage().store)
     with pytest.raises(Refusal) as refused:
         async with limiter.reserve(planned(dear, PLANNER), "dear"):

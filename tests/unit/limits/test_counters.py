@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.limits.counters import Counter, Rate, Sliding, Slots, by_day, by_month
-from sidecar.limits.plan import Charge
+from sidecar.limits.counters import ConcurrencySlots, Counter, RateLimit, SlidingWindow, by_day, by_month
+from sidecar.limits.plan import LimitCharge
 from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, START_US, charge
 
 # Where windows begin and end, and one microsecond to each side.
@@ -19,7 +19,7 @@ EDGES = st.sampled_from([0, MINUTE_US, HOUR_US, HOUR_US + MINUTE_US, DAY_US]).fl
 PAUSES_US = st.lists(st.one_of(EDGES, st.integers(0, 2 * HOUR_US), st.integers(0, MINUTE_US)), max_size=80)
 
 
-def admitted_at(counter: Counter, limit: Charge, pauses_us: Sequence[int]) -> list[int]:
+def admitted_at(counter: Counter, limit: LimitCharge, pauses_us: Sequence[int]) -> list[int]:
     """Ask after each pause; when were we let in?"""
     now_us, moments = START_US, []
     for number, pause_us in enumerate(pauses_us):
@@ -33,14 +33,14 @@ def admitted_at(counter: Counter, limit: Charge, pauses_us: Sequence[int]) -> li
 
 @given(PAUSES_US, st.integers(1, 6))
 def test_in_no_60_minutes_are_more_than_n_admitted(pauses_us: list[int], most: int) -> None:
-    moments = admitted_at(Sliding(), charge("hour", most), pauses_us)
+    moments = admitted_at(SlidingWindow(), charge("hour", most), pauses_us)
     for first in moments:
         assert sum(first <= moment < first + HOUR_US for moment in moments) <= most
 
 
 @given(PAUSES_US, st.integers(1, 6))
 def test_an_hour_refuses_only_what_61_minutes_hold(pauses_us: list[int], most: int) -> None:
-    counter, limit, now_us, moments = Sliding(), charge("hour", most), START_US, list[int]()
+    counter, limit, now_us, moments = SlidingWindow(), charge("hour", most), START_US, list[int]()
     for pause_us in pauses_us:
         now_us += pause_us
         recent = sum(moment // MINUTE_US >= now_us // MINUTE_US - 60 for moment in moments)
@@ -55,7 +55,7 @@ def test_an_hour_refuses_only_what_61_minutes_hold(pauses_us: list[int], most: i
 def test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_across_hour_edges() -> None:
     """BL-068: three hours at the limit, then a burst."""
     limit = charge("hour", 120)
-    moments = admitted_at(Sliding(), limit, [30_000_000 - 7] * 120 * 3 + [1_000_000] * 600)
+    moments = admitted_at(SlidingWindow(), limit, [30_000_000 - 7] * 120 * 3 + [1_000_000] * 600)
     assert max(sum(first <= moment < first + HOUR_US for moment in moments) for first in moments) == 120
 
 
@@ -81,7 +81,7 @@ def test_no_calendar_month_has_more_than_its_quota(pauses_us: list[int], most: i
 def test_a_rate_admits_a_burst_and_what_time_has_paid_and_all_of_that(
     pauses_us: list[int], burst: int, interval_us: int
 ) -> None:
-    limit, counter = charge("rate", burst, interval_us=interval_us), Rate()
+    limit, counter = charge("rate", burst, interval_us=interval_us), RateLimit()
     level_us, now_us = burst * interval_us, START_US  # a bucket of time: what a call costs flows back
     for pause_us in pauses_us:
         now_us += pause_us
@@ -101,7 +101,7 @@ STEPS = st.tuples(st.integers(0, 90), st.sampled_from(["take", "free", "keep"]),
 
 @given(st.lists(STEPS, max_size=80))
 def test_slots_hold_living_leases_only(steps: list[tuple[int, str, int]]) -> None:
-    slots, limit, now_us = Slots(lease_us=60), charge("concurrency", 3), START_US
+    slots, limit, now_us = ConcurrencySlots(lease_us=60), charge("concurrency", 3), START_US
     ends: dict[str, int] = {}
     for pause_us, verb, number in steps:
         now_us, owner = now_us + pause_us, str(number)
@@ -120,7 +120,7 @@ def test_slots_hold_living_leases_only(steps: list[tuple[int, str, int]]) -> Non
 
 
 def test_a_lease_taken_after_the_clock_stepped_back_ends_no_later_for_it() -> None:
-    slots, limit = Slots(lease_us=60), charge("concurrency", 1)
+    slots, limit = ConcurrencySlots(lease_us=60), charge("concurrency", 1)
     assert slots.has_room(limit, START_US + 1_000)
     slots.charge(limit, START_US, "dies")
     assert not slots.has_room(limit, START_US + 59)
@@ -129,12 +129,12 @@ def test_a_lease_taken_after_the_clock_stepped_back_ends_no_later_for_it() -> No
 
 @given(st.integers(0, 40 * DAY_US))
 def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None:
-    counters: list[tuple[Charge, Callable[[], Counter]]] = [
-        (charge("hour", 2), Sliding),
+    counters: list[tuple[LimitCharge, Callable[[], Counter]]] = [
+        (charge("hour", 2), SlidingWindow),
         (charge("day", 2), by_day),
         (charge("month", 2), by_month),
-        (charge("rate", 2, interval_us=1_000_000), Rate),
-        (charge("concurrency", 2), lambda: Slots(60_000_000)),
+        (charge("rate", 2, interval_us=1_000_000), RateLimit),
+        (charge("concurrency", 2), lambda: ConcurrencySlots(60_000_000)),
     ]
     for limit, make in counters:
         used, now_us = make(), START_US + pause_us
@@ -147,7 +147,7 @@ def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None
 def test_giving_one_call_of_a_rate_back_never_leaves_more_than_if_it_had_not_been(
     pauses_us: list[int], data: st.DataObject
 ) -> None:
-    limit, used, spared = charge("rate", 5, interval_us=1_000), Rate(), Rate()
+    limit, used, spared = charge("rate", 5, interval_us=1_000), RateLimit(), RateLimit()
     unused = data.draw(st.integers(0, len(pauses_us) - 1))
     now_us, charged_us = START_US, 0
     for number, pause_us in enumerate(pauses_us):

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.limits import Limiter, Plan, StoreUnavailable
-from sidecar.limits.degraded import Degraded
-from sidecar.limits.memory import MemoryStore
-from sidecar.limits.nodes import PREFIX, finder_of
-from sidecar.limits.plan import Charge
-from sidecar.limits.redis import RedisStore
+from sidecar.limits import Limiter, LimitPlan, StoreUnavailable
+from sidecar.limits.degraded import DegradedStore
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.plan import LimitCharge
+from sidecar.limits.redis_store import RedisCounters
+from sidecar.limits.topology import PREFIX, finder_of
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -26,9 +26,9 @@ MOST = 3
 
 
 @asynccontextmanager
-async def degraded(valkey: Valkey, most: int = MOST) -> AsyncIterator[Degraded]:
-    shared = RedisStore(finder_of(StoreSettings(url=valkey.url)), deadline_s=0.15, hold_s=0.0)
-    store = Degraded(shared, MemoryStore(time.time), most)
+async def degraded(valkey: Valkey, most: int = MOST) -> AsyncIterator[DegradedStore]:
+    shared = RedisCounters(finder_of(StoreSettings(url=valkey.url)), deadline_s=0.15, hold_s=0.0)
+    store = DegradedStore(shared, MemoryCounters(time.time), most)
     try:
         await store.ping()
         yield store
@@ -43,26 +43,26 @@ def out(valkey: Valkey) -> Iterator[None]:
         yield
 
 
-async def lost(store: Degraded) -> None:
+async def lost(store: DegradedStore) -> None:
     with pytest.raises(StoreUnavailable):
         await store.ping()
     assert store.degraded
 
 
-async def back(store: Degraded) -> None:
+async def back(store: DegradedStore) -> None:
     async with asyncio.timeout(5):
         while store.degraded:
             await asyncio.sleep(0.005)
     await store.ping()
 
 
-async def admitted(store: Degraded, *charges: Charge, times: int, name: str) -> int:
+async def admitted(store: DegradedStore, *charges: LimitCharge, times: int, name: str) -> int:
     verdicts = [await store.reserve(charges, f"{name}-{number}") for number in range(times)]
     assert all(verdict.degraded for verdict in verdicts)
     return sum(verdict.admitted for verdict in verdicts)
 
 
-def counted(valkey: Valkey, limit: Charge) -> int:
+def counted(valkey: Valkey, limit: LimitCharge) -> int:
     with valkey.client() as client:
         return int(client.hget(PREFIX + limit.key, "n") or 0)
 
@@ -133,11 +133,11 @@ async def test_who_finds_the_number_spent_hears_of_the_outage_and_not_of_a_limit
         limiter = Limiter(store)
         with out(fresh_valkey):
             await lost(store)
-            async with limiter.reserve(Plan((HOUR,)), "first") as lease:
+            async with limiter.reserve(LimitPlan((HOUR,)), "first") as lease:
                 lease.forwarded = True
                 assert lease.degraded
             with pytest.raises(Refusal) as refused:
-                async with limiter.reserve(Plan((HOUR,)), "second"):
+                async with limiter.reserve(LimitPlan((HOUR,)), "second"):
                     raise AssertionError
         refusal = refused.value
         assert (refusal.reason, refusal.retry_after_s) == (Reason.STORE_UNAVAILABLE, 1.0)

@@ -10,23 +10,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 import redis
 
-import sidecar.limits.link
+import sidecar.limits.store_connection
 from sidecar.limits import StoreUnavailable
-from sidecar.limits.nodes import PREFIX, finder_of
-from sidecar.limits.plan import Charge
-from sidecar.limits.recall import Recall, Seen
-from sidecar.limits.redis import EPOCH, RedisStore, Scripts
+from sidecar.limits.counter_memory import CounterMemory, SeenUsage
+from sidecar.limits.plan import LimitCharge
+from sidecar.limits.redis_store import EPOCH, CounterScripts, RedisCounters
 from sidecar.limits.store import Forgot, Verdict
+from sidecar.limits.topology import PREFIX, finder_of
 from sidecar.settings.store import StoreSettings
-from tests.unit.limits.stages import (
-    CLOCK,
-    DAY_US,
-    HOUR_US,
-    MINUTE_US,
-    ON_TEST_CLOCK,
-    START_US,
-    charge,
-)
+from tests.unit.limits.stages import CLOCK, DAY_US, HOUR_US, MINUTE_US, ON_TEST_CLOCK, START_US, charge
 from tests.valkey import Valkey
 
 HOUR, DAY, RATE, SLOTS = (
@@ -42,7 +34,7 @@ HOLD_S = 0.15
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store is asked who it is more often than it needs."""
-    monkeypatch.setattr(sidecar.limits.link, "BEAT_S", 0.1)
+    monkeypatch.setattr(sidecar.limits.store_connection, "BEAT_S", 0.1)
 
 
 @dataclass
@@ -66,12 +58,12 @@ class Told:
 class Instance:
     """A sidecar's store, and what it told."""
 
-    store: RedisStore
+    store: RedisCounters
     told: Told
     calls: int = 0
     first: object = None
 
-    async def charge(self, *charges: Charge, times: int = 1) -> list[Verdict]:
+    async def charge(self, *charges: LimitCharge, times: int = 1) -> list[Verdict]:
         """Calls that were made, and go on."""
         verdicts = []
         for _ in range(times):
@@ -102,20 +94,20 @@ class Instance:
 
 @asynccontextmanager
 async def instances(
-    valkey: Valkey, count: int = 1, hold_s: float = HOLD_S, scripts: Scripts | None = None
+    valkey: Valkey, count: int = 1, hold_s: float = HOLD_S, scripts: CounterScripts | None = None
 ) -> AsyncIterator[list[Instance]]:
     async with AsyncExitStack() as ends:
         made = []
         for _ in range(count):
             told, finder = Told(), finder_of(StoreSettings(url=valkey.url))
-            store = RedisStore(finder, deadline_s=2.0, hold_s=hold_s, observer=told, scripts=scripts)
+            store = RedisCounters(finder, deadline_s=2.0, hold_s=hold_s, observer=told, scripts=scripts)
             ends.push_async_callback(store.close)
             await store.ping()
             made.append(Instance(store, told, first=store._link.wire))
         yield made
 
 
-async def used(client: redis.Redis, store: RedisStore, limit: Charge) -> int:
+async def used(client: redis.Redis, store: RedisCounters, limit: LimitCharge) -> int:
     probe = f"probe-{limit.key}"
     verdict = await store.reserve((limit,), probe)
     store.give_back((limit,), probe)
@@ -344,7 +336,7 @@ async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey) -
 # --- how a counter is raised ----------------------------------------------------------------------------------------
 
 
-async def raised(valkey: Valkey, now_us: int, stored: dict[str, str], seen: Seen) -> dict[str, str]:
+async def raised(valkey: Valkey, now_us: int, stored: dict[str, str], seen: SeenUsage) -> dict[str, str]:
     """What a counter says after it was told, at that moment, what somebody saw."""
     key = PREFIX + seen.key
     with valkey.client() as client:
@@ -361,62 +353,67 @@ M = START_US // MINUTE_US
 D = START_US // DAY_US
 ENDS_US = START_US + 3 * DAY_US
 RAISED = [
-    ("an hour that was lost", {}, Seen("hour", "k", START_US, 5, 0), {"m": str(M), "n": "5", str(M): "5"}),
+    ("an hour that was lost", {}, SeenUsage("hour", "k", START_US, 5, 0), {"m": str(M), "n": "5", str(M): "5"}),
     (
         "an hour that knows less",
         {"m": str(M), "n": "3", str(M): "1", str(M - 1): "2"},
-        Seen("hour", "k", START_US, 5, 0),
+        SeenUsage("hour", "k", START_US, 5, 0),
         {"m": str(M), "n": "5", str(M): "3", str(M - 1): "2"},
     ),
     (
         "an hour that knows more",
         {"m": str(M), "n": "7", str(M): "7"},
-        Seen("hour", "k", START_US, 5, 0),
+        SeenUsage("hour", "k", START_US, 5, 0),
         {"m": str(M), "n": "7", str(M): "7"},
     ),
     (
         "an hour whose oldest minute has left",
         {"m": str(M - 60), "n": "4", str(M - 60): "1", str(M - 61): "3"},
-        Seen("hour", "k", START_US, 5, 0),
+        SeenUsage("hour", "k", START_US, 5, 0),
         {"m": str(M), "n": "5", str(M - 60): "1", str(M): "4"},
     ),
     (
         "an hour that others have moved on",
         {"m": str(M + 1), "n": "1", str(M + 1): "1"},
-        Seen("hour", "k", START_US, 5, 0),
+        SeenUsage("hour", "k", START_US, 5, 0),
         {"m": str(M + 1), "n": "1", str(M + 1): "1"},
     ),
-    ("an hour that is over", {}, Seen("hour", "k", START_US - HOUR_US - MINUTE_US, 5, 0), {}),
-    ("a day that was lost", {}, Seen("day", "k", START_US, 5, 0), {"d": str(D), "n": "5"}),
-    ("a day after another", {"d": str(D - 1), "n": "9"}, Seen("day", "k", START_US, 5, 0), {"d": str(D), "n": "5"}),
-    ("a day that is over", {}, Seen("day", "k", START_US - DAY_US, 5, 0), {}),
+    ("an hour that is over", {}, SeenUsage("hour", "k", START_US - HOUR_US - MINUTE_US, 5, 0), {}),
+    ("a day that was lost", {}, SeenUsage("day", "k", START_US, 5, 0), {"d": str(D), "n": "5"}),
+    (
+        "a day after another",
+        {"d": str(D - 1), "n": "9"},
+        SeenUsage("day", "k", START_US, 5, 0),
+        {"d": str(D), "n": "5"},
+    ),
+    ("a day that is over", {}, SeenUsage("day", "k", START_US - DAY_US, 5, 0), {}),
     (
         "a month that was lost",
         {},
-        Seen("month", "k", START_US, 5, ENDS_US),
+        SeenUsage("month", "k", START_US, 5, ENDS_US),
         {"b": str(START_US), "e": str(ENDS_US), "n": "5"},
     ),
     (
         "a month that knows less",
         {"b": "7", "e": str(ENDS_US), "n": "3"},
-        Seen("month", "k", START_US, 5, ENDS_US),
+        SeenUsage("month", "k", START_US, 5, ENDS_US),
         {"b": "7", "e": str(ENDS_US), "n": "5"},
     ),
     (
         "a month that knows more",
         {"b": "7", "e": str(ENDS_US), "n": "8"},
-        Seen("month", "k", START_US, 5, ENDS_US),
+        SeenUsage("month", "k", START_US, 5, ENDS_US),
         {"b": "7", "e": str(ENDS_US), "n": "8"},
     ),
-    ("a month that is over", {}, Seen("month", "k", START_US - 1, 5, START_US), {}),
-    ("a rate that was lost", {}, Seen("rate", "k", START_US, 0, START_US + 500), {"t": str(START_US + 500)}),
-    ("a rate that is whole again", {}, Seen("rate", "k", START_US, 0, START_US), {}),
+    ("a month that is over", {}, SeenUsage("month", "k", START_US - 1, 5, START_US), {}),
+    ("a rate that was lost", {}, SeenUsage("rate", "k", START_US, 0, START_US + 500), {"t": str(START_US + 500)}),
+    ("a rate that is whole again", {}, SeenUsage("rate", "k", START_US, 0, START_US), {}),
 ]
 
 
 @pytest.mark.parametrize(("stored", "seen", "then"), [row[1:] for row in RAISED], ids=[row[0] for row in RAISED])
 async def test_a_counter_is_raised_to_what_was_seen(
-    fresh_valkey: Valkey, stored: dict[str, str], seen: Seen, then: dict[str, str]
+    fresh_valkey: Valkey, stored: dict[str, str], seen: SeenUsage, then: dict[str, str]
 ) -> None:
     assert await raised(fresh_valkey, START_US, stored, seen) == then
     assert await raised(fresh_valkey, START_US, then, seen) == then, "telling it twice changes nothing"
@@ -425,17 +422,19 @@ async def test_a_counter_is_raised_to_what_was_seen(
 # --- what is remembered ---------------------------------------------------------------------------------------------
 
 
-def remembered(recall: Recall) -> dict[str, int]:
+def remembered(recall: CounterMemory) -> dict[str, int]:
     return {seen.key: seen.used for page in recall.pages(2) for seen in page}
 
 
-def admit(recall: Recall, limit: Charge, used: int, number: int, now_us: int = START_US, now_s: float = 0.0) -> None:
+def admit(
+    recall: CounterMemory, limit: LimitCharge, used: int, number: int, now_us: int = START_US, now_s: float = 0.0
+) -> None:
     verdict = Verdict(True, now_us, (limit.most - used, 0, now_us + 1))
     recall.admitted((limit,), verdict, f"call-{number}", number, now_s)
 
 
 def test_memory_is_bounded_and_what_time_has_emptied_goes_first() -> None:
-    recall = Recall(max_seen=3, max_charged=2)
+    recall = CounterMemory(max_seen=3, max_charged=2)
     for number in range(4):
         admit(recall, charge("hour", 10, f"{number}"), 1, number)
     assert (set(remembered(recall)), recall.dropped) == ({"hour:1", "hour:2", "hour:3"}, 1)
@@ -445,7 +444,7 @@ def test_memory_is_bounded_and_what_time_has_emptied_goes_first() -> None:
 
 
 def test_what_is_given_back_was_never_used_and_is_not_charged_again() -> None:
-    recall = Recall()
+    recall = CounterMemory()
     admit(recall, HOUR, 4, 1)
     recall.given_back((HOUR,), "call-1")
     recall.given_back((HOUR,), "call-1")
@@ -453,7 +452,7 @@ def test_what_is_given_back_was_never_used_and_is_not_charged_again() -> None:
 
 
 def test_only_what_came_after_the_tide_and_not_long_ago_is_charged_again() -> None:
-    recall = Recall()
+    recall = CounterMemory()
     for number in range(1, 5):
         admit(recall, HOUR, number, number, now_s=float(number))
     assert [call for call, _ in recall.after(2, 10.0)] == ["call-3", "call-4"]

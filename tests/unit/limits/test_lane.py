@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from sidecar.limits import Charge, open_store
-from sidecar.limits import lane as lane_module
-from sidecar.limits.lane import SHARE, FastLane
-from sidecar.limits.memory import MemoryStore
-from sidecar.limits.store import Charges, Store, StoreUnavailable, Verdict
+from sidecar.limits import LimitCharge, open_store
+from sidecar.limits import fast_lane as lane_module
+from sidecar.limits.fast_lane import SHARE, FastLane
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.store import Charges, CounterStore, StoreUnavailable, Verdict
 from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey, running_valkey
 
-HOUR = Charge("row:r", "hour", "hour:r", 1000)
-DAY = Charge("user:*", "day", "day:u", 2000)
+HOUR = LimitCharge("row:r", "hour", "hour:r", 1000)
+DAY = LimitCharge("user:*", "day", "day:u", 2000)
 PLAN = (HOUR, DAY)
 IDLE_S = 0.05
 
@@ -80,7 +80,7 @@ async def hurried(lane: FastLane, clocks: Clocks, plan: Charges = PLAN, calls: i
     return let_in
 
 
-async def used(store: Any, charge: Charge = HOUR) -> int:
+async def used(store: Any, charge: LimitCharge = HOUR) -> int:
     (standing,) = await store.look((charge,))
     return charge.most - int(standing.remaining)
 
@@ -88,7 +88,7 @@ async def used(store: Any, charge: Charge = HOUR) -> int:
 @asynccontextmanager
 async def in_a_hurry(**more: Any) -> AsyncIterator[tuple[FastLane, Counted, Clocks]]:
     clocks = Clocks()
-    store = Counted(MemoryStore(clocks))
+    store = Counted(MemoryCounters(clocks))
     lane = lane_before(store, clocks, **more)
     for decision_id in await hurried(lane, clocks, calls=150):  # by now it knows how quickly they come
         lane.release((), decision_id)
@@ -98,7 +98,7 @@ async def in_a_hurry(**more: Any) -> AsyncIterator[tuple[FastLane, Counted, Cloc
 
 async def test_rare_calls_ask_the_store_each() -> None:
     clocks = Clocks()
-    store = Counted(MemoryStore(clocks))
+    store = Counted(MemoryCounters(clocks))
     lane = lane_before(store, clocks)
     for number in range(30):
         clocks.now_s += 1
@@ -144,7 +144,7 @@ async def test_many_plans_that_are_rare_push_no_hot_one_out_nor_is_a_block_of_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lane_module, "MAX_WAYS", 3)
-    rare = [(Charge("row:r", "hour", f"hour:{number}", 1000),) for number in range(10)]
+    rare = [(LimitCharge("row:r", "hour", f"hour:{number}", 1000),) for number in range(10)]
     async with in_a_hurry() as (lane, store, clocks):
         before, calls = len(store.asked), 0
         for number, plan in enumerate(rare):
@@ -189,7 +189,7 @@ async def test_a_block_ends_with_its_minute() -> None:
 
 async def test_little_that_is_left_is_not_taken_from_others() -> None:
     async with in_a_hurry() as (lane, store, clocks):
-        scarce = (Charge("row:s", "hour", "hour:s", 100),)
+        scarce = (LimitCharge("row:s", "hour", "hour:s", 100),)
         let_in = await hurried(lane, clocks, scarce, calls=400)
         assert len(let_in) == 100, "exactly as many as there are"
         assert max(store.asked[-300:]) <= 100 // SHARE
@@ -198,12 +198,12 @@ async def test_little_that_is_left_is_not_taken_from_others() -> None:
 @pytest.mark.parametrize(
     "charge",
     [
-        Charge("tool:t", "rate", "rate:t", 1000, interval_us=1000),
-        Charge("tool:t", "concurrency", "places:t", 1000),
-        Charge("usd", "day", "usd:u", 10**9, amount=2_000, unit="usd"),
+        LimitCharge("tool:t", "rate", "rate:t", 1000, interval_us=1000),
+        LimitCharge("tool:t", "concurrency", "places:t", 1000),
+        LimitCharge("usd", "day", "usd:u", 10**9, amount=2_000, unit="usd"),
     ],
 )
-async def test_what_cannot_be_charged_ahead_asks_the_store_each_time(charge: Charge) -> None:
+async def test_what_cannot_be_charged_ahead_asks_the_store_each_time(charge: LimitCharge) -> None:
     async with in_a_hurry() as (lane, store, clocks):
         before = len(store.asked)
         await hurried(lane, clocks, (HOUR, charge), calls=100)
@@ -238,7 +238,7 @@ async def test_a_store_that_is_out_is_out_for_everybody_who_waits_for_a_block() 
 # --- several replicas, a real store -----------------------------------------------------------------------------------
 
 
-async def crowd(lane: Store, let_in: list[str], name: str, until_s: float) -> None:
+async def crowd(lane: CounterStore, let_in: list[str], name: str, until_s: float) -> None:
     named = ids(name)
     while time.monotonic() < until_s:
         decision_id = named()
@@ -276,7 +276,7 @@ async def _exactly(valkey: Valkey) -> None:
 
 async def test_what_is_charged_ahead_of_a_counter_that_is_reset_is_not_given_back_to_it() -> None:
     clocks = Clocks()
-    lane = lane_before(MemoryStore(clocks), clocks)
+    lane = lane_before(MemoryCounters(clocks), clocks)
     let_in = await hurried(lane, clocks, calls=400)
     assert any(way.block and way.block.left for way in lane._ways.values()), "a block is in use"
     day_before = (await lane.look((DAY,)))[0].remaining

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sidecar.limits.link import Link
-from sidecar.limits.nodes import Finder, Sentinels, Trouble, finder_of
-from sidecar.limits.plan import Charge
-from sidecar.limits.redis import RedisStore
+from sidecar.limits.plan import LimitCharge
+from sidecar.limits.redis_pipeline import RedisPipeline
+from sidecar.limits.redis_store import RedisCounters
 from sidecar.limits.store import StoreUnavailable
-from sidecar.limits.wire import Wire
+from sidecar.limits.store_connection import StoreConnection
+from sidecar.limits.topology import Finder, Sentinels, Trouble, finder_of
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -77,7 +77,7 @@ async def lying(lie: bytes, *truths: bytes) -> AsyncIterator[str]:
             await ended.wait()
 
 
-async def refuses(store: RedisStore, limit: Charge = HOUR) -> None:
+async def refuses(store: RedisCounters, limit: LimitCharge = HOUR) -> None:
     with pytest.raises(StoreUnavailable):
         await store.reserve((limit,), "call")
 
@@ -90,7 +90,7 @@ async def test_no_lie_admits_a_call_or_ends_the_mending(truths: tuple[bytes, ...
 
 async def _hears(lie: str, truths: tuple[bytes, ...]) -> None:
     async with lying(LIES[lie], *truths) as address:
-        store = RedisStore(finder_of(StoreSettings(url=f"redis://{address}")), deadline_s=0.1, hold_s=0.0)
+        store = RedisCounters(finder_of(StoreSettings(url=f"redis://{address}")), deadline_s=0.1, hold_s=0.0)
         try:
             await refuses(store)
             mending = store._link._mending
@@ -123,21 +123,21 @@ async def test_a_sentinel_that_lies_is_one_that_names_nobody(lie: bytes) -> None
 async def test_a_bug_of_ours_ends_neither_the_mending_nor_the_beating(
     fresh_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sidecar.limits.link.BEAT_S", 0.01)
+    monkeypatch.setattr("sidecar.limits.store_connection.BEAT_S", 0.01)
     finder: Finder = finder_of(StoreSettings(url=fresh_valkey.url))
     bugs = ["greet", "beat"]
 
-    async def greet(_: Wire) -> None:
+    async def greet(_: RedisPipeline) -> None:
         if "greet" in bugs:
             bugs.remove("greet")
             raise KeyError
 
-    async def beat(_: Wire) -> None:
+    async def beat(_: RedisPipeline) -> None:
         if "beat" in bugs:
             bugs.remove("beat")
             raise KeyError
 
-    link = Link(finder, 0.5, greet=greet, beat=beat, ready=lambda: None)
+    link = StoreConnection(finder, 0.5, greet=greet, beat=beat, ready=lambda: None)
     with pytest.raises(StoreUnavailable, match="KeyError"):
         await link.ready()
     first = None
@@ -154,7 +154,7 @@ async def test_a_bug_of_ours_ends_neither_the_mending_nor_the_beating(
 async def test_operators_are_told_what_a_store_refuses_and_not_at_each_call(
     fresh_valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = RedisStore.at(fresh_valkey.url, deadline_s=1.0)
+    store = RedisCounters.at(fresh_valkey.url, deadline_s=1.0)
     with fresh_valkey.client() as client:
         client.set(f"{{sidecar}}:{HOUR.key}", "a foreign value")
     try:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.limits import NOTHING, Charge, Limiter, Plan, StoreUnavailable
+from sidecar.limits import NOTHING, LimitCharge, Limiter, LimitPlan, StoreUnavailable
 from sidecar.limits.store import Charges, Verdict
 from tests.unit.limits.stages import DAY_US, HOUR_US, START_US, charge, memory_stage
 
@@ -17,7 +17,7 @@ HOUR, DAY, RATE, SLOTS = (
     charge("rate", 2, interval_us=1_000_000),
     charge("concurrency", 2),
 )
-ALL = Plan((HOUR, DAY, RATE, SLOTS))
+ALL = LimitPlan((HOUR, DAY, RATE, SLOTS))
 
 
 class DeadStore:
@@ -44,13 +44,13 @@ class DeadStore:
         """It is closed already."""
 
 
-async def take(limiter: Limiter, *charges: Charge, call: str, forwarded: bool = True) -> list[int]:
-    async with limiter.reserve(Plan(charges), call) as lease:
+async def take(limiter: Limiter, *charges: LimitCharge, call: str, forwarded: bool = True) -> list[int]:
+    async with limiter.reserve(LimitPlan(charges), call) as lease:
         lease.forwarded = forwarded
         return [state.remaining for state in lease.states]
 
 
-async def refusal_of(limiter: Limiter, *charges: Charge) -> Refusal:
+async def refusal_of(limiter: Limiter, *charges: LimitCharge) -> Refusal:
     with pytest.raises(Refusal) as refused:
         await take(limiter, *charges, call="refused")
     return refused.value
@@ -101,7 +101,7 @@ async def test_the_bounds_hold_for_calls_in_flight_together() -> None:
 
     async def one(number: int) -> Reason | None:
         try:
-            async with limiter.reserve(Plan((SLOTS,)), f"call-{number}"):
+            async with limiter.reserve(LimitPlan((SLOTS,)), f"call-{number}"):
                 await go.wait()
         except Refusal as refusal:
             return refusal.reason
@@ -117,7 +117,7 @@ async def test_the_bounds_hold_for_calls_in_flight_together() -> None:
     ("limit", "reason"),
     [(HOUR, Reason.RATE_LIMITED), (RATE, Reason.RATE_LIMITED), (DAY, Reason.QUOTA_SPENT)],
 )
-async def test_a_refusal_names_the_limit_and_when_to_come_back(limit: Charge, reason: Reason) -> None:
+async def test_a_refusal_names_the_limit_and_when_to_come_back(limit: LimitCharge, reason: Reason) -> None:
     stage = memory_stage()
     limiter = Limiter(stage.store)
     for call in ("first", "second"):
@@ -155,7 +155,7 @@ async def test_a_store_that_is_out_is_no_limit_that_is_reached() -> None:
 async def test_what_runs_long_keeps_its_slot() -> None:
     stage = memory_stage()
     limiter = Limiter(stage.store, lease_s=0.03)
-    async with limiter.reserve(Plan((SLOTS,)), "long"):
+    async with limiter.reserve(LimitPlan((SLOTS,)), "long"):
         for _ in range(3):
             stage.wait(50_000_000)  # most of the store's lease
             await asyncio.sleep(0.02)  # a beat or two of the limiter's

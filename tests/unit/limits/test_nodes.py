@@ -16,9 +16,9 @@ import redis
 from bench.valkeys import SERVICE, Node, Proxy, Watched, cluster_info, is_primary, one, wait_for, watched
 from sidecar.errors import SettingsError
 from sidecar.limits import StoreUnavailable
-from sidecar.limits.nodes import PREFIX, SLOT, Cluster, NobodyCountsError, Sentinels, finder_of
-from sidecar.limits.plan import Charge
-from sidecar.limits.redis import RedisStore
+from sidecar.limits.plan import LimitCharge
+from sidecar.limits.redis_store import RedisCounters
+from sidecar.limits.topology import PREFIX, SLOT, Cluster, NoPrimaryError, Sentinels, finder_of
 from sidecar.settings.store import SentinelLogin, StoreSettings, StoreTls
 from tests.unit.identity.authority import authority
 from tests.unit.limits.stages import charge
@@ -29,8 +29,8 @@ BOTH = (HOUR, SLOTS)
 
 
 @asynccontextmanager
-async def opened(deadline_s: float = 1.0, **settings: Any) -> AsyncIterator[RedisStore]:
-    store = RedisStore(finder_of(StoreSettings(**settings)), deadline_s=deadline_s, hold_s=0.0)
+async def opened(deadline_s: float = 1.0, **settings: Any) -> AsyncIterator[RedisCounters]:
+    store = RedisCounters(finder_of(StoreSettings(**settings)), deadline_s=deadline_s, hold_s=0.0)
     try:
         yield store
     finally:
@@ -51,7 +51,7 @@ def restricted(nodes: Sequence[Node], kind: int, folder: Path) -> dict[str, Any]
     return {"username": "sidecar", "password_path": folder / "password"}
 
 
-async def serves(store: RedisStore, name: str, *charges: Charge) -> None:
+async def serves(store: RedisCounters, name: str, *charges: LimitCharge) -> None:
     """Until a call is charged."""
     async with asyncio.timeout(10):
         for number in range(1000):
@@ -175,7 +175,7 @@ def test_a_table_of_slots_is_read(table: Any, expected: tuple[str, int]) -> None
     [None, b"OK", [], [[0, 1]], [[0, 16383]], [[0, 16383, [b"a", 0]]], [[0, 16383, [7, 7000]]], [[0, 16383, []]]],
 )
 def test_what_is_no_table_of_slots_names_nobody(table: Any) -> None:
-    with pytest.raises(NobodyCountsError):
+    with pytest.raises(NoPrimaryError):
         Cluster(no_opener, [("asked", 1)])._read(table, "asked")
 
 
@@ -191,7 +191,7 @@ async def test_outside_of_a_cluster_nobody_leads_us_elsewhere(url: str) -> None:
     """Whoever answers in a store's place would else be sent its password wherever it likes."""
     finder = finder_of(StoreSettings(url=url))
     finder.moved(("10.0.0.1", 1))
-    with pytest.raises(NobodyCountsError):
+    with pytest.raises(NoPrimaryError):
         await finder.at(("10.0.0.1", 1))
     await finder.close()
 

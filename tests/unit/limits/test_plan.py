@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.limits.plan import NOTHING, REMEMBERED_PLANS, Budgets, Cap, Entry, Plan, _key, plan_charges
+from sidecar.limits.plan import NOTHING, REMEMBERED_PLANS, BudgetRule, Budgets, LimitCap, LimitPlan, _key, plan_charges
 from sidecar.vocabulary import Call, Chain, Decision, Principal, Question, RowLimit
 
 ALICE, BOB = Principal("user:alice"), Principal("user:bob")
 PLANNER, RESEARCHER = Principal("nhi:planner"), Principal("nhi:researcher")
-HOUR, SLOTS = (Cap("hour", 10),), (Cap("concurrency", 2),)
+HOUR, SLOTS = (LimitCap("hour", 10),), (LimitCap("concurrency", 2),)
 
 
 def call(target: str = "tool:github/search", *, session: bool = False) -> Call:
@@ -27,7 +27,7 @@ def plan(
     target: str = "tool:github/search",
     rows: tuple[RowLimit, ...] = (),
     roles: Mapping[str, set[str]] | None = None,
-) -> Plan:
+) -> LimitPlan:
     held = {name: frozenset(words) for name, words in (roles or {}).items()}
     return plan_charges(
         budgets,
@@ -38,19 +38,19 @@ def plan(
     )
 
 
-def labels(planned: Plan) -> list[str]:
+def labels(planned: LimitPlan) -> list[str]:
     return [charge.limit for charge in planned.charges]
 
 
-def keys(planned: Plan) -> list[str]:
+def keys(planned: LimitPlan) -> list[str]:
     return [charge.key for charge in planned.charges]
 
 
-def tools(*entries: Entry) -> Budgets:
+def tools(*entries: BudgetRule) -> Budgets:
     return Budgets(tools=entries)
 
 
-def principals(*entries: Entry) -> Budgets:
+def principals(*entries: BudgetRule) -> Budgets:
     return Budgets(principals=entries)
 
 
@@ -96,45 +96,49 @@ def test_one_row_counts_for_one_principal_whatever_the_chain_and_the_object() ->
     ],
 )
 def test_a_tools_entry_matches_as_policy_matches(pattern: str, matches: bool) -> None:
-    assert labels(plan(tools(Entry("tools", pattern, False, HOUR)), ALICE)) == [f"tools:{pattern}:hour"] * matches
+    assert labels(plan(tools(BudgetRule("tools", pattern, False, HOUR)), ALICE)) == [f"tools:{pattern}:hour"] * matches
 
 
 def test_all_objects_and_callers_of_a_tools_entry_share_its_counter() -> None:
-    budgets = tools(Entry("tools", "tool:github/*", False, HOUR))
+    budgets = tools(BudgetRule("tools", "tool:github/*", False, HOUR))
     assert keys(plan(budgets, ALICE)) == keys(plan(budgets, BOB, RESEARCHER, target="tool:github/get"))
 
 
 def test_per_principal_counts_the_last_of_the_chain() -> None:
-    budgets = tools(Entry("tools", "tool:github/*", True, HOUR))
+    budgets = tools(BudgetRule("tools", "tool:github/*", True, HOUR))
     assert keys(plan(budgets, ALICE, RESEARCHER)) == keys(plan(budgets, BOB, RESEARCHER))
     assert keys(plan(budgets, ALICE, RESEARCHER)) != keys(plan(budgets, ALICE, PLANNER))
 
 
 def test_the_smallest_matching_timeout_wins() -> None:
-    entries = [Entry("tools", pattern, False, (), timeout_s) for pattern, timeout_s in [("*", 30.0), ("tool:*", 5.0)]]
-    assert plan(tools(*entries, Entry("tools", "prompt:*", False, (), 1.0)), ALICE).timeout_s == 5.0
-    assert plan(tools(Entry("tools", "*", False, HOUR)), ALICE).timeout_s is None
+    entries = [
+        BudgetRule("tools", pattern, False, (), timeout_s) for pattern, timeout_s in [("*", 30.0), ("tool:*", 5.0)]
+    ]
+    assert plan(tools(*entries, BudgetRule("tools", "prompt:*", False, (), 1.0)), ALICE).timeout_s == 5.0
+    assert plan(tools(BudgetRule("tools", "*", False, HOUR)), ALICE).timeout_s is None
 
 
 def test_everyone_in_the_chain_who_matches_has_a_counter_of_their_own() -> None:
-    budgets = principals(Entry("principals", "nhi:*", True, HOUR), Entry("principals", "user:alice", True, SLOTS))
+    budgets = principals(
+        BudgetRule("principals", "nhi:*", True, HOUR), BudgetRule("principals", "user:alice", True, SLOTS)
+    )
     planned = plan(budgets, ALICE, PLANNER, RESEARCHER)
     assert labels(planned) == ["principals:nhi:*:hour"] * 2 + ["principals:user:alice:concurrency"]
     assert len(set(keys(planned))) == 3
 
 
 def test_a_team_that_shares_is_charged_once_also_when_two_of_it_stand_in_the_chain() -> None:
-    budgets = principals(Entry("principals", "nhi:*", False, HOUR))
+    budgets = principals(BudgetRule("principals", "nhi:*", False, HOUR))
     assert keys(plan(budgets, PLANNER, RESEARCHER)) == keys(plan(budgets, RESEARCHER))
 
 
 def test_a_principal_who_stands_in_the_chain_twice_is_charged_once() -> None:
-    budgets = principals(Entry("principals", "nhi:*", True, HOUR))
+    budgets = principals(BudgetRule("principals", "nhi:*", True, HOUR))
     assert len(plan(budgets, PLANNER, RESEARCHER, PLANNER).charges) == 2
 
 
 def test_a_role_means_those_who_have_it() -> None:
-    budgets = principals(Entry("principals", "role:interns", True, HOUR))
+    budgets = principals(BudgetRule("principals", "role:interns", True, HOUR))
     roles = {"user:alice": {"role:interns", "role:eng"}, "user:bob": {"role:eng"}}
     assert labels(plan(budgets, ALICE, RESEARCHER, roles=roles)) == ["principals:role:interns:hour"]
     assert labels(plan(budgets, BOB, RESEARCHER, roles=roles)) == []
@@ -142,7 +146,7 @@ def test_a_role_means_those_who_have_it() -> None:
 
 
 def test_a_plan_is_not_remembered_across_a_change_of_roles() -> None:
-    budgets = principals(Entry("principals", "role:interns", True, HOUR))
+    budgets = principals(BudgetRule("principals", "role:interns", True, HOUR))
     assert not plan(budgets, ALICE).charges
     assert plan(budgets, ALICE, roles={"user:alice": {"role:interns"}}).charges
 
@@ -151,19 +155,19 @@ def test_roles_are_not_asked_for_where_no_entry_names_one() -> None:
     def never(principal: Principal) -> frozenset[str]:
         raise AssertionError
 
-    budgets = principals(Entry("principals", "user:*", True, HOUR))
+    budgets = principals(BudgetRule("principals", "user:*", True, HOUR))
     assert plan_charges(budgets, (ALICE,), never, call(), Decision(True, "r1", ())).charges
 
 
 def test_a_call_of_the_session_itself_is_charged_to_nobody() -> None:
-    budgets = Budgets((Entry("tools", "*", False, HOUR, 1.0),), (Entry("principals", "*", True, HOUR),))
+    budgets = Budgets((BudgetRule("tools", "*", False, HOUR, 1.0),), (BudgetRule("principals", "*", True, HOUR),))
     chain: Chain = (ALICE,)
     planned = plan_charges(budgets, chain, lambda _: frozenset(), call(session=True), Decision(True, "r1", ()))
     assert planned is NOTHING
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    budgets = tools(Entry("tools", "*", False, HOUR))
+    budgets = tools(BudgetRule("tools", "*", False, HOUR))
     for number in range(REMEMBERED_PLANS + 10):
         plan(budgets, ALICE, target=f"resource:files/{number}")
     assert len(budgets.remembered) == REMEMBERED_PLANS
@@ -178,5 +182,5 @@ def test_two_counters_have_one_name_only_if_they_are_one(ours: tuple[str, ...], 
 
 
 def test_a_key_names_nobody() -> None:
-    planned = plan(principals(Entry("principals", "user:*", True, HOUR)), ALICE)
+    planned = plan(principals(BudgetRule("principals", "user:*", True, HOUR)), ALICE)
     assert "alice" not in keys(planned)[0]

@@ -16,11 +16,11 @@ import redis
 
 import sidecar
 from sidecar.errors import Reason, Refusal
-from sidecar.limits import Limiter, Plan, StoreUnavailable, open_store
-from sidecar.limits.nodes import PREFIX, finder_of
-from sidecar.limits.plan import Charge
-from sidecar.limits.redis import AT_ONCE, EPOCH, TIDE, RedisStore, _ForeignReplyError, _verdict
-from sidecar.limits.store import Unseen
+from sidecar.limits import Limiter, LimitPlan, StoreUnavailable, open_store
+from sidecar.limits.plan import LimitCharge
+from sidecar.limits.redis_store import AT_ONCE, EPOCH, TIDE, RedisCounters, _ForeignReplyError, _verdict
+from sidecar.limits.store import UnseenUsage
+from sidecar.limits.topology import PREFIX, finder_of
 from sidecar.settings import load_settings
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
@@ -36,9 +36,9 @@ ALL = (HOUR, DAY, RATE, SLOTS)
 
 
 @asynccontextmanager
-async def opened(url: str, deadline_s: float = 2.0) -> AsyncIterator[RedisStore]:
+async def opened(url: str, deadline_s: float = 2.0) -> AsyncIterator[RedisCounters]:
     """A store that is patient with a busy test machine."""
-    store = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=deadline_s, hold_s=0.0)
+    store = RedisCounters(finder_of(StoreSettings(url=url)), deadline_s=deadline_s, hold_s=0.0)
     try:
         yield store
     finally:
@@ -68,11 +68,11 @@ async def test_the_deadline_is_a_setting(tmp_path: Path) -> None:
         chosen = load_settings(tmp_path / "sidecar.yaml", {}, check_files=False).store
         assert chosen.timeout == seconds
         store = open_store(chosen, lambda: 0.0)
-        assert isinstance(store, RedisStore) and store._deadline_s == seconds
+        assert isinstance(store, RedisCounters) and store._deadline_s == seconds
         await store.close()
 
 
-async def used(store: RedisStore, limit: Charge) -> int:
+async def used(store: RedisCounters, limit: LimitCharge) -> int:
     """How much of a limit is charged right now."""
     await store.ping()
     probe = uuid4().hex
@@ -137,7 +137,7 @@ GARBAGE = ["-5", "1e9", "abc", "", "9" * 20, "0x10", " 7"]
     ("limit", "field"), [(HOUR, "n"), (HOUR, "m"), (DAY, "d"), (DAY, "n"), (RATE, "t"), (RATE, "z")]
 )
 async def test_a_counter_that_is_not_ours_to_understand_refuses_the_call_and_moves_nothing(
-    fresh_valkey: Valkey, limit: Charge, field: str, value: str
+    fresh_valkey: Valkey, limit: LimitCharge, field: str, value: str
 ) -> None:
     other = charge("hour", 1000, "other")
     async with opened(fresh_valkey.url) as store:
@@ -150,12 +150,12 @@ async def test_a_counter_that_is_not_ours_to_understand_refuses_the_call_and_mov
 
 
 @pytest.mark.parametrize("limit", ALL, ids=lambda limit: limit.kind)
-async def test_a_counter_of_another_type_refuses_the_call(fresh_valkey: Valkey, limit: Charge) -> None:
+async def test_a_counter_of_another_type_refuses_the_call(fresh_valkey: Valkey, limit: LimitCharge) -> None:
     async with opened(fresh_valkey.url) as store:
         with fresh_valkey.client() as client:
             client.set(PREFIX + limit.key, "1")
         with pytest.raises(Refusal) as refused:
-            async with Limiter(store).reserve(Plan((limit,)), "call"):
+            async with Limiter(store).reserve(LimitPlan((limit,)), "call"):
                 raise AssertionError
     assert refused.value.reason is Reason.STORE_UNAVAILABLE
 
@@ -166,7 +166,7 @@ async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey) -> None:
 
         async def calls(worker: int) -> None:
             for number in range(30):
-                async with Limiter(store).reserve(Plan(ALL), f"{worker}-{number}") as lease:
+                async with Limiter(store).reserve(LimitPlan(ALL), f"{worker}-{number}") as lease:
                     lease.forwarded = number % 3 > 0
 
         async def flushes() -> None:
@@ -190,7 +190,7 @@ async def test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_fore
 
         async def call(number: int) -> None:
             nonlocal forwarded
-            async with limiter.reserve(Plan((HOUR, SLOTS)), f"call-{number}") as lease:
+            async with limiter.reserve(LimitPlan((HOUR, SLOTS)), f"call-{number}") as lease:
                 await asyncio.sleep(0)
                 lease.forwarded = True
                 forwarded += 1
@@ -259,7 +259,7 @@ async def test_a_charge_whose_reply_was_lost_is_refused_and_given_back(fresh_val
         assert [await used(theirs, limit) for limit in ALL] == [0, 0, 0, 0]
 
 
-class Listening(Unseen):
+class Listening(UnseenUsage):
     """Remembers what the store could not be told."""
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ async def test_who_ends_during_an_outage_tries_once_more_to_say_how_calls_ended_
 ) -> None:
     eater, listening = ReplyEater(fresh_valkey.path, fresh_valkey.path.with_name("eater")), Listening()
     async with eater.listening() as url, opened(fresh_valkey.url) as theirs:
-        ours = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=0.05, observer=listening)
+        ours = RedisCounters(finder_of(StoreSettings(url=url)), deadline_s=0.05, observer=listening)
         for call in ("refused later", "over"):
             await ours.reserve((HOUR, SLOTS), call)
         eater.eating = True
@@ -315,7 +315,7 @@ async def test_debts_of_many_calls_are_said_some_at_a_time_so_that_none_is_late(
 ) -> None:
     eater, listening = ReplyEater(fresh_valkey.path, fresh_valkey.path.with_name("eater")), Listening()
     async with eater.listening() as url:
-        ours = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=0.05, observer=listening)
+        ours = RedisCounters(finder_of(StoreSettings(url=url)), deadline_s=0.05, observer=listening)
         await ours.ping()
         eater.eating = True
         with pytest.raises(StoreUnavailable):
@@ -414,13 +414,17 @@ TOLD = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/limits.m
 
 PARTS = {
     "limits and budgets": ("limits/*.lua",),
-    "disabled principals and tools, always": ("disabled/*.lua",),
-    "news between replicas, always": ("replicas.lua",),
-    "`sessions.store: redis`": ("upstreams/*.lua",),
-    "`tasks.store: redis`": ("tasks/*.lua", "records/*.lua", "callbacks/*.lua"),
-    "the turns of agents that write, `tasks.store: redis`": ("agents/*.lua",),
-    "proofs of DPoP that are believed once": ("identity/proofs.py",),
-    "checkpoints, `to: [store]`": ("audit/herald.py",),
+    "disabled principals and tools, always": ("storage/scripts/kill_switch.lua",),
+    "news between replicas, always": ("storage/scripts/peers.lua",),
+    "`sessions.store: redis`": ("storage/scripts/sessions.lua",),
+    "`tasks.store: redis`": (
+        "storage/scripts/task_owners.lua",
+        "storage/scripts/records.lua",
+        "storage/scripts/pushes.lua",
+    ),
+    "the turns of agents that write, `tasks.store: redis`": ("storage/scripts/write_leases.lua",),
+    "proofs of DPoP that are believed once": ("identity/key_proofs.py",),
+    "checkpoints, `to: [store]`": ("audit/checkpoint_publisher.py",),
 }
 
 

@@ -12,14 +12,14 @@ import redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from sidecar.limits import StoreUnavailable
-from sidecar.limits import redis as module
-from sidecar.limits.degraded import Degraded
+from sidecar.limits import redis_store as module
+from sidecar.limits.degraded import DegradedStore
 from sidecar.limits.eviction import eviction_warning
-from sidecar.limits.memory import MemoryStore
-from sidecar.limits.nodes import finder_of
-from sidecar.limits.redis import RedisStore
-from sidecar.limits.refusing import HOLDS_S, Refusing
-from sidecar.limits.store import CounterUnreadable, Unseen
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.redis_store import RedisCounters
+from sidecar.limits.refusal_tracker import HOLDS_S, RefusalTracker
+from sidecar.limits.store import CounterUnreadable, UnseenUsage
+from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -28,7 +28,7 @@ HOUR, RATE, SLOTS = charge("hour", 1000), charge("rate", 1000, interval_us=1000)
 FORBIDDEN = ResponseError("ERR The user executing the script can't run this command or subcommand")  # Redis 6
 
 
-class Listening(Unseen):
+class Listening(UnseenUsage):
     """What nobody told the store."""
 
     def __init__(self) -> None:
@@ -39,8 +39,10 @@ class Listening(Unseen):
 
 
 @asynccontextmanager
-async def opened(url: str, listening: Listening | None = None) -> AsyncIterator[RedisStore]:
-    store = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=2.0, hold_s=0.0, observer=listening or Unseen())
+async def opened(url: str, listening: Listening | None = None) -> AsyncIterator[RedisCounters]:
+    store = RedisCounters(
+        finder_of(StoreSettings(url=url)), deadline_s=2.0, hold_s=0.0, observer=listening or UnseenUsage()
+    )
     try:
         await store.ping()
         yield store
@@ -72,7 +74,7 @@ async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valke
             with pytest.raises(StoreUnavailable):
                 await store.reserve((HOUR,), "one")
             assert not store.up and "OutOfMemory" in store.trouble
-            alone = Degraded(store, MemoryStore(lambda: 0.0), 1)
+            alone = DegradedStore(store, MemoryCounters(lambda: 0.0), 1)
             assert (await alone.reserve((HOUR,), "two")).degraded and alone.degraded
         assert not store.up, "nobody has asked since"
         await store.reserve((SLOTS,), "three")
@@ -114,7 +116,7 @@ async def test_how_calls_ended_is_owed_to_a_store_that_refuses_to_hear_it_and_op
 
 
 def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> None:
-    refusing = Refusing()
+    refusing = RefusalTracker()
     assert not refusing and not refusing.why(0.0)
     for error, still in ((OutOfMemoryError("OOM"), ""), (NoPermissionError("NOPERM"), "yes"), (FORBIDDEN, "yes")):
         refusing.refused("charge", error, (HOUR, SLOTS), 0.0)
@@ -135,7 +137,7 @@ def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> No
 async def test_a_store_that_may_evict_counters_is_told_of_as_far_as_it_may_be_asked(
     fresh_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    monkeypatch.setattr("sidecar.limits.link.BEAT_S", 0.01)
+    monkeypatch.setattr("sidecar.limits.store_connection.BEAT_S", 0.01)
     with fresh_valkey.client() as client, full(client, policy):
         client.config_set("maxmemory", "1gb")
         async with opened(fresh_valkey.url) as store:
@@ -169,7 +171,7 @@ async def test_what_is_owed_too_long_or_too_much_is_told_as_untold(monkeypatch: 
     monkeypatch.setattr(module, "MAX_OWED", 5)
     monkeypatch.setattr(module, "REMEMBER_S", 0.05)
     listening = Listening()
-    store = RedisStore(
+    store = RedisCounters(
         finder_of(StoreSettings(url="unix:///nowhere/at/all")), deadline_s=0.05, lease_s=0.05, observer=listening
     )
     for number in range(8):

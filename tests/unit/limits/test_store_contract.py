@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from sidecar.limits.plan import Charge, Kind
+from sidecar.limits.plan import Kind, LimitCharge
 from sidecar.limits.store import StoreUnavailable, Verdict
 from tests.unit.limits.stages import DAY_US, HOUR_US, LEASE_S, MINUTE_US, MONTH_US, START_US, Stage, charge
 
@@ -25,11 +25,11 @@ PERIOD = pytest.mark.parametrize("kind", ["hour", "day", "month"])
 CENT = 10_000  # of a unit, in millionths
 
 
-async def fill(stage: Stage, *charges: Charge, times: int, prefix: str = "call") -> list[Verdict]:
+async def fill(stage: Stage, *charges: LimitCharge, times: int, prefix: str = "call") -> list[Verdict]:
     return [await stage.store.reserve(charges, f"{prefix}-{number}") for number in range(times)]
 
 
-async def remaining(stage: Stage, limit: Charge) -> int:
+async def remaining(stage: Stage, limit: LimitCharge) -> int:
     """Read a limit without moving it: one reservation, given back."""
     probe = uuid4().hex
     verdict = await stage.store.reserve((limit,), probe)
@@ -39,7 +39,7 @@ async def remaining(stage: Stage, limit: Charge) -> int:
 
 
 @EVERY_KIND
-async def test_as_many_are_admitted_as_the_limit_says_and_not_one_more(stage: Stage, limit: Charge) -> None:
+async def test_as_many_are_admitted_as_the_limit_says_and_not_one_more(stage: Stage, limit: LimitCharge) -> None:
     verdicts = await fill(stage, limit, times=5)
     assert [verdict.admitted for verdict in verdicts] == [True] * 3 + [False] * 2
     assert [verdict.standings[0].remaining for verdict in verdicts] == [2, 1, 0, 0, 0]
@@ -48,7 +48,7 @@ async def test_as_many_are_admitted_as_the_limit_says_and_not_one_more(stage: St
 
 @EVERY_KIND
 @pytest.mark.parametrize("other", KINDS, ids=lambda limit: limit.kind)
-async def test_a_call_refused_by_one_limit_moves_no_other(stage: Stage, limit: Charge, other: Charge) -> None:
+async def test_a_call_refused_by_one_limit_moves_no_other(stage: Stage, limit: LimitCharge, other: LimitCharge) -> None:
     full = charge(limit.kind, 1, "full", limit.interval_us)
     await stage.store.reserve((full,), "first")
     for order in ((full, other), (other, full)):
@@ -59,14 +59,14 @@ async def test_a_call_refused_by_one_limit_moves_no_other(stage: Stage, limit: C
 
 
 @EVERY_KIND
-async def test_a_call_that_was_not_forwarded_gives_every_charge_back(stage: Stage, limit: Charge) -> None:
+async def test_a_call_that_was_not_forwarded_gives_every_charge_back(stage: Stage, limit: LimitCharge) -> None:
     await fill(stage, limit, times=3)
     stage.store.give_back((limit,), "call-1")
     assert [verdict.admitted for verdict in await fill(stage, limit, times=2, prefix="next")] == [True, False]
 
 
 @EVERY_KIND
-async def test_giving_back_twice_gives_back_once(stage: Stage, limit: Charge) -> None:
+async def test_giving_back_twice_gives_back_once(stage: Stage, limit: LimitCharge) -> None:
     await fill(stage, limit, times=3)
     for _ in range(3):
         stage.store.give_back((limit,), "call-1")
@@ -74,14 +74,14 @@ async def test_giving_back_twice_gives_back_once(stage: Stage, limit: Charge) ->
 
 
 @EVERY_KIND
-async def test_one_decision_is_charged_once_however_often_it_is_asked(stage: Stage, limit: Charge) -> None:
+async def test_one_decision_is_charged_once_however_often_it_is_asked(stage: Stage, limit: LimitCharge) -> None:
     for _ in range(5):
         assert (await stage.store.reserve((limit,), "same")).admitted
     assert [verdict.admitted for verdict in await fill(stage, limit, times=3)] == [True, True, False]
 
 
 @EVERY_KIND
-async def test_a_charge_that_arrives_after_it_was_given_back_does_nothing(stage: Stage, limit: Charge) -> None:
+async def test_a_charge_that_arrives_after_it_was_given_back_does_nothing(stage: Stage, limit: LimitCharge) -> None:
     stage.store.give_back((limit,), "late")
     with pytest.raises(StoreUnavailable):
         await stage.store.reserve((limit,), "late")
@@ -90,7 +90,7 @@ async def test_a_charge_that_arrives_after_it_was_given_back_does_nothing(stage:
 
 @EVERY_KIND
 async def test_one_call_charges_a_counter_that_time_has_emptied_and_one_that_is_new(
-    stage: Stage, limit: Charge
+    stage: Stage, limit: LimitCharge
 ) -> None:
     new = charge(limit.kind, 3, "new", limit.interval_us)
     await fill(stage, limit, times=3)
@@ -100,7 +100,7 @@ async def test_one_call_charges_a_counter_that_time_has_emptied_and_one_that_is_
 
 
 @EVERY_KIND
-async def test_a_counter_that_is_reset_is_unused_and_others_and_slots_stay(stage: Stage, limit: Charge) -> None:
+async def test_a_counter_that_is_reset_is_unused_and_others_and_slots_stay(stage: Stage, limit: LimitCharge) -> None:
     other = charge(limit.kind, 3, "other", limit.interval_us)
     await fill(stage, limit, other, times=3)
     for _ in range(2):
@@ -257,7 +257,7 @@ async def test_what_one_unit_cannot_pay_costs_nothing_of_another(stage: Stage) -
 
 
 @EVERY_KIND
-async def test_looking_charges_nothing(stage: Stage, limit: Charge) -> None:
+async def test_looking_charges_nothing(stage: Stage, limit: LimitCharge) -> None:
     assert [standing.remaining for standing in await stage.store.look((limit,))] == [3]
     await fill(stage, limit, times=2)
     for _ in range(3):
@@ -305,7 +305,9 @@ async def test_a_rate_gives_nothing_back_that_time_has_paid_back_already(stage: 
 
 
 @EVERY_KIND
-async def test_a_clock_that_steps_back_lifts_no_limit_and_blocks_nobody_for_ever(stage: Stage, limit: Charge) -> None:
+async def test_a_clock_that_steps_back_lifts_no_limit_and_blocks_nobody_for_ever(
+    stage: Stage, limit: LimitCharge
+) -> None:
     await fill(stage, limit, times=3)
     stage.wait(-HOUR_US)
     assert not (await stage.store.reserve((limit,), "earlier")).admitted
@@ -342,9 +344,9 @@ async def test_a_rate_goes_on_at_its_pace_after_a_clock_that_stepped_back(stage:
 
 
 @EVERY_KIND
-async def test_a_limit_that_was_lowered_counts_what_was_used(stage: Stage, limit: Charge) -> None:
+async def test_a_limit_that_was_lowered_counts_what_was_used(stage: Stage, limit: LimitCharge) -> None:
     await fill(stage, limit, times=3)
-    lower = Charge(limit.limit, limit.kind, limit.key, 1, interval_us=limit.interval_us)
+    lower = LimitCharge(limit.limit, limit.kind, limit.key, 1, interval_us=limit.interval_us)
     verdict = await stage.store.reserve((lower,), "after the reload")
     assert (verdict.admitted, verdict.standings[0].remaining) == (False, 0)
     assert verdict.standings[0].wait_us > 0

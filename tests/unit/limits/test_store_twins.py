@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.limits.plan import Charge
+from sidecar.limits.plan import LimitCharge
 from sidecar.limits.store import Verdict
 from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, MONTH_US, Stage, charge, memory_stage, redis_stage
 from tests.valkey import Valkey
@@ -35,7 +35,7 @@ RECENT_US = 100_000_000  # a reservation can be given back for two minutes
 @dataclass(frozen=True)
 class Step:
     verb: str
-    limits: tuple[Charge, ...]
+    limits: tuple[LimitCharge, ...]
     number: int
     pause_us: int
 
@@ -55,7 +55,7 @@ STEPS = st.builds(
 )
 
 
-def unspent(limits: tuple[Charge, ...]) -> tuple[Charge, ...]:
+def unspent(limits: tuple[LimitCharge, ...]) -> tuple[LimitCharge, ...]:
     """What comes back when a call is over: its slots, and of what it might have cost all but 3."""
     slots = (limit for limit in limits if limit.kind == "concurrency")
     return (*slots, *(replace(limit, amount=limit.amount - 3) for limit in limits if limit.unit))
@@ -64,7 +64,7 @@ def unspent(limits: tuple[Charge, ...]) -> tuple[Charge, ...]:
 async def told(stage: Stage, steps: list[Step]) -> list[Verdict]:
     """Play a history; what did the store say?"""
     verdicts: list[Verdict] = []
-    calls: list[tuple[str, tuple[Charge, ...], int]] = []
+    calls: list[tuple[str, tuple[LimitCharge, ...], int]] = []
     for number, step in enumerate(steps):
         await stage.settled()
         stage.wait(step.pause_us)

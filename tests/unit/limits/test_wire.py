@@ -12,16 +12,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sidecar.limits.nodes import finder_of
-from sidecar.limits.wire import LATE_FOR, Wire, WireLate, WireLost
+from sidecar.limits.redis_pipeline import LATE_FOR, PipelineLate, PipelineLost, RedisPipeline
+from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey
 
 
 @asynccontextmanager
-async def wired(valkey: Valkey, deadline_s: float) -> AsyncIterator[Wire]:
+async def wired(valkey: Valkey, deadline_s: float) -> AsyncIterator[RedisPipeline]:
     finder = finder_of(StoreSettings(url=valkey.url))
-    wire = Wire(await finder.find(), deadline_s, lambda wire: None)
+    wire = RedisPipeline(await finder.find(), deadline_s, lambda wire: None)
     try:
         yield wire
     finally:
@@ -33,7 +33,7 @@ async def test_one_late_reply_among_others_is_refused_alone_and_dropped_when_it_
     async with wired(fresh_valkey, 0.3) as wire:
         first, late = wire.ask("BLPOP", "nothing", "0.05"), wire.ask("BLPOP", "nothing", "0.3")
         assert await first is None
-        with pytest.raises(WireLate):
+        with pytest.raises(PipelineLate):
             await late
         assert await wire.ask("PING") in (b"PONG", "PONG") and not wire.ended, "and nothing is out of step"
 
@@ -44,7 +44,7 @@ async def test_where_nothing_is_heard_the_connection_is_condemned_at_once(fresh_
         await asyncio.sleep(0.01)
         asked = [wire.ask("BLPOP", "nothing", "0.2"), wire.ask("PING")]
         ends = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(end) for end in ends] == [WireLost, WireLost] and wire.ended
+        assert [type(end) for end in ends] == [PipelineLost, PipelineLost] and wire.ended
 
 
 async def test_who_is_always_late_is_not_waited_for(fresh_valkey: Valkey) -> None:
@@ -56,7 +56,7 @@ async def test_who_is_always_late_is_not_waited_for(fresh_valkey: Valkey) -> Non
             await asyncio.sleep(0.01)
         ends = await asyncio.gather(*asked, return_exceptions=True)
         assert wire.ended and loop.time() - began_s < (LATE_FOR + 3) * 0.05 + 0.1
-        assert any(isinstance(end, WireLate) for end in ends), "some others were answered meanwhile"
+        assert any(isinstance(end, PipelineLate) for end in ends), "some others were answered meanwhile"
 
 
 HELD_S = 0.2  # beyond each deadline below
@@ -100,7 +100,7 @@ async def test_a_held_loop_still_notices_a_store_that_is_silent(fresh_valkey: Va
             asked = wire.ask("PING")
             await asyncio.sleep(0.005)
             time.sleep(HELD_S)
-            with pytest.raises(WireLost):
+            with pytest.raises(PipelineLost):
                 await asked
 
 
@@ -111,7 +111,7 @@ async def test_what_cannot_be_sent_is_not_waited_for(fresh_valkey: Valkey) -> No
         with fresh_valkey.frozen():
             wire.ask("ECHO", b"x" * (4 * 2**20)).cancel()
             await asyncio.sleep(0.1)
-            with pytest.raises(WireLost):
+            with pytest.raises(PipelineLost):
                 async with asyncio.timeout(5):
                     await wire.ask("PING")
         with fresh_valkey.client() as client:

@@ -29,11 +29,11 @@ from typing import Any
 import yaml
 
 from sidecar.policy import Scope
-from sidecar.workbench.catalogue import read_catalogue
-from sidecar.workbench.check import Report, check
-from sidecar.workbench.check.codes import CODES
-from sidecar.workbench.check.policy import Granting
-from sidecar.workbench.places import Place
+from sidecar.policy_tools.catalogue import read_catalogue
+from sidecar.policy_tools.check import CheckReport, check
+from sidecar.policy_tools.check.codes import CODES
+from sidecar.policy_tools.check.linted_policy import Granting
+from sidecar.policy_tools.policy_location import PolicyLocation
 
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "tests" / "golden" / "policy" / "catalogue"
@@ -52,7 +52,7 @@ class Example:
     told: str
     given: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, folder: Path, *, replaced: Mapping[str, str] | None = None) -> Report:
+    def run(self, folder: Path, *, replaced: Mapping[str, str] | None = None) -> CheckReport:
         """Check it in a fresh folder, from where its files have their short names."""
         files = {**self.files, **(replaced or {})}
         shutil.copytree(REPOSITORY / "models", folder / "models")
@@ -71,7 +71,9 @@ class Example:
             (folder / name).symlink_to(target)
         upstreams, tokens = self.given.get("upstreams"), self.given.get("tokens")
         scopes = [Scope(**{key: _tuple(value) for key, value in one.items()}) for one in self.given.get("scopes", ())]
-        place = Place(Path("models"), Path("policies"), scopes, None if upstreams is None else frozenset(upstreams))
+        place = PolicyLocation(
+            Path("models"), Path("policies"), scopes, None if upstreams is None else frozenset(upstreams)
+        )
         granting = None if tokens is None else [Granting(**{k: _tuple(v) for k, v in one.items()}) for one in tokens]
         with inside(folder):
             known = None
@@ -95,7 +97,7 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def told_by(report: Report) -> str:
+def told_by(report: CheckReport) -> str:
     return "".join(f"{fault}\n" for fault in report.faults)
 
 

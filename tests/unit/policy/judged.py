@@ -24,9 +24,8 @@ import casbin
 from sidecar.errors import Reason
 from sidecar.policy import Engine
 from sidecar.vocabulary import Principal, Question
-
-from .plain import CONDITIONS, USE, Context, glob, globs, holds, live, who_
-from .world import AFTER, BEFORE, NOW, source, write
+from tests.unit.policy.plain import CONDITIONS, USE, Context, glob, globs, holds, live, who_
+from tests.unit.policy.world import AFTER, BEFORE, NOW, source, write
 
 SUBJECT = (
     "(who(r.sub, p.sub, p.eft) || g({g}))",

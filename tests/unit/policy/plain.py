@@ -18,8 +18,7 @@ import casbin
 
 from sidecar.errors import Reason
 from sidecar.vocabulary import Chain, Principal, Question
-
-from .world import MODELS
+from tests.unit.policy.world import MODELS
 
 USE = (
     "tools/call|prompts/get|resources/read|message/send|message/stream|tasks/get|tasks/list|tasks/cancel|"

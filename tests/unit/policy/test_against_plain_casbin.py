@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from sidecar.errors import Reason
 from sidecar.policy import Engine
 from sidecar.vocabulary import Chain, Principal, Question
-
-from .plain import CONDITIONS, Plain, Policy
-from .world import AFTER, BEFORE, MODELS, NOW, source, write
+from tests.unit.policy.plain import CONDITIONS, Plain, Policy
+from tests.unit.policy.world import AFTER, BEFORE, MODELS, NOW, source, write
 
 USERS, NHIS, ROLES = ("user:a", "user:b"), ("nhi:p", "nhi:r"), ("role:x", "role:y", "role:z")
 TOOLS = ("tool:s1/t1", "tool:s1/t2", "tool:s2/t1", "prompt:s1/t1")

@@ -13,10 +13,9 @@ import pytest
 
 from sidecar.errors import PolicyError
 from sidecar.policy import Engine, Scope, load_policy
-from sidecar.policy.aside import load_policy_aside
-from sidecar.policy.parcel import pack, unpack
-
-from .world import MODELS, NOW, chain, source, tool, write
+from sidecar.policy.serialization import pack, unpack
+from sidecar.policy.worker_process import load_policy_aside
+from tests.unit.policy.world import MODELS, NOW, chain, source, tool, write
 
 FILES = {
     "agent_to_tool.csv": (
@@ -59,7 +58,7 @@ def test_every_fault_comes_back_with_its_place(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_a_fault_and_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, FILES)
-    monkeypatch.setattr("sidecar.policy.aside.DEADLINE_S", 0.0)
+    monkeypatch.setattr("sidecar.policy.worker_process.DEADLINE_S", 0.0)
     with pytest.raises(PolicyError) as found:
         load_policy_aside(MODELS, tmp_path, small_bytes=0)
     assert [fault.code for fault in found.value.faults] == ["P008"]
@@ -69,7 +68,8 @@ def test_the_process_ends_with_the_one_that_asked(tmp_path: Path) -> None:
     """Also after kill -9: it reads a pipe that nobody opens for writing any more."""
     code = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import sys; from sidecar.policy import aside;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import sys;"
+        " from sidecar.policy import worker_process as aside;"
         " import threading; threading.Thread(target=aside._end_with, args=(sys.stdin.buffer,)).start();"
         " import time; time.sleep(60)'], stdin=subprocess.PIPE)\n"
         "print(child.pid, flush=True); time.sleep(60)\n"

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from sidecar.errors import PolicyError
 from sidecar.policy import load_policy
-from sidecar.policy.bulk import BulkLinkReader, BulkReader
+from sidecar.policy.fast_rows import BulkLinkReader, BulkReader
 from sidecar.policy.scopes import Scope
-
-from .world import MODELS, write
+from tests.unit.policy.world import MODELS, write
 
 SUBJECTS = [
     "user:a",

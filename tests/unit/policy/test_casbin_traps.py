@@ -8,10 +8,9 @@ import pytest
 
 from sidecar.errors import PolicyError, Reason
 from sidecar.policy import Engine
-from sidecar.policy.casbin_part import CasbinPart
+from sidecar.policy.casbin_matcher import CasbinMatcher
 from sidecar.vocabulary import PermissionKind, Question
-
-from .world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
+from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
 
 MODEL = (MODELS / "agent_to_tool.conf").read_text()
 
@@ -200,7 +199,7 @@ def test_k15_a_disabled_enforcer_is_not_believed(tmp_path: Path, monkeypatch: py
     asked = by_order(tmp_path)
     assert asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
     part = asked._dockets[PermissionKind.AGENT_TO_TOOL]._matcher._foreign
-    assert isinstance(part, CasbinPart)
+    assert isinstance(part, CasbinMatcher)
     part._enforcer.enable_enforce(False)
     with pytest.raises(RuntimeError, match="switched off"):
         asked.decide(chain("user:a"), tool("s/t"), NOW)

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import Fault
-from sidecar.workbench.check.codes import CODES
-
-from .catalogue import (
+from sidecar.policy_tools.check.codes import CODES
+from tests.unit.policy.catalogue import (
     FOLDER,
     REPOSITORY,
     Example,

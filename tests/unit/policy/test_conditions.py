@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.policy.conditions import Language, Purse, Scene
+from sidecar.policy.conditions import ConditionContext, CostBudget, Language
 from sidecar.policy.grammar import Wrong
 from sidecar.vocabulary import Chain, Principal, Question
-
-from .world import NOW, at, chain, engine, tool
+from tests.unit.policy.world import NOW, at, chain, engine, tool
 
 LANGUAGE = Language()
 CHAIN = (
@@ -24,8 +23,8 @@ CHAIN = (
 
 def run(text: str, args: Any = None, *, who: Chain = CHAIN, meta: dict[str, Any] | None = None) -> str:
     question = Question("tool:s/t", "tools/call", "s", "t", args or {}, meta or {})
-    scene = Scene(who, len(who) - 1, question, question.arguments, NOW, lambda principal: principal.roles)
-    return LANGUAGE.compile(text).run(scene, Purse())[0]
+    scene = ConditionContext(who, len(who) - 1, question, question.arguments, NOW, lambda principal: principal.roles)
+    return LANGUAGE.compile(text).run(scene, CostBudget())[0]
 
 
 @pytest.mark.parametrize(

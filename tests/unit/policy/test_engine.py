@@ -10,8 +10,7 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.policy.patterns import globs
 from sidecar.vocabulary import DELEGATE, PermissionKind, Question, RowLimit
-
-from .world import AFTER, BEFORE, NOW, agent, at, chain, engine, faults, session, tool
+from tests.unit.policy.world import AFTER, BEFORE, NOW, agent, at, chain, engine, faults, session, tool
 
 CHAINED = {
     "user_to_nhi": "p, user:alice, nhi:planner, delegate, -, 5, -, allow\n",

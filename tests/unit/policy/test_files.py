@@ -13,8 +13,7 @@ from sidecar.policy import Scope
 from sidecar.policy.faults import Faults
 from sidecar.policy.rows import parse_rows
 from sidecar.policy.scopes import scopes_of
-
-from .world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
+from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
 
 ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, tools/call, -, -, -, allow\n"
 

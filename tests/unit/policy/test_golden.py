@@ -14,8 +14,7 @@ from sidecar.errors import PolicyError
 from sidecar.policy import Engine, Scope, load_policy
 from sidecar.policy.grammar import ACTIONS
 from sidecar.vocabulary import Question
-
-from .world import MODELS, NOW, REPOSITORY, chain
+from tests.unit.policy.world import MODELS, NOW, REPOSITORY, chain
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "policy"
 PAYMENTS = Scope("teams/payments/**", ("role:payments-*",), ("tool:payments/*",), ("role:payments-*",))
@@ -92,7 +91,7 @@ def test_the_shipped_policy_has_no_warnings() -> None:
 
 
 def test_every_action_that_mcp_asks_is_known() -> None:
-    from sidecar.protocols.mcp import METHODS, NOTIFICATIONS, SERVER_REQUESTS
+    from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 
     asked_otherwise = {"resources/subscribe", "resources/unsubscribe", "completion/complete"}  # CONTRACT 1.4
     assert {*METHODS, *NOTIFICATIONS, *SERVER_REQUESTS} - asked_otherwise <= ACTIONS

@@ -7,7 +7,7 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .judged import EFFECTS, drawn_case, judged
+from tests.unit.policy.judged import EFFECTS, drawn_case, judged
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -14,8 +14,7 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.model import parse_model
 from sidecar.policy.patterns import glob
 from sidecar.vocabulary import PermissionKind
-
-from .world import MODELS, NOW, chain, engine, session, source, tool, write
+from tests.unit.policy.world import MODELS, NOW, chain, engine, session, source, tool, write
 
 KINDS = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi")
 SHIPPED = (MODELS / "agent_to_tool.conf").read_text()

@@ -3,9 +3,8 @@
 from itertools import pairwise
 from pathlib import Path
 
-from sidecar.policy.roles import Links
-
-from .world import NOW, chain, engine, faults, tool
+from sidecar.policy.roles import RoleLinks
+from tests.unit.policy.world import NOW, chain, engine, faults, tool
 
 GRANT = "p, role:r1, tool:s/t, tools/call, -, -, -, allow\n"
 
@@ -77,6 +76,6 @@ def test_all_roles_of_a_principal_can_be_had(tmp_path: Path) -> None:
 
 
 def test_the_shortest_way_is_told() -> None:
-    links = Links.of([("user:a", "role:x"), ("role:x", "role:y"), ("role:y", "role:z"), ("user:a", "role:y")])
+    links = RoleLinks.of([("user:a", "role:x"), ("role:x", "role:y"), ("role:y", "role:z"), ("user:a", "role:y")])
     assert links.way(("user:a",), "role:z") == ("role:y", "role:z")
     assert links.way(("user:b",), "role:z") == ()

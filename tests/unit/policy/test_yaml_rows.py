@@ -18,8 +18,8 @@ from sidecar.cli import main
 from sidecar.errors import Fault, PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.grammar import USED
-from sidecar.policy.rows import Row, parse_rows
-from sidecar.policy.yaml_places import YamlField
+from sidecar.policy.rows import CsvRow, parse_rows
+from sidecar.policy.yaml_offsets import YamlField
 from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml
 from sidecar.policy.yaml_schema import policy_schema
 from sidecar.vocabulary import PermissionKind
@@ -44,7 +44,7 @@ RULE = "version: 1\nrules:\n  - {kind: agent_to_tool, subject: nhi:a, object: to
 UUID, OTHER = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001", "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0002"
 CALLED = "|".join(word for word in USED if word != "delegate")
 
-Found = list[tuple[PermissionKind | None, Row]]
+Found = list[tuple[PermissionKind | None, CsvRow]]
 
 
 def read(text: str, **more: Any) -> tuple[Found, list[Fault]]:
@@ -59,7 +59,7 @@ def said(text: str) -> list[str]:
     return [line_of(row) for _, row in found]
 
 
-def line_of(row: Row) -> str:
+def line_of(row: CsvRow) -> str:
     notes = " ".join(f"{key}={field.text}" for key, field in row.notes.items())
     return ", ".join([row.type, *(field.text for field in row.fields)]) + (f" #: {notes}" if notes else "")
 

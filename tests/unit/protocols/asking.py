@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.protocols import mcp
-from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, Era
 from sidecar.protocols.jsonrpc import Message, Notification, Request, message_from, parse_json
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, Era
 from sidecar.vocabulary import Call
 
 STATELESS, SESSION = Era.STATELESS, Era.SESSION
@@ -20,7 +20,7 @@ def parse_message(raw: bytes) -> Message:
 def call_of(method: str, params: Mapping[str, Any], era: Era = SESSION, *, notification: bool = False) -> Call:
     params = {**params, "_meta": {**ENVELOPE_META, **params.get("_meta", {})}} if era is STATELESS else dict(params)
     message = Notification(method, params) if notification else Request(1, method, params)
-    return mcp.call_from(message, era, "v", "github")
+    return messages.call_from(message, era, "v", "github")
 
 
 NO_STRINGS = (None, True, 0, 1.5, [], ["a"], {}, {"a": 1})

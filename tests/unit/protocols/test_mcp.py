@@ -7,10 +7,10 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
-from sidecar.protocols import mcp
-from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import META, Request
-from sidecar.protocols.mcp import METHODS, NOTIFICATIONS
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION, Era
+from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS
 from sidecar.vocabulary import Call, Question
 from tests.unit.protocols.asking import NO_NAMES, NO_OBJECTS, NO_STRINGS, SESSION, STATELESS, call_of
 
@@ -113,7 +113,7 @@ def test_a_notification_is_asked_on_the_server_and_only_sessions_have_it(method:
 def test_no_method_is_known_that_the_contract_does_not_name() -> None:
     assert METHODS.keys() == {row[0] for row in ROWS}
     assert NOTIFICATIONS.keys() == set(NOTICES)
-    assert {"sampling/createMessage", "elicitation/create", "roots/list"} == mcp.SERVER_REQUESTS
+    assert {"sampling/createMessage", "elicitation/create", "roots/list"} == messages.SERVER_REQUESTS
 
 
 UNKNOWN = (
@@ -174,8 +174,8 @@ def test_subscribing_and_completing_are_asked_with_the_same_metadata_as_reading(
 
 
 def test_what_a_server_asks_of_its_client_is_asked_on_the_server() -> None:
-    for action in mcp.SERVER_REQUESTS:
-        assert mcp.server_question("github", action) == Question("nhi:github", action, "github")
+    for action in messages.SERVER_REQUESTS:
+        assert messages.server_question("github", action) == Question("nhi:github", action, "github")
 
 
 # --- parameters -----------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_the_stateless_era_asks_for_capabilities_on_every_call(capabilities: Any
         call_of("tools/list", {"_meta": {META_CAPABILITIES: capabilities}}, STATELESS)
     assert (caught.value.reason, caught.value.code) == (Reason.MALFORMED_CALL, -32602)
     with pytest.raises(Refusal):
-        mcp.call_from(Request(1, "tools/list", {"_meta": {META_VERSION: "2026-07-28"}}), STATELESS, "v", "github")
+        messages.call_from(Request(1, "tools/list", {"_meta": {META_VERSION: "2026-07-28"}}), STATELESS, "v", "github")
 
 
 def test_the_metadata_keys_of_both_modules_are_the_same() -> None:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.shared import inbound as sdk
 
-from sidecar.arrival import head_of
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import eras
-from sidecar.protocols.eras import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, Head
+from sidecar.gateway.routing import head_of
 from sidecar.protocols.jsonrpc import Request
+from sidecar.protocols.mcp import eras
+from sidecar.protocols.mcp.eras import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, EraHeaders
 from tests import wire
 from tests.unit.protocols.asking import ENVELOPE_META, STATELESS
 
@@ -42,7 +42,7 @@ def expected_era(headers: tuple[str, ...], body: object) -> tuple[str, str]:
 
 def era_of(headers: tuple[str, ...], params: dict[str, Any]) -> tuple[str, str]:
     try:
-        era, version = eras.version_of(Head(protocol_version=headers), Request(1, "tools/list", params))
+        era, version = eras.version_of(EraHeaders(protocol_version=headers), Request(1, "tools/list", params))
     except Refusal as refusal:
         return "refused", str(refusal.code)
     return era.value, version
@@ -61,7 +61,7 @@ def test_the_era_follows_from_header_and_body_together(body: object) -> None:
 
 def test_an_unsupported_version_is_told_with_those_that_are() -> None:
     with pytest.raises(Refusal) as caught:
-        eras.version_of(Head(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
+        eras.version_of(EraHeaders(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
     every = ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]
     assert caught.value.data == {"supported": every, "requested": "2027-01-01"}
 
@@ -69,7 +69,7 @@ def test_an_unsupported_version_is_told_with_those_that_are() -> None:
 @pytest.mark.parametrize("header", ["2099-01-01", "2025-06-18", "2026-07-28", "nonsense", ""])
 def test_initialize_negotiates_by_its_body_whatever_its_header_says(header: str) -> None:
     """NR-212."""
-    head, message = Head(protocol_version=(header,)), Request(1, "initialize", {"protocolVersion": "2025-06-18"})
+    head, message = EraHeaders(protocol_version=(header,)), Request(1, "initialize", {"protocolVersion": "2025-06-18"})
     assert eras.version_of(head, message) == ("session", header if header == "2025-06-18" else "")
     assert not eras.names_stateless(head, message)
 
@@ -164,7 +164,7 @@ DECLARED = {"Region": ("region",), "Size": ("size",), "Dry-Run": ("deep", "dry")
 
 def mirrored(headers: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     try:
-        eras.check_parameter_headers(Head(params=headers), DECLARED, arguments)
+        eras.check_parameter_headers(EraHeaders(params=headers), DECLARED, arguments)
         return eras.parameter_headers(DECLARED, arguments)
     except Refusal as refusal:
         assert refusal.reason is Reason.HEADER_MISMATCH

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import mcp
-from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION
 from sidecar.protocols.jsonrpc import Request
-from sidecar.protocols.mcp import METHODS
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION
+from sidecar.protocols.mcp.messages import METHODS
 from tests.unit.protocols.asking import NO_NAMES, NO_STRINGS, call_of
 
 # --- what goes on ---------------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ def forwarded(
     method: str, params: dict[str, Any], version: str = "2025-11-25", *, tasks: bool = True
 ) -> dict[str, Any]:
     before = json.dumps(params)
-    sent = mcp.forwarded_params(Request(1, method, params), version, tasks=tasks)
+    sent = messages.forwarded_params(Request(1, method, params), version, tasks=tasks)
     assert json.dumps(params) == before, "the message itself, which audit reads, is not changed"
     return sent
 
@@ -75,14 +75,14 @@ def test_nothing_else_is_ever_changed(method: str, params: dict[str, Any], meta:
         "_meta": {**meta, META_CAPABILITIES: {"extensions": {"acme/x": {}}}},
     }
     for tasks in (True, False):
-        assert mcp.forwarded_params(Request(1, method, message), "2025-11-25", tasks=tasks) is message
+        assert messages.forwarded_params(Request(1, method, message), "2025-11-25", tasks=tasks) is message
 
 
 @pytest.mark.parametrize("extensions", [None, [], "tasks", {}, {"acme/x": {}}], ids=repr)
 def test_capabilities_without_tasks_stay_as_they_are(extensions: Any) -> None:
     capabilities = {"roots": {}, "extensions": extensions}
-    assert mcp.without_tasks(capabilities) == capabilities
-    assert mcp.without_tasks({**capabilities, "tasks": 1}) == capabilities
+    assert messages.without_tasks(capabilities) == capabilities
+    assert messages.without_tasks({**capabilities, "tasks": 1}) == capabilities
 
 
 # --- what comes back ------------------------------------------------------------------------------------------------
@@ -100,29 +100,29 @@ def test_capabilities_without_tasks_stay_as_they_are(extensions: Any) -> None:
 def test_an_entry_is_listed_by_the_very_question_that_its_use_asks(
     member: str, entry: dict[str, Any], method: str, params: dict[str, Any]
 ) -> None:
-    assert mcp.entry_question(member, "github", entry) == call_of(method, params).question
-    assert member in mcp.LISTS
+    assert messages.entry_question(member, "github", entry) == call_of(method, params).question
+    assert member in messages.LISTS
 
 
 @pytest.mark.parametrize(
     "entry", [None, "search", 1, [], {}, *({"name": name} for name in (*NO_STRINGS, *NO_NAMES))], ids=repr
 )
 def test_a_tool_that_no_call_could_name_is_not_listed(entry: Any) -> None:
-    assert mcp.entry_question("tools", "github", entry) is None
-    assert mcp.entry_question("prompts", "github", entry) is None
+    assert messages.entry_question("tools", "github", entry) is None
+    assert messages.entry_question("prompts", "github", entry) is None
 
 
 @pytest.mark.parametrize("uri", [*NO_STRINGS, "", "a", "file:///../a", "https://u@h/", "x:%2e"], ids=repr)
 def test_a_resource_that_no_call_could_name_is_not_listed(uri: Any) -> None:
-    assert mcp.entry_question("resources", "github", {"uri": uri}) is None
-    assert mcp.entry_question("resourceTemplates", "github", {"uriTemplate": uri}) is None
-    assert mcp.entry_question("resources", "github", {"uriTemplate": "file:///a"}) is None
+    assert messages.entry_question("resources", "github", {"uri": uri}) is None
+    assert messages.entry_question("resourceTemplates", "github", {"uriTemplate": uri}) is None
+    assert messages.entry_question("resources", "github", {"uriTemplate": "file:///a"}) is None
 
 
 def test_a_result_may_ask_the_caller_for_three_things_only() -> None:
-    requests = {str(at): {"method": method, "params": {}} for at, method in enumerate(sorted(mcp.SERVER_REQUESTS))}
-    assert mcp.asked_of_client({"inputRequests": requests}) == sorted(mcp.SERVER_REQUESTS)
-    assert mcp.asked_of_client({"resultType": "input_required", "requestState": "x"}) == []
+    requests = {str(at): {"method": method, "params": {}} for at, method in enumerate(sorted(messages.SERVER_REQUESTS))}
+    assert messages.asked_of_client({"inputRequests": requests}) == sorted(messages.SERVER_REQUESTS)
+    assert messages.asked_of_client({"resultType": "input_required", "requestState": "x"}) == []
 
 
 @pytest.mark.parametrize(
@@ -130,5 +130,5 @@ def test_a_result_may_ask_the_caller_for_three_things_only() -> None:
 )
 def test_a_result_that_asks_the_caller_for_anything_else_is_refused(requests: Any) -> None:
     with pytest.raises(Refusal) as caught:
-        mcp.asked_of_client({"inputRequests": requests})
+        messages.asked_of_client({"inputRequests": requests})
     assert caught.value.reason is Reason.RESPONSE_REFUSED

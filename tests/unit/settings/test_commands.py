@@ -15,8 +15,8 @@ from sidecar.cli import main
 from sidecar.cli.config import config, schema, schema_of
 from sidecar.cli.init import init
 from sidecar.settings import load_settings
-from sidecar.settings.documents import read_document
-from sidecar.settings.shipped import shipped
+from sidecar.settings.shipped_files import shipped
+from sidecar.settings.yaml_document import read_document
 
 FILE = """\
 version: 1

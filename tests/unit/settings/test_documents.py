@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from sidecar.errors import ConfigError, PolicyError, SettingsError
-from sidecar.settings.documents import Document, read_document
-from sidecar.settings.nodes import MAX_BYTES, MAX_DEPTH, MAX_FAULTS
+from sidecar.settings.yaml_document import Document, read_document
+from sidecar.settings.yaml_nodes import MAX_BYTES, MAX_DEPTH, MAX_FAULTS
 
 FILE = Path("some.yaml")
 

@@ -9,8 +9,8 @@ import pytest
 
 from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
-from sidecar.settings.moments import rfc3339, seconds_of
 from sidecar.settings.policy import MAX_SHADOW_S, PolicySettings
+from sidecar.settings.timestamps import rfc3339, seconds_of
 
 
 def policy(folder: Path, section: str) -> PolicySettings:

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.settings.scalars import DoubtfulScalarError, meaning_of
+from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 
 TAKEN = [
     ("", None),

@@ -11,18 +11,18 @@ from pydantic import ValidationError
 
 from sidecar.errors import SettingsError
 from sidecar.settings import load_settings, schedules
-from sidecar.settings.findings import Finding, findings_of
-from sidecar.settings.schedules import Schedule, acts_as, schedule_faults
+from sidecar.settings.schedules import ScheduleSettings, acts_as, schedule_faults
+from sidecar.settings.validation_errors import ValidationFinding, findings_of
 
 
-def schedule(**more: Any) -> Schedule:
-    return Schedule.model_validate({"agent": "summariser", "cron": "0 2 * * *", **more})
+def schedule(**more: Any) -> ScheduleSettings:
+    return ScheduleSettings.model_validate({"agent": "summariser", "cron": "0 2 * * *", **more})
 
 
-def faults_of(**more: Any) -> list[Finding]:
+def faults_of(**more: Any) -> list[ValidationFinding]:
     with pytest.raises(ValidationError) as raised:
         schedule(**more)
-    return list(findings_of(raised.value, Schedule))
+    return list(findings_of(raised.value, ScheduleSettings))
 
 
 def test_when_it_is_due_and_how_late_it_may_be() -> None:
@@ -48,7 +48,7 @@ def test_what_is_no_time_is_refused_where_it_stands(more: Mapping[str, Any], cod
     assert found.hint
 
 
-def told(schedules: Mapping[str, Schedule]) -> list[tuple[str, str, tuple[Any, ...]]]:
+def told(schedules: Mapping[str, ScheduleSettings]) -> list[tuple[str, str, tuple[Any, ...]]]:
     faults = schedule_faults(schedules, {"summariser", "linter"}, {"summariser", "linter", "off", "github"})
     return [(fault.code, fault.message, fault.at) for fault in faults]
 

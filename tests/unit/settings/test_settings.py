@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings, load_settings
-from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.load import doubts
 from sidecar.settings.load import load as load_document
 from sidecar.settings.server import TlsFiles
@@ -37,8 +37,8 @@ def test_arguments_in_clear_are_doubted_with_their_place(tmp_path: Path) -> None
 
 def test_the_shortest_file_gives_loopback_enforcement_and_strict_audit(tmp_path: Path) -> None:
     settings = load(tmp_path, "")
-    assert settings.server.listen == Address("127.0.0.1", 8080)
-    assert settings.admin.listen == Address("127.0.0.1", 9090)
+    assert settings.server.listen == ListenAddress("127.0.0.1", 8080)
+    assert settings.admin.listen == ListenAddress("127.0.0.1", 9090)
     assert (settings.policy.mode, settings.store.url, settings.store.on_failure) == ("enforce", "memory://", "deny")
     assert (settings.audit.sink, settings.audit.durability) == ("file", "strict")
     assert (settings.server.max_body_bytes, settings.server.max_response_bytes) == (2**20, 10 * 2**20)

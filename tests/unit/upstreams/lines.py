@@ -10,7 +10,7 @@ from typing import Any
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 from sidecar.protocols.sse import SseParser
-from sidecar.upstreams.transport import Made, Outbound
+from sidecar.upstreams.mcp.transport import BuiltUpstream, Outbound
 from sidecar.vocabulary import Caller, Principal
 
 SESSION, STATELESS = "2025-11-25", "2026-07-28"
@@ -81,14 +81,14 @@ def notification(method: str, **params: Any) -> Notification:
     return Notification(method, params)
 
 
-async def body(answer: Made) -> dict[str, Any]:
+async def body(answer: BuiltUpstream) -> dict[str, Any]:
     """The one JSON object that an answer is."""
     assert answer.media_type == "application/json"
     parsed: dict[str, Any] = json.loads(await answer.read(2**20))
     return parsed
 
 
-async def events(answer: Made, count: int) -> list[dict[str, Any]]:
+async def events(answer: BuiltUpstream, count: int) -> list[dict[str, Any]]:
     """The next events of a stream, and no more of it."""
     assert answer.media_type == "text/event-stream"
     parser, found = SseParser(), []

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams.credentials import Credential
-from sidecar.upstreams.legacy_sse import Address, SseUpstream
-from tests.unit.egress.hostile import Conversation, Hostile, response, serving
+from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.mcp.legacy_sse import MessageAddress, SseUpstream
+from tests.unit.http.client.hostile import Conversation, Hostile, response, serving
 
 STREAM = response(b"", "Content-Type: text/event-stream; charset=utf-8", framing="")
 ACCEPTED = response(b"Accepted", status="202 Accepted")
@@ -79,11 +79,15 @@ async def running(server: Old) -> AsyncIterator[Old]:
 
 @asynccontextmanager
 async def upstream_of(
-    server: Old, *, timeout_s: float = 2.0, max_message_bytes: int = 2**20, credential: Credential | None = None
+    server: Old,
+    *,
+    timeout_s: float = 2.0,
+    max_message_bytes: int = 2**20,
+    credential: UpstreamCredentialValue | None = None,
 ) -> AsyncIterator[SseUpstream]:
     """What speaks with it. Afterwards no connection is left."""
     assert server.server is not None
-    address = Address(server.server.url, credential, timeout_s, max_message_bytes)
+    address = MessageAddress(server.server.url, credential, timeout_s, max_message_bytes)
     upstream = SseUpstream("old", address, connect_timeout_s=1.0, max_connections=10)
     try:
         yield upstream

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams import Catalogue
-from sidecar.upstreams.credentials import Credential
-from sidecar.upstreams.http import HttpUpstream
-from tests.unit.egress.hostile import Conversation, Hostile, response, serving
+from sidecar.upstreams import ToolCatalogue
+from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.mcp.streamable_http import HttpUpstream
+from tests.unit.http.client.hostile import Conversation, Hostile, response, serving
 
 ANY: dict[str, Any] = {"type": "object"}
 STATELESS, SESSION = "2026-07-28", "2025-11-25"
@@ -127,13 +127,13 @@ class Peer:
 
 
 @asynccontextmanager
-async def learning(peer: Peer, clock: Clock, *, timeout_s: float = 5.0) -> AsyncIterator[Catalogue]:
+async def learning(peer: Peer, clock: Clock, *, timeout_s: float = 5.0) -> AsyncIterator[ToolCatalogue]:
     """A catalogue of ours in front of the peer."""
     async with serving(peer.converse) as server:
         peer.server = server
-        secret = Credential("Authorization", "Bearer upstream-secret")
+        secret = UpstreamCredentialValue("Authorization", "Bearer upstream-secret")
         upstream = HttpUpstream("notes", server.url, credential=secret, timeout_s=timeout_s)
-        catalogue = Catalogue(upstream, clock_mono=clock)
+        catalogue = ToolCatalogue(upstream, clock_mono=clock)
         try:
             yield catalogue
         finally:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.settings.health import Breaker as BreakerSettings
-from sidecar.settings.moments import rfc3339
-from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, Event, Pass, State
-from sidecar.upstreams.registry import LATENCIES, Account, News, Standing
-from sidecar.upstreams.registry import TRANSITIONS as STANDINGS
+from sidecar.settings.timestamps import rfc3339
+from sidecar.settings.upstream_health import BreakerSettings as BreakerSettings
+from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, BreakerEvent, BreakerPass, BreakerState
+from sidecar.upstreams.upstream_account import LATENCIES, UpstreamAccount, UpstreamNews, UpstreamState
+from sidecar.upstreams.upstream_account import TRANSITIONS as STANDINGS
 from tests.unit.upstreams.peer import Clock
 
 
@@ -45,30 +45,30 @@ def begin(asked: Breaker, clock: Clock) -> None:
     asked.enter()
 
 
-WAYS: dict[State, list[Callable[[Breaker, Clock], None]]] = {
-    State.CLOSED: [],
-    State.OPEN: [fault, fault],
-    State.HALF_OPEN: [fault, fault, rest, begin],
+WAYS: dict[BreakerState, list[Callable[[Breaker, Clock], None]]] = {
+    BreakerState.CLOSED: [],
+    BreakerState.OPEN: [fault, fault],
+    BreakerState.HALF_OPEN: [fault, fault, rest, begin],
 }
 
 
 @pytest.mark.parametrize(("state", "event"), TRANSITIONS)
-def test_the_table_is_walked_as_it_is_written(state: State, event: Event) -> None:
+def test_the_table_is_walked_as_it_is_written(state: BreakerState, event: BreakerEvent) -> None:
     clock = Clock()
     asked = breaker(clock)
     for step in WAYS[state]:
         step(asked, clock)
     assert asked.state is state
     match event:
-        case Event.RESTED:
+        case BreakerEvent.RESTED:
             clock.now += 30
             asked.enter()
-        case Event.ANSWER | Event.FAULT:
+        case BreakerEvent.ANSWER | BreakerEvent.FAULT:
             clock.now += 30  # a try that never ended gives way
             given = asked.enter()
             asked.in_a_row = 0
-            asked.answered(given) if event is Event.ANSWER else asked.failed(given)
-        case Event.TOO_MANY:
+            asked.answered(given) if event is BreakerEvent.ANSWER else asked.failed(given)
+        case BreakerEvent.TOO_MANY:
             clock.now += 30
             asked.in_a_row = 1
             asked.failed(asked.enter())
@@ -76,9 +76,9 @@ def test_the_table_is_walked_as_it_is_written(state: State, event: Event) -> Non
 
 
 def test_every_state_has_its_events_and_none_is_skipped() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(State)
-    assert (State.OPEN, Event.ANSWER) not in TRANSITIONS  # it must be half open first
-    assert TRANSITIONS[State.HALF_OPEN, Event.FAULT] is State.OPEN
+    assert {state for state, _ in TRANSITIONS} == set(BreakerState)
+    assert (BreakerState.OPEN, BreakerEvent.ANSWER) not in TRANSITIONS  # it must be half open first
+    assert TRANSITIONS[BreakerState.HALF_OPEN, BreakerEvent.FAULT] is BreakerState.OPEN
 
 
 def test_by_default_five_faults_in_a_row_open_it_for_thirty_seconds() -> None:
@@ -89,9 +89,9 @@ def test_by_default_five_faults_in_a_row_open_it_for_thirty_seconds() -> None:
     answer(asked, clock)  # in a row means in a row
     for _ in range(4):
         fault(asked, clock)
-    assert asked.state is State.CLOSED
+    assert asked.state is BreakerState.CLOSED
     fault(asked, clock)
-    assert asked.state is State.OPEN and refused(asked) == 30
+    assert asked.state is BreakerState.OPEN and refused(asked) == 30
     clock.now += 29.5
     assert refused(asked) == 0.5
     clock.now += 0.5
@@ -104,14 +104,14 @@ def test_half_open_lets_one_through_and_goes_by_it() -> None:
     for step in (fault, fault, rest):
         step(asked, clock)
     given = asked.enter()
-    assert asked.state is State.HALF_OPEN and refused(asked) == AGAIN_S
+    assert asked.state is BreakerState.HALF_OPEN and refused(asked) == AGAIN_S
     with pytest.raises(Refusal):
         asked.enter()
     asked.failed(given)
-    assert asked.state is State.OPEN and refused(asked) == 30
+    assert asked.state is BreakerState.OPEN and refused(asked) == 30
     clock.now += 30
     asked.answered(asked.enter())
-    assert asked.state is State.CLOSED and asked.in_a_row == 0
+    assert asked.state is BreakerState.CLOSED and asked.in_a_row == 0
 
 
 def test_a_try_that_is_given_up_makes_room_for_the_next() -> None:
@@ -120,7 +120,7 @@ def test_a_try_that_is_given_up_makes_room_for_the_next() -> None:
     for step in (fault, fault, rest):
         step(asked, clock)
     asked.given_up(asked.enter())
-    assert asked.state is State.HALF_OPEN and refused(asked) is None
+    assert asked.state is BreakerState.HALF_OPEN and refused(asked) is None
 
 
 def test_a_try_whose_end_is_never_told_does_not_close_the_door_for_good() -> None:
@@ -129,7 +129,7 @@ def test_a_try_whose_end_is_never_told_does_not_close_the_door_for_good() -> Non
     for step in (fault, fault, rest, begin, rest):
         step(asked, clock)
     answer(asked, clock)
-    assert asked.state is State.CLOSED
+    assert asked.state is BreakerState.CLOSED
 
 
 def test_who_began_before_the_last_change_has_no_say() -> None:
@@ -139,11 +139,11 @@ def test_who_began_before_the_last_change_has_no_say() -> None:
     for step in (fault, fault):
         step(asked, clock)
     asked.answered(early)
-    assert asked.state is State.OPEN
+    assert asked.state is BreakerState.OPEN
     clock.now += 30
     given = asked.enter()
     asked.failed(earlier)
-    assert asked.state is State.HALF_OPEN
+    assert asked.state is BreakerState.HALF_OPEN
     asked.answered(given)
     asked.failed(earlier)
     assert asked.in_a_row == 0
@@ -159,7 +159,7 @@ def test_the_head_of_an_answer_ends_a_try_but_no_row_of_faults() -> None:
     for step in (fault, rest):
         step(asked, clock)
     asked.seen(asked.enter())
-    assert asked.state is State.CLOSED
+    assert asked.state is BreakerState.CLOSED
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
@@ -178,18 +178,18 @@ class Heard:
         self.said.append(to)
 
 
-def account(clock: Clock, failures: int = 4) -> Account:
+def account(clock: Clock, failures: int = 4) -> UpstreamAccount:
     settings = BreakerSettings(failures=failures)
-    return Account("github", settings, clock=lambda: clock.now, clock_mono=lambda: clock.now)
+    return UpstreamAccount("github", settings, clock=lambda: clock.now, clock_mono=lambda: clock.now)
 
 
-def in_state(standing: Standing, clock: Clock) -> tuple[Account, Pass]:
+def in_state(standing: UpstreamState, clock: Clock) -> tuple[UpstreamAccount, BreakerPass]:
     """An account that stands so, and a pass from before."""
     made = account(clock)
     early = made.breaker.enter()
-    if standing is not Standing.UNKNOWN:
+    if standing is not UpstreamState.UNKNOWN:
         made.answered(made.breaker.enter())
-    faults = {Standing.FALTERING: 2, Standing.OUT: 4}.get(standing, 0)
+    faults = {UpstreamState.FALTERING: 2, UpstreamState.OUT: 4}.get(standing, 0)
     for _ in range(faults):
         made.faulted(made.breaker.enter(), "it broke off")
     assert made.standing is standing
@@ -208,31 +208,31 @@ def test_when_the_state_of_a_breaker_changed_last_is_told() -> None:
 
 
 @pytest.mark.parametrize(("standing", "news"), STANDINGS)
-def test_the_table_of_a_status_is_walked_as_it_is_written(standing: Standing, news: News) -> None:
+def test_the_table_of_a_status_is_walked_as_it_is_written(standing: UpstreamState, news: UpstreamNews) -> None:
     clock = Clock()
     made, early = in_state(standing, clock)
     clock.now += 30
     match news:
-        case News.ANSWERED:
+        case UpstreamNews.ANSWERED:
             made.answered(made.breaker.enter())
-        case News.FALTERED:
+        case UpstreamNews.FALTERED:
             for _ in range(max(1, 2 - made.breaker.in_a_row)):
                 made.faulted(early, "it broke off")
-        case News.UNWELCOME:
+        case UpstreamNews.UNWELCOME:
             made.unwelcome("it answered HTTP 401")
-        case News.OPENED:
+        case UpstreamNews.OPENED:
             for _ in range(4 - made.breaker.in_a_row or 1):
                 made.faulted(made.breaker.enter(), "it broke off")
-            assert made.breaker.state is State.OPEN
-        case News.CLOSED:
+            assert made.breaker.state is BreakerState.OPEN
+        case UpstreamNews.CLOSED:
             made.closed()
     assert made.standing is STANDINGS[standing, news]
 
 
 def test_the_table_of_a_status_answers_everything() -> None:
-    assert set(STANDINGS) == {(standing, news) for standing in Standing for news in News}
-    assert {standing.status for standing in Standing} == {"ready", "degraded", "offline"}
-    assert {standing.connection for standing in Standing} == {"connected", "disconnected", "degraded"}
+    assert set(STANDINGS) == {(standing, news) for standing in UpstreamState for news in UpstreamNews}
+    assert {standing.status for standing in UpstreamState} == {"ready", "degraded", "offline"}
+    assert {standing.connection for standing in UpstreamState} == {"connected", "disconnected", "degraded"}
 
 
 def test_a_life_is_heard_in_its_order() -> None:

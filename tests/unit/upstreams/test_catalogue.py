@@ -8,10 +8,10 @@ import json
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams import Catalogue
-from sidecar.upstreams.listing import MAX_PAGES, MAX_TOOLS
-from sidecar.upstreams.pins import digest_of
-from tests.unit.egress.hostile import response
+from sidecar.upstreams import ToolCatalogue
+from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS
+from sidecar.upstreams.mcp.pins import digest_of
+from tests.unit.http.client.hostile import response
 from tests.unit.upstreams.peer import ANY, SESSION, STATELESS, Clock, Peer, learning, tool
 
 
@@ -20,7 +20,7 @@ def clock() -> Clock:
     return Clock()
 
 
-async def reason_of(catalogue: Catalogue, name: str, deadline_s: float = 5.0) -> Reason | None:
+async def reason_of(catalogue: ToolCatalogue, name: str, deadline_s: float = 5.0) -> Reason | None:
     """Why the tool is refused; None where it is not."""
     try:
         await catalogue.tool(name, deadline_s)

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Notification, Request, Response
-from sidecar.upstreams.channel import MAX_ASKED, MAX_NOISE, Channel
-from sidecar.upstreams.transport import SESSION_ID, Made
+from sidecar.upstreams.mcp.duplex_transport import MAX_ASKED, MAX_NOISE, DuplexTransport
+from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream
 from tests.unit.upstreams.lines import (
     INITIALIZED,
     META,
@@ -34,11 +34,11 @@ class Far:
 
     def __init__(self, *, shared: bool = False) -> None:
         self.line = Line()
-        self.lost: list[Channel] = []
-        self.channel = Channel(self.line, self.lost.append, shared=shared)
+        self.lost: list[DuplexTransport] = []
+        self.channel = DuplexTransport(self.line, self.lost.append, shared=shared)
         self.session = ""
 
-    def ask(self, request: Request, session: str | None = None, **more: Any) -> asyncio.Task[Made]:
+    def ask(self, request: Request, session: str | None = None, **more: Any) -> asyncio.Task[BuiltUpstream]:
         return asyncio.create_task(self.channel.exchange(post(request, session or self.session or None, **more)))
 
     async def begin(self) -> str:

@@ -14,21 +14,21 @@ import jwt
 import pytest
 
 from sidecar.errors import Reason, SettingsError, Unsent
+from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.credentials import ClientCredentials, Signed, TokenExchange, UpstreamCredential
-from sidecar.settings.root import Settings
-from sidecar.signing_keys import SigningKey, generate
+from sidecar.settings.sidecar_file import Settings
 from sidecar.upstreams.credentials import (
     NO_SIGNER,
-    Credential,
     CredentialSource,
-    Signer,
+    TokenSigner,
+    UpstreamCredentialValue,
     same,
     signer_from,
     source_from,
 )
-from sidecar.upstreams.credentials.granted import Exchanged
-from sidecar.upstreams.credentials.signed import MAX_KEPT
-from sidecar.upstreams.credentials.tokens import PAUSE_S, Granted, Tokens
+from sidecar.upstreams.credentials.signed_tokens import MAX_KEPT
+from sidecar.upstreams.credentials.token_cache import PAUSE_S, GrantedToken, TokenCache
+from sidecar.upstreams.credentials.token_exchange import ExchangedTokens
 from sidecar.vocabulary import Caller, Principal
 from tests.unit.upstreams.peer import Clock
 from tests.unit.upstreams.token_endpoint import Issuing, issuing
@@ -310,10 +310,10 @@ async def test_an_exchange_that_is_denied_is_the_callers_or_ours(code: str, reas
 
 
 async def test_tokens_are_bounded_in_number() -> None:
-    tokens, clock = Tokens(Clock(), max_tokens=3), iter(range(100))
+    tokens, clock = TokenCache(Clock(), max_tokens=3), iter(range(100))
 
-    async def fetch() -> Granted:
-        return Granted(str(next(clock)), 60.0)
+    async def fetch() -> GrantedToken:
+        return GrantedToken(str(next(clock)), 60.0)
 
     for number in range(10):
         await tokens.get(bytes([number]), fetch, 1.0)
@@ -329,7 +329,7 @@ async def test_tokens_are_bounded_in_number() -> None:
 def signing(key: SigningKey, clock: Clock, **more: Any) -> CredentialSource:
     ids = iter(range(100_000))
     section = UpstreamCredential(signed=Signed(**more))
-    source = source_from(section, UPSTREAM, Signer("https://gw", key), clock=clock, new_id=lambda: str(next(ids)))
+    source = source_from(section, UPSTREAM, TokenSigner("https://gw", key), clock=clock, new_id=lambda: str(next(ids)))
     assert source is not None
     return source
 
@@ -388,7 +388,7 @@ async def test_a_signed_token_ends_with_the_callers_own_credential() -> None:
 
 
 async def test_signatures_that_are_kept_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.upstreams.credentials.signed.MAX_KEPT", 3)
+    monkeypatch.setattr("sidecar.upstreams.credentials.signed_tokens.MAX_KEPT", 3)
     assert MAX_KEPT == 10_000
     source: Any = signing(generate(), Clock())
     for number in range(10):
@@ -508,14 +508,14 @@ def kinds(tmp_path: Path) -> dict[str, UpstreamCredential]:
 
 
 def test_what_shows_the_same_is_known_by_kind_and_content(kinds: dict[str, UpstreamCredential], tmp_path: Path) -> None:
-    signer = Signer("https://gw", generate())
+    signer = TokenSigner("https://gw", generate())
 
-    def made(signer: Signer = signer) -> dict[str, CredentialSource | None]:
+    def made(signer: TokenSigner = signer) -> dict[str, CredentialSource | None]:
         return {name: source_from(kind, UPSTREAM, signer) for name, kind in kinds.items()} | {"": None}
 
     one, other = made(), made()
     assert [(a, b) for a in one for b in other if same(one[a], other[b])] == [(name, name) for name in one]
-    rekeyed = made(Signer("https://gw", generate()))
+    rekeyed = made(TokenSigner("https://gw", generate()))
     assert {name for name in one if not same(one[name], rekeyed[name])} == {"signed"}
     (tmp_path / "one").write_text("another secret")
     changed = made()
@@ -526,9 +526,9 @@ async def test_no_kind_but_passthrough_shows_the_callers_token_and_none_prints_a
     kinds: dict[str, UpstreamCredential],
 ) -> None:
     for name, kind in kinds.items():
-        source = source_from(kind, UPSTREAM, Signer("https://gw", generate()))
+        source = source_from(kind, UPSTREAM, TokenSigner("https://gw", generate()))
         assert source is not None
-        if not isinstance(source, Exchanged) and name != "client":
+        if not isinstance(source, ExchangedTokens) and name != "client":
             shown = await source.header(ALICE, 1.0)
             assert (shown == ("Authorization", f"Bearer {CANARY}")) == name.startswith("passed")
         assert "secret-one" not in repr(source) + repr(getattr(source, "wanted", ""))
@@ -547,7 +547,7 @@ async def test_passthrough_shows_its_own_token_for_nobodys_questions(kinds: dict
 
 
 def test_a_credential_that_is_always_the_same_need_not_be_asked_for() -> None:
-    assert Credential("X-Key", "v").fixed == ("X-Key", "v")
+    assert UpstreamCredentialValue("X-Key", "v").fixed == ("X-Key", "v")
 
 
 async def landed(source: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidecar.protocols.jsonrpc import Notification
-from sidecar.upstreams.bridging.hearing import UPDATED, Subscription
+from sidecar.upstreams.mcp.bridge.server_messages import UPDATED, Subscription
 
 ODD = (None, 1, 1.5, True, [], ["file:///a"], {}, {"file:///a": 1}, "file:///b")
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from sidecar.egress import Crowded
 from sidecar.errors import Reason, Refusal, SettingsError
-from sidecar.processes import Processes
+from sidecar.http.client import QueueFull
 from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
 from sidecar.settings.credentials import UpstreamCredential
 from sidecar.upstreams import Outbound, upstream_from
-from sidecar.upstreams.credentials import Credential
-from sidecar.upstreams.http import HttpUpstream, refusal_from
-from sidecar.upstreams.transport import Made, Pipe, whole_of
-from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, response, say, serving
+from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.mcp.streamable_http import HttpUpstream, refusal_from
+from sidecar.upstreams.mcp.transport import AnswerPipe, BuiltUpstream, whole_of
+from sidecar.upstreams.processes import Processes
+from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
 PING = Request(1, "ping", {})
 BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}'
@@ -28,7 +28,7 @@ BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}'
 
 @asynccontextmanager
 async def behind(
-    script: Script, credential: Credential | None = None, max_connections: int = 100
+    script: Script, credential: UpstreamCredentialValue | None = None, max_connections: int = 100
 ) -> AsyncIterator[tuple[Hostile, HttpUpstream]]:
     async with serving(script) as server:
         upstream = HttpUpstream("notes", server.url, credential=credential, max_connections=max_connections)
@@ -48,7 +48,7 @@ def get() -> Outbound:
 
 
 async def test_the_upstream_hears_what_we_decided_and_nothing_else() -> None:
-    async with behind(say(OK), Credential("X-Api-Key", "ours")) as (server, upstream):
+    async with behind(say(OK), UpstreamCredentialValue("X-Api-Key", "ours")) as (server, upstream):
         call = Request(1, "tools/call", {"name": "a", "arguments": {}})
         extra = [("Mcp-Param-Region", "eu"), ("traceparent", "00-1")]
         sent = post(message=call, version="2026-07-28", session_id="s1", last_event_id="7", extra=extra)
@@ -130,12 +130,12 @@ async def test_trouble_becomes_a_refusal(script: Script, changes: dict[str, Any]
 
 async def test_an_answer_in_pieces_that_grows_too_large_is_closed_there_and_then() -> None:
     for most, refused in ((30, False), (29, True)):
-        pipe, given_up = Pipe(), list[str]()
+        pipe, given_up = AnswerPipe(), list[str]()
         for _ in range(3):
             pipe.write(b"0123456789")
         if not refused:
             pipe.end()
-        answer = Made(200, pipe=pipe, given_up=lambda heard=given_up: heard.append("up"))  # type: ignore[misc]
+        answer = BuiltUpstream(200, pipe=pipe, given_up=lambda heard=given_up: heard.append("up"))  # type: ignore[misc]
         if refused:
             with pytest.raises(Refusal, match="larger"):
                 await whole_of(answer, most)
@@ -165,7 +165,7 @@ async def test_calls_wait_for_a_connection_within_their_time_and_for_nobody_else
 
 
 async def test_where_too_many_wait_the_refusal_says_so() -> None:
-    refusal = refusal_from(Crowded())
+    refusal = refusal_from(QueueFull())
     assert (refusal.reason, refusal.detail) == (Reason.UPSTREAM_FAILED, "too many calls wait for it")
 
 
@@ -234,13 +234,13 @@ def test_a_missing_secret_stops_the_start(tmp_path: Path) -> None:
         )
 
 
-def section(url: str, credential: dict[str, Any] | None, folder: Path) -> settings.Upstream:
+def section(url: str, credential: dict[str, Any] | None, folder: Path) -> settings.UpstreamSettings:
     paths = {key: folder / value if key.endswith("_path") else value for key, value in (credential or {}).items()}
-    return settings.Upstream.model_construct(
+    return settings.UpstreamSettings.model_construct(
         mcp=settings.McpUpstream.model_construct(url=url, timeout_s=5.0, connect_timeout_s=1.0, max_connections=10),
         credential=UpstreamCredential.model_construct(**paths) if credential else None,
     )
 
 
 def test_a_credential_is_never_printed() -> None:
-    assert "s3cret" not in repr(Credential("Authorization", "Bearer s3cret"))
+    assert "s3cret" not in repr(UpstreamCredentialValue("Authorization", "Bearer s3cret"))

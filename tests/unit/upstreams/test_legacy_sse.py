@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams import detecting
-from sidecar.upstreams.credentials import Credential
-from sidecar.upstreams.detecting import DetectingUpstream
-from sidecar.upstreams.http import HttpUpstream
-from sidecar.upstreams.legacy_sse import SseUpstream
-from sidecar.upstreams.transport import SESSION_ID, Answer, Outbound
+from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.mcp import transport_detection
+from sidecar.upstreams.mcp.legacy_sse import SseUpstream
+from sidecar.upstreams.mcp.streamable_http import HttpUpstream
+from sidecar.upstreams.mcp.transport import SESSION_ID, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
 from tests.flow.misbehaviours import LIES, NO_STREAM, STREAM, telling
-from tests.unit.egress.hostile import response
+from tests.unit.http.client.hostile import response
 from tests.unit.upstreams.lines import STATELESS, call, get, initialize, post
 from tests.unit.upstreams.old import ACCEPTED, Old, running, upstream_of
 
@@ -38,7 +38,7 @@ async def status_of(upstream: SseUpstream, outbound: Outbound) -> int:
             await asyncio.sleep(0.01)
 
 
-async def said(answer: Answer) -> dict[str, Any]:
+async def said(answer: UpstreamAnswer) -> dict[str, Any]:
     with answer:
         body: dict[str, Any] = json.loads(await answer.read(10_000))
         return body
@@ -47,7 +47,7 @@ async def said(answer: Answer) -> dict[str, Any]:
 async def test_each_session_has_a_stream_of_its_own_and_both_ways_show_our_credential() -> None:
     async with (
         running(Old()) as server,
-        upstream_of(server, credential=Credential("X-Api-Key", "ours")) as upstream,
+        upstream_of(server, credential=UpstreamCredentialValue("X-Api-Key", "ours")) as upstream,
     ):
         first, second = await begun(upstream, "a"), await begun(upstream, "b")
         assert first != second and len(server.streams) == 2
@@ -272,7 +272,7 @@ async def test_a_refused_post_and_an_endpoint_are_http_sse(there: bytes) -> None
 async def test_everything_else_is_streamable_http_and_is_not_asked_twice(
     there: bytes, opening: bytes, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detecting, "PROBE_S", 0.1)
+    monkeypatch.setattr(transport_detection, "PROBE_S", 0.1)
     server = Either(opening=opening)
     server.there = there
     async with running(server), detecting_of(server) as upstream:

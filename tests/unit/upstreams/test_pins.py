@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.errors import PolicyError
-from sidecar.upstreams.pins import (
+from sidecar.upstreams.mcp.pins import (
     MEMBERS,
     NO_PINS,
     UNPINNABLE,
@@ -26,7 +26,7 @@ from sidecar.upstreams.pins import (
     drift_between,
     pin_of,
 )
-from sidecar.upstreams.pins_file import MAX_PINS_BYTES, file_with, load_pins
+from sidecar.upstreams.mcp.pins_file import MAX_PINS_BYTES, file_with, load_pins
 from tests.unit.protocols.test_hidden import POISONED
 
 AT, BY = "2027-01-31T08:00:00Z", "alice"

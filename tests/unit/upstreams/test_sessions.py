@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams.sessions import (
+from sidecar.upstreams.mcp.sessions import (
     MAX_AWAITED,
     MAX_REMEMBERED,
     MAX_STREAMS,
-    Asked,
+    PendingRequest,
     Session,
     Sessions,
     upstream_id_from,
@@ -24,7 +24,7 @@ from tests.unit.upstreams.peer import Clock
 ALICE = Caller((Principal("user:alice", "https://idp"),), (Credential("jwt", "https://idp"),))
 BOB = Caller((Principal("user:bob", "https://idp"),), (Credential("jwt", "https://idp"),))
 PLANNER = Principal("nhi:planner", "local")
-ASKED = Asked("tools/call", "search", "decision-1", None)
+ASKED = PendingRequest("tools/call", "search", "decision-1", None)
 
 
 def a_table(clock: Clock | None = None, **bounds: Any) -> Sessions:

@@ -11,9 +11,9 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Request
-from sidecar.upstreams import wired
-from sidecar.upstreams.transport import SESSION_ID, Made, Outbound
-from sidecar.upstreams.wired import Bounds, WiredUpstream
+from sidecar.upstreams.mcp import line_sessions
+from sidecar.upstreams.mcp.line_sessions import LineBounds, LineTransport
+from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, Outbound
 from sidecar.vocabulary import Caller
 from tests.unit.upstreams.lines import INITIALIZED, META, STATELESS, Line, body, call, get, initialize, post
 from tests.unit.upstreams.peer import Clock
@@ -31,7 +31,7 @@ class Server:
         self.clock = Clock()
         self.failure: Refusal | None = None
         self.pause_s = 0.0
-        self.upstream = WiredUpstream(
+        self.upstream = LineTransport(
             "x", self.open, timeout_s=5.0, max_response_bytes=2**20, clock_mono=self.clock, **more
         )
         self.tasks: list[asyncio.Task[None]] = []
@@ -59,7 +59,7 @@ class Server:
     def closed(self) -> list[bool]:
         return [line.closed for _, line in self.lines]
 
-    async def ask(self, outbound: Outbound) -> Made:
+    async def ask(self, outbound: Outbound) -> BuiltUpstream:
         return await self.upstream.exchange(outbound)
 
     async def begin(self, who: str = "a") -> str:
@@ -115,7 +115,7 @@ async def test_a_session_begins_on_the_line_that_knew_no_discovery() -> None:
 
 
 async def test_silence_about_discovery_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wired, "DISCOVER_S", 0.02)
+    monkeypatch.setattr(line_sessions, "DISCOVER_S", 0.02)
     async with serving() as server:
         server.mute = {"server/discover"}
         answer = await server.ask(post(DISCOVER, version=STATELESS))
@@ -155,7 +155,7 @@ async def test_a_line_that_broke_is_404_for_its_session_and_new_for_the_stateles
 
 
 async def test_a_caller_has_so_many_and_its_oldest_unused_one_gives_way() -> None:
-    async with serving(bounds=Bounds(max_per_caller=2)) as server:
+    async with serving(bounds=LineBounds(max_per_caller=2)) as server:
         sessions = []
         for _ in range(3):
             server.clock.now += 1
@@ -174,7 +174,7 @@ async def test_a_caller_has_so_many_and_its_oldest_unused_one_gives_way() -> Non
 
 
 async def test_with_all_lines_in_use_nobody_else_loses_a_session() -> None:
-    async with serving(bounds=Bounds(max_lines=2)) as server:
+    async with serving(bounds=LineBounds(max_lines=2)) as server:
         await server.begin("a")
         await server.line_of(post(call(), who="b", version=STATELESS))
         await server.begin("c")  # takes what b's calls left unused
@@ -185,8 +185,8 @@ async def test_with_all_lines_in_use_nobody_else_loses_a_session() -> None:
 
 
 async def test_a_line_that_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wired, "SWEEP_EVERY_S", 0.01)
-    async with serving(bounds=Bounds(idle_s=60)) as server:
+    monkeypatch.setattr(line_sessions, "SWEEP_EVERY_S", 0.01)
+    async with serving(bounds=LineBounds(idle_s=60)) as server:
         await server.line_of(post(call(), who="a", version=STATELESS))
         session = await server.begin()
         server.clock.now += 59

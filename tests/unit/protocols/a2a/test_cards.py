@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from jwt import PyJWK
 from jwt.algorithms import get_default_algorithms
 
-from sidecar import signing_keys
+from sidecar.http import signing_keys
 from sidecar.protocols.a2a import cards, cards03, proto03, v03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import CARD
-from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.wire import WIRES
 from tests.unit.protocols.a2a.test_schema import of, whole
 
@@ -223,7 +223,7 @@ def test_callers_are_told_what_we_want_of_them_and_not_what_the_agent_wants() ->
 def test_a_version_that_we_do_not_offer_is_not_in_the_card() -> None:
     document = cards.document(ours(OLD, interfaces=INTERFACES[1:4]))
     assert not {"url", "preferredTransport", "protocolVersion", "additionalInterfaces", "security"} & document.keys()
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         cards03.to_json(ours(OLD, interfaces=INTERFACES[1:4]))
 
 
@@ -236,9 +236,9 @@ def test_the_extended_card_of_an_agent_of_0_3_is_read_like_any_other() -> None:
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
-def signer(key: signing_keys.SigningKey) -> cards.Signer:
+def signer(key: signing_keys.SigningKey) -> cards.CardSigner:
     algorithm = get_default_algorithms()[key.algorithm]
-    return cards.Signer(key.algorithm, key.kid, lambda data: algorithm.sign(data, key.private))
+    return cards.CardSigner(key.algorithm, key.kid, lambda data: algorithm.sign(data, key.private))
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -256,7 +256,7 @@ def test_our_signature_is_verified_by_the_official_sdk(name: str) -> None:
 def test_the_older_line_verifies_its_own_members() -> None:
     given = {name: card for name, card in GIVEN.items() if name != "of 1.0"}  # there it escapes what is not ASCII
     covered: list[bytes] = []
-    recording = cards.Signer("ES256", "k", lambda data: covered.append(data) or b"")
+    recording = cards.CardSigner("ES256", "k", lambda data: covered.append(data) or b"")
     documents = {name: cards.document(ours(card), recording) for name, card in given.items()}
     seen = read_by_03(documents)
     assert [unpadded(data.decode().split(".")[1]).decode() for data in covered[1::2]] == [
@@ -291,14 +291,14 @@ def unpadded(text: str) -> bytes:
 @pytest.mark.parametrize("given", [OLD, NEW], ids=["0.3", "1.0"])
 def test_a_card_that_we_cannot_trust_is_refused(given: Any, changed: Any, where: str) -> None:
     without = {name: value for name, value in given.items() if name != "securitySchemes"}
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         cards.read({**without, **changed})
     assert caught.value.pointer == where
 
 
 @pytest.mark.parametrize("given", [None, [], "card", {}, {"supportedInterfaces": {}}, {"supportedInterfaces": [1]}])
 def test_what_is_no_card_is_refused(given: Any) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         cards.read(given)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.proto03 import PROTO03
-from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.schema import UnreadableMessage
 from tests.unit.protocols.a2a.test_schema import of, whole
 
 JUDGED = settings(max_examples=8)
@@ -111,7 +111,7 @@ CARD: dict[str, Any] = {"name": "n", "version": "1", "url": "http://a", "capabil
     ],
 )  # fmt: skip
 def test_a_wrong_card_is_told_with_its_place(changed: dict[str, Any], where: str) -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         cards03.from_json({**CARD, **changed})
     assert caught.value.pointer == where
 
@@ -125,6 +125,6 @@ def test_of_several_flows_one_goes_on() -> None:
 
 
 def test_a_card_without_an_interface_of_0_3_is_not_one() -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         cards03.to_json({"name": "n", "supportedInterfaces": [{"url": "u", "protocolVersion": "1.0"}]})
     assert caught.value.pointer == "/supportedInterfaces"

@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 import pytest
 
-from sidecar.a2a.dialects import details_of
+from sidecar.gateway.frontends.a2a.response_writers import details_of
 from sidecar.protocols.a2a.errors import ERROR_INFO, AgentError
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.operations import GET, LIST, Binding
-from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.schema import UnreadableMessage
 
 OURS: dict[str, Any] = {"@type": ERROR_INFO, "reason": "DENIED_BY_RULE", "domain": "sidecar", "metadata": {}}
 THEIRS: dict[str, Any] = {"@type": ERROR_INFO, "reason": "BUSY", "domain": "agent.example", "metadata": {}}
@@ -21,7 +21,7 @@ def test_an_agent_of_0_3_is_not_called_below_a_tenant(binding: Binding) -> None:
     """Rules saw the tenant, and the agent would not: what it does would be done for anybody's."""
     for operation, params in ((GET, {"id": "t1"}), (LIST, {})):
         assert "tenant" not in form_of("0.3", binding).write_params(operation, {**params, "tenant": ""})
-        with pytest.raises(UnreadableError, match="tenant"):
+        with pytest.raises(UnreadableMessage, match="tenant"):
             form_of("0.3", binding).write_params(operation, {**params, "tenant": "acme"})
         assert form_of("1.0", binding).write_params(operation, {**params, "tenant": "acme"})["tenant"] == "acme"
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.operations import GET, OPERATIONS, PUSH_GET, VERSIONS, Operation, Route, Version
-from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.operations import GET, OPERATIONS, PUSH_GET, VERSIONS, Operation, OperationRoute, Version
+from sidecar.protocols.a2a.schema import UnreadableMessage
 
 ROUTES = [(version, one, route) for version in VERSIONS for one in OPERATIONS for route in one.http(version)]
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(
@@ -24,7 +24,7 @@ IDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_s
 @pytest.mark.parametrize(("version", "operation", "route"), ROUTES)
 @given(task=IDS, config=IDS, tenant=IDS)
 def test_what_is_written_is_read(
-    version: Version, operation: Operation, route: Route, task: str, config: str, tenant: str
+    version: Version, operation: Operation, route: OperationRoute, task: str, config: str, tenant: str
 ) -> None:
     ids = {"task": task, "config": config}
     said = http.path_to(route, ids)
@@ -68,7 +68,7 @@ def test_another_verb_is_told_which_there_are(verb: str, path: str, allowed: tup
 def test_what_is_no_address_is_none(path: str) -> None:
     try:
         assert http.address_of("GET", path, "1.0") is None
-    except UnreadableError:
+    except UnreadableMessage:
         assert path in ("/",)
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_address_is_none(path: str) -> None:
     ],
 )
 def test_a_path_that_is_not_plain_is_refused(path: str) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         http.address_of("GET", path, "1.0")
 
 
@@ -105,7 +105,7 @@ def test_a_query_has_the_types_of_its_message() -> None:
 
 @pytest.mark.parametrize("query", ["a=1&a=2", "a=%ff", "a=\\", "includeArtifacts=1"])
 def test_a_query_that_two_readers_read_differently_is_refused(query: str) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         http.typed(V10, "ListTasksRequest", http.query_of(query))
 
 
@@ -118,7 +118,7 @@ def test_values_become_a_query() -> None:
 def test_a_name_that_leads_elsewhere_stands_in_no_path(name: str) -> None:
     get, config = GET.http("1.0")[0], PUSH_GET.http("1.0")[0]
     for route, ids, tenant in ((get, {"task": name}, ""), (get, {"task": "t"}, name)):
-        with pytest.raises(UnreadableError):
+        with pytest.raises(UnreadableMessage):
             http.path_to(route, ids, tenant)
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         http.path_to(config, {"task": "t", "config": name})

@@ -35,7 +35,7 @@ from sidecar.protocols.a2a.operations import (
     Operation,
 )
 from sidecar.protocols.a2a.proto03 import PROTO03
-from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.schema import UnreadableMessage
 from tests.unit.protocols.a2a.test_schema import SCALARS, of, whole
 
 JUDGED = settings(max_examples=6)
@@ -129,7 +129,7 @@ def said_by_both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[An
         official = None
     try:
         return ours(), official
-    except UnreadableError:
+    except UnreadableMessage:
         return None, official
 
 
@@ -249,16 +249,16 @@ def test_every_operation_is_translated() -> None:
 
 @pytest.mark.parametrize("name", ["", "t", "tasks/", "tasks/a/b", "/tasks/a", f"{CONFIGS}/c", 5, None])
 def test_no_other_name_is_a_tasks(name: Any) -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         proto03.params_from_03(GET, {"name": name})
     assert caught.value.pointer == "/name"
 
 
 @pytest.mark.parametrize("name", ["tasks/t", CONFIGS, f"{CONFIGS}/", f"{CONFIGS}/c/d", f"tasks/{CONFIGS}/c"])
 def test_no_other_name_is_a_configurations(name: str) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         proto03.params_from_03(PUSH_GET, {"name": name})
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         proto03.result_from_03(PUSH_LIST, {"configs": [{"name": name}]}, streamed=False)
     assert caught.value.pointer == "/configs/0/name"
 
@@ -269,7 +269,7 @@ def test_no_other_name_is_a_configurations(name: str) -> None:
     ids=lambda one: getattr(one, "action", ""),
 )
 def test_an_id_that_would_name_another_task_is_refused(operation: Operation, canonical: Any) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         proto03.params_to_03(operation, canonical)
 
 
@@ -292,7 +292,7 @@ def test_a_send_that_says_nothing_of_blocking_blocks() -> None:
 
 def test_bytes_that_are_no_text_of_base64_are_refused() -> None:
     part = {"file": {"fileWithBytes": base64.b64encode(b"\xff\x00").decode()}}
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         proto03.params_from_03(SEND, {"message": {"content": [part]}})
 
 
@@ -310,9 +310,9 @@ def test_a_deletion_answers_nothing() -> None:
 
 
 def test_an_answer_that_holds_nothing_is_refused() -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         proto03.result_from_03(SEND, {}, streamed=False)
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         proto03.result_to_03(STREAM, {}, streamed=True)
 
 

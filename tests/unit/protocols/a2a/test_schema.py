@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.schema import Field, Schema, UnreadableError, camel, schema_from
+from sidecar.protocols.a2a.schema import FieldSpec, Schema, UnreadableMessage, camel, schema_from
 
 SCALARS = {
     "string": FieldDescriptor.TYPE_STRING,
@@ -70,7 +70,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 def of(schema: Schema, name: str, depth: int = 3) -> st.SearchStrategy[dict[str, Any]]:
     """A message as somebody may write it: either spelling, one field of a group, and what nobody knows."""
 
-    def value(one: Field) -> st.SearchStrategy[Any]:
+    def value(one: FieldSpec) -> st.SearchStrategy[Any]:
         if one.type in schema.messages:
             single = of(schema, one.type, depth - 1) if depth else st.just({})
         elif one.type in schema.enums:
@@ -146,14 +146,14 @@ def test_the_canonical_form_is_read_as_itself(name: str, data: st.DataObject) ->
     ],
 )
 def test_a_wrong_value_is_told_with_its_place(written: Any, where: str) -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         V10.read("SendMessageRequest", written)
     assert caught.value.pointer == where
 
 
 @pytest.mark.parametrize("moment", ["2026-01-01", "2026-13-01T00:00:00Z", "now", 5, "2026-01-01T00:00:00"])
 def test_a_time_is_of_rfc_3339(moment: Any) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         V10.read("ListTasksRequest", {"statusTimestampAfter": moment})
 
 

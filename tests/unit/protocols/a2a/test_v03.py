@@ -31,7 +31,7 @@ from sidecar.protocols.a2a.operations import (
     STREAM,
     Operation,
 )
-from sidecar.protocols.a2a.schema import Field, UnreadableError
+from sidecar.protocols.a2a.schema import FieldSpec, UnreadableMessage
 from tests.unit.protocols.a2a.test_schema import JSON, VALUES, of, whole
 
 JUDGED = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -109,7 +109,7 @@ def said_by_both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[An
         official = None
     try:
         return ours(), official
-    except UnreadableError:
+    except UnreadableMessage:
         return None, official
 
 
@@ -183,7 +183,7 @@ def of_03(name: str, depth: int = 4) -> st.SearchStrategy[dict[str, Any]]:
     knows."""
     message = v03.V03.messages[name]
 
-    def value(one: Field) -> st.SearchStrategy[Any]:
+    def value(one: FieldSpec) -> st.SearchStrategy[Any]:
         words = v03._WORDS.get((name, one.json))
         if words is not None:
             single: st.SearchStrategy[Any] = st.sampled_from(sorted(words))
@@ -265,7 +265,7 @@ def test_tasks_are_listed_in_0_3_with_its_words() -> None:
 def test_a_deletion_answers_null() -> None:
     assert v03.result_to_03(PUSH_DELETE, {}, streamed=False) is None
     assert v03.result_from_03(PUSH_DELETE, None, streamed=False) == {}
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         v03.result_from_03(PUSH_DELETE, {"task": 1}, streamed=False)
 
 
@@ -331,7 +331,7 @@ def part(**members: Any) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_call_is_told_with_its_place(said: Any, where: str) -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         v03.params_from_03(SEND, said)
     assert caught.value.pointer == where
 
@@ -356,13 +356,13 @@ STATUS = {"state": "working"}
     ],
 )
 def test_a_wrong_answer_is_told_with_its_place(operation: Operation, result: Any, where: str) -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         v03.result_from_03(operation, result, streamed=False)
     assert caught.value.pointer == where
 
 
 def test_a_part_that_holds_nothing_cannot_be_said_in_0_3() -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableMessage) as caught:
         v03.params_to_03(SEND, {"message": {"parts": [{"text": "a"}, {"filename": "b"}]}})
     assert caught.value.pointer == "/message/parts/1"
 

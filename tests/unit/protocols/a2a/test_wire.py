@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.proto03 import PROTO03
-from sidecar.protocols.a2a.schema import Schema, UnreadableError
-from sidecar.protocols.a2a.wire import WIRES, Wire
+from sidecar.protocols.a2a.schema import Schema, UnreadableMessage
+from sidecar.protocols.a2a.wire import WIRES, ProtobufWire
 from tests.unit.protocols.a2a.test_schema import of, whole
 
 DEPTH = 50
-LINES: list[tuple[Wire, Schema, Any, str]] = [
+LINES: list[tuple[ProtobufWire, Schema, Any, str]] = [
     (WIRES["1.0"], V10, a2a_pb2, name)
     for name in ("SendMessageRequest", "ListTasksRequest", "StreamResponse", "AgentCard")
 ] + [
@@ -32,7 +32,9 @@ LINES: list[tuple[Wire, Schema, Any, str]] = [
 @pytest.mark.parametrize(("wire", "schema", "official", "name"), LINES, ids=lambda one: one if type(one) is str else "")
 @settings(max_examples=6)
 @given(data=st.data())
-def test_our_bytes_are_theirs(wire: Wire, schema: Schema, official: Any, name: str, data: st.DataObject) -> None:
+def test_our_bytes_are_theirs(
+    wire: ProtobufWire, schema: Schema, official: Any, name: str, data: st.DataObject
+) -> None:
     canonical = schema.read(name, data.draw(of(schema, name)))
     message = ParseDict(canonical, getattr(official, name)())
     assert getattr(official, name).FromString(wire.encode(name, canonical)) == message
@@ -106,13 +108,13 @@ def moment(seconds: int, nanos: int = 0) -> bytes:
     ],
 )
 def test_hostile_bytes_are_unreadable(name: str, data: bytes) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         WIRES["1.0"].decode(name, data, 16)
 
 
 def test_nesting_counts_as_in_json() -> None:
     assert WIRES["1.0"].decode("SendMessageRequest", struct(5).SerializeToString(), 7)
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         WIRES["1.0"].decode("SendMessageRequest", struct(5).SerializeToString(), 6)
 
 
@@ -120,10 +122,10 @@ def test_every_value_counts_wherever_it_stands() -> None:
     wire = WIRES["1.0"]
     data = wire.encode("SendMessageRequest", {"tenant": "t", "message": {"parts": [{"text": "a"}, {}], "taskId": "x"}})
     assert wire.decode("SendMessageRequest", data, 16, 6)  # the tenant, the message, its parts, a text, the id
-    with pytest.raises(UnreadableError, match="more than 5 values"):
+    with pytest.raises(UnreadableMessage, match="more than 5 values"):
         wire.decode("SendMessageRequest", data, 16, 5)
     values = wire.encode("SendMessageRequest", {"metadata": {str(number): [None] for number in range(50)}})
-    with pytest.raises(UnreadableError, match="more than 100 values"):
+    with pytest.raises(UnreadableMessage, match="more than 100 values"):
         wire.decode("SendMessageRequest", values, 16, 100)
 
 
@@ -143,7 +145,7 @@ def test_what_protobuf_itself_finds_too_deep_is_unreadable() -> None:
         level = b"\x0a" + length(value) + value
     part = b"\x22" + length(b"\x32" + length(level) + level) + b"\x32" + length(level) + level
     message = b"\x2a" + length(part) + part
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         WIRES["1.0"].decode("Message", message, 1000)
 
 
@@ -169,7 +171,7 @@ def test_what_is_written_can_be_read(depth: int, around: Callable[[Any], Any]) -
     }
     try:
         data = WIRES["1.0"].encode("StreamResponse", {"task": task})
-    except UnreadableError:
+    except UnreadableMessage:
         assert depth > 28
         return
     assert WIRES["1.0"].decode("StreamResponse", data, 100) == V10.read("StreamResponse", {"task": task})
@@ -177,7 +179,7 @@ def test_what_is_written_can_be_read(depth: int, around: Callable[[Any], Any]) -
 
 @pytest.mark.parametrize("value", ["\ud800", 10**400])
 def test_what_has_no_bytes_is_refused(value: Any) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnreadableMessage):
         WIRES["1.0"].encode("SendMessageRequest", {"metadata": {"a": value}})
 
 

@@ -1,0 +1,337 @@
+"""The operator API of CLI-program agents, their runs and schedules.
+
+    models.py     what is said and ordered, member by member
+    views.py     from what is kept to what is said
+    requests.py    from bodies and queries to what is wanted
+    run_stream.py       what is new for who follows a run
+    visibility.py what of that is heard by who did not order it
+
+An operator acts as a caller: as `nhi:operator`, or, with the data folder in hand, as anybody; policy, limits and
+evidence are those of every caller, and what an operator owns is nobody else's. Of what was said in a run that somebody
+else ordered, what is kept is shown: without secrets, and within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sidecar.admin.operator_api.models import (
+    Agent,
+    AgentInFull,
+    Agents,
+    Run,
+    RunInFull,
+    RunOrdered,
+    Runs,
+    Schedule,
+    ScheduleOrdered,
+    Schedules,
+    Taken,
+)
+from sidecar.admin.operator_api.requests import (
+    OPERATOR,
+    TASK_TYPE,
+    RunAnswering,
+    RunOrdering,
+    WantedRuns,
+    WantedSchedule,
+)
+from sidecar.admin.operator_api.run_stream import END, RunNews, RunStream, text_of
+from sidecar.admin.operator_api.views import agent_in_full, agent_of, run_in_full, run_of, schedule_of
+from sidecar.admin.operator_api.visibility import RunVisibility
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.snapshot import Live
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.settings.agents import CliAgent
+from sidecar.settings.schedules import acts_as
+from sidecar.settings.validation_errors import nothing_like
+from sidecar.storage import RecordStoreOut
+from sidecar.tasks.api.task_orders import TaskOrders
+from sidecar.tasks.api.task_record import Task
+from sidecar.tasks.programs.executions import Executions, RunPool
+from sidecar.tasks.programs.run_events import WAITS, is_over, skill_of
+from sidecar.tasks.programs.run_record import Execution
+from sidecar.tasks.programs.run_states import RunState
+from sidecar.tasks.programs.stored_text import all_sanitized
+from sidecar.tasks.schedules.scheduler import Scheduler
+from sidecar.vocabulary import Caller, Credential, Principal
+
+OPERATORS: Final = "operator"  # who vouches for them: what they own is nobody's who shows a credential of that name
+TAKEN_S: Final = 5.0  # until an agent has taken a task
+LOOK_S, SLOWEST_LOOK_S = 0.01, 0.2
+TICK_S: Final = 0.5
+GIVEN_UP: Final = "an operator gave it up"
+PAGE: Final = 100
+MAX_LOOKED_AT: Final = 2_000  # of one question: who wants more goes on where it ended
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class OperatorApi:
+    """Everything that an operator asks of agents. `witness` puts an act on record, and raises
+    Refusal(AUDIT_UNAVAILABLE); `is_draining` says that whoever listens is to go."""
+
+    live: Live
+    executions: Executions
+    scheduler: Scheduler
+    orders: TaskOrders
+    new_id: Callable[[], str]
+    witness: Callable[..., Awaitable[None]]
+    is_draining: Callable[[], bool]
+
+    @property
+    def max_order_bytes(self) -> int:
+        """The largest order of a run: as large as any caller's."""
+        return self.live.current.bounds.max_body_bytes
+
+    # --- agents and runs ----------------------------------------------------------------------------------------------
+
+    async def agents(self) -> Agents:
+        """Every agent, and how it stands here. Raises Refusal(STORE_UNAVAILABLE)."""
+        return {"agents": [await self._agent(name) for name in sorted(self._definitions)]}
+
+    async def agent(self, name: str) -> AgentInFull:
+        """One of them, with its definition. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        return agent_in_full(await self._agent(name), self._definition(name))
+
+    async def runs(self, wanted: WantedRuns) -> Runs:
+        """Some runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        targets = list(self._definitions)
+        if wanted.agent:
+            self._definition(wanted.agent)
+            targets = [wanted.agent]
+        if wanted.active:
+            return await self._active(wanted, targets)
+        found: list[Execution] = []
+        at, last = wanted.offset, wanted.offset + MAX_LOOKED_AT
+        while len(found) < wanted.limit and at < last:
+            size = PAGE if wanted.is_narrow else wanted.limit - len(found)
+            page, total = await self.executions.page(None, targets, wanted.standing, size, at)
+            begins, at = at, at + size  # one that cannot be read has its place, too
+            for after, run in enumerate(page, begins + 1):
+                if wanted.means(run):
+                    found.append(run)
+                if len(found) == wanted.limit:
+                    at = after  # or less: who goes on there may see one again, and misses none
+                    break
+            if at >= total:
+                return {"runs": [run_of(run) for run in found], "next_offset": None}
+        return {"runs": [run_of(run) for run in found], "next_offset": at}
+
+    async def run(self, run_id: str) -> RunInFull:
+        """One run. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        return run_in_full(await self._run(run_id))
+
+    async def output(self, run_id: str) -> str:
+        """All text that a run made so far, as far as it is kept. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        record = await self._run(run_id)
+        text = text_of(record.task)
+        return (text if _is_ours(record) else await all_sanitized(text)) or record.output
+
+    async def follow(self, run_id: str) -> AsyncGenerator[RunNews | None]:
+        """What is new of a run, from its beginning to its end; None is a sign of life. Raises Refusal: TASK_UNKNOWN,
+        STORE_UNAVAILABLE."""
+        hearing = RunStream()
+        discretion = RunVisibility(is_theirs=_is_ours(await self._run(run_id)))
+        async with (
+            aclosing(self.executions.follow(run_id)) as told,
+            aclosing(_unless(self.is_draining, told)) as responses,
+        ):
+            async for response in responses:
+                if response is None:
+                    yield None
+                    continue
+                for heard in hearing.of(response):
+                    for shown in await discretion.of(heard):
+                        yield shown
+        for waited in await discretion.rest():
+            yield waited
+        if not self.is_draining():
+            yield RunNews(END, run_in_full(await self._run(run_id)))
+
+    async def order(self, name: str, ordered: RunOrdering, by: str, *, here: bool) -> RunOrdered:
+        """Run an agent, as a caller. `here` says that whoever orders it has the data folder: nobody else speaks for
+        others. Raises Refusal, as over HTTP."""
+        if not self._definition(name).enabled:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
+        _check_principal(ordered.principal, here=here)
+        task_id = self.new_id()
+        await self.witness("run-ordered", by, agent=name, principal=ordered.principal, task=task_id)
+        caller = _speaking_as(ordered.principal, by)
+        about = (name, ordered.task_type, ordered.input, task_id)
+        record = await self.orders.place(caller, *about, peer=by, context=ordered.context)
+        return {"agent": name, "principal": ordered.principal, **self._ordered(await self._taken(record))}
+
+    async def answer(self, run_id: str, answered: RunAnswering, by: str, *, here: bool) -> RunOrdered:
+        """Tell a run that asked what it asked for, on behalf of whom it is. Raises Refusal, as over HTTP;
+        MALFORMED_CALL for one that asks nothing."""
+        run = await self._run(run_id)
+        caller = _answering(run, by, here=here)
+        if run.task["status"]["state"] not in WAITS:
+            raise malformed("the run does not ask anything")
+        task_id, whom = self.new_id(), caller.last.name
+        await self.witness("run-answered", by, run=run_id, agent=run.target, principal=whom, task=task_id)
+        about = (run.target, answered.task_type or skill_of(run.task) or TASK_TYPE, answered.input, task_id)
+        record = await self.orders.place(caller, *about, peer=by, context=run.context, answers=run_id)
+        return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
+
+    async def cancel(self, run_id: str, reason: str, by: str) -> Run:
+        """Give a run up. It is given up also where that cannot be put on record, which is then said. Raises Refusal:
+        TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
+        if is_over((await self._run(run_id)).task):
+            raise Refusal(Reason.NOT_CANCELABLE, "it is over")
+        record = await self.executions.cancel(run_id, GIVEN_UP)  # its caller hears that; who and why is evidence
+        try:
+            await self.witness("run-cancelled", by, run=run_id, agent=record.target, why=reason)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, "it is given up all the same") from None
+        return run_of(record)
+
+    # --- schedules ----------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> Schedules:
+        """All of them. Raises Refusal(STORE_UNAVAILABLE)."""
+        return {"schedules": [schedule_of(one) for one in await self.scheduler.list()]}
+
+    async def run_schedule(self, name: str, by: str) -> ScheduleOrdered:
+        """Run one that is not due, as itself. Raises Refusal, as over HTTP."""
+        record = await self._taken(await self.scheduler.run_now(name, by))
+        return {"schedule": name, **self._ordered(record)}
+
+    async def add_schedule(self, wanted: WantedSchedule, by: str, *, here: bool) -> Schedule:
+        """Keep a schedule that sidecar.yaml does not have. `here` as in `order`: who orders over the admin listener
+        speaks for no principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
+        if not here:
+            self._check_own(wanted)
+        return schedule_of(await self.scheduler.add(wanted.key, wanted.schedule, by))
+
+    async def remove_schedule(self, name: str, by: str) -> Schedule:
+        """Take that back. Raises Refusal, Conflict."""
+        return schedule_of(await self.scheduler.remove(name, by))
+
+    async def pause(self, name: str, by: str) -> Schedule:
+        """Let one order nothing more, until it is resumed. Raises Refusal."""
+        return schedule_of(await self.scheduler.pause(name, by))
+
+    async def resume(self, name: str, by: str) -> Schedule:
+        """Take that back. Raises Refusal."""
+        return schedule_of(await self.scheduler.resume(name, by))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _active(self, wanted: WantedRuns, targets: Sequence[str]) -> Runs:
+        """Those that are not over. The states are asked for in the order of a run's way, so that one that goes on
+        meanwhile is seen twice and not missed."""
+        found: dict[str, Execution] = {}
+        for state in RunState:
+            page, _ = await self.executions.page(None, targets, state, MAX_LOOKED_AT, 0)
+            found |= {run.id: run for run in page if wanted.means(run)}
+        newest = sorted(found.values(), key=lambda run: (run.created_at, run.id), reverse=True)
+        end = wanted.offset + wanted.limit
+        shown = [run_of(run) for run in newest[wanted.offset : end]]
+        return {"runs": shown, "next_offset": end if end < len(newest) else None}
+
+    async def _agent(self, name: str) -> Agent:
+        definition = self._definition(name)
+        last, _ = await self.executions.page(None, [name], None, 1, 0)
+        pool = self.executions.standing(name) if definition.enabled else RunPool(0, 0, definition.places)
+        return agent_of(name, definition, pool, last[0] if last else None)
+
+    def _check_own(self, wanted: WantedSchedule) -> None:
+        """Raises Refusal(INSUFFICIENT_SCOPE)."""
+        now, who = self.live.current, acts_as(wanted.key, wanted.schedule)
+        others = {acts_as(key, one) for key, one in now.settings.schedules.items() if key != wanted.key}
+        if who == OPERATOR:
+            return
+        if who != f"nhi:{wanted.key}":
+            what = f"a schedule acts as nhi:<its name> or {OPERATOR}"
+        elif who in now.identity.key_owners() or who in others:
+            what = f"{who} has an API key or a schedule of its own: choose another name"
+        else:
+            return
+        detail = f"over the admin listener {what}; over the control socket (sidecar schedule add) it may be any NHI"
+        raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
+
+    async def _taken(self, record: Task) -> Task:
+        """The task once its agent has it; within a while as it stands. Raises Refusal for one that its agent does not
+        get, or does not take."""
+        pause_s = LOOK_S
+        with suppress(TimeoutError, RecordStoreOut):
+            async with asyncio.timeout(TAKEN_S):
+                while not record.is_sent:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(SLOWEST_LOOK_S, 2 * pause_s)
+                    record = await self.orders.runner.means.store.get(record.id) or record
+        if record.refused is not None:
+            raise Refusal(record.refused, words=record.error_message)
+        return record
+
+    def _ordered(self, record: Task) -> Taken:
+        run = record.a2a_task if record.target in self._definitions else ""  # of another agent it is nothing of ours
+        return {"task_id": record.id, "run_id": run or None, "error": record.error_message or None}
+
+    async def _run(self, run_id: str) -> Execution:
+        record = await self.executions.get(run_id)
+        if record is None:
+            raise Refusal(Reason.TASK_UNKNOWN, "no run has this id")
+        return record
+
+    @property
+    def _definitions(self) -> Mapping[str, CliAgent]:
+        return self.live.current.settings.agents
+
+    def _definition(self, name: str) -> CliAgent:
+        definition = self._definitions.get(name)
+        if definition is None:
+            why = nothing_like("no program under agents has this name", name, self._definitions)
+            raise Refusal(Reason.UPSTREAM_UNKNOWN, why)
+        return definition
+
+
+def _speaking_as(principal: str, by: str) -> Caller:
+    """A caller whom an operator vouches for."""
+    return Caller((Principal(principal, OPERATORS),), (Credential("local", OPERATORS, by),))
+
+
+def _check_principal(name: str, *, here: bool) -> None:
+    if name != OPERATOR and not here:
+        detail = f"over the admin listener an operator is {OPERATOR}; only over the control socket also others"
+        raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
+
+
+def _answering(run: Execution, by: str, *, here: bool) -> Caller:
+    """On behalf of whom a run may be answered: what operators ordered, and with the data folder in hand also what a
+    schedule did, for which nobody else answers. Raises Refusal(INSUFFICIENT_SCOPE)."""
+    asked = run.caller.last.name
+    caller = run.caller if run.schedule and here else _speaking_as(asked, by)
+    if caller.binding != run.owner:
+        raise Refusal(Reason.INSUFFICIENT_SCOPE, f"the run is another's: the answer is a message of {asked}'s own")
+    _check_principal(asked, here=here or asked == OPERATOR)
+    return caller
+
+
+def _is_ours(run: Execution) -> bool:
+    """Whether operators ordered it: what was said in it is theirs."""
+    return run.caller.last.issuer == OPERATORS
+
+
+async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """Events as they come, until it is over: also while nothing comes."""
+    while not is_over():
+        coming = asyncio.ensure_future(anext(events))
+        try:
+            while not coming.done() and not is_over():
+                await asyncio.wait({coming}, timeout=TICK_S)
+            if not coming.done():
+                return
+            yield coming.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})

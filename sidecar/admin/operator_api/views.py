@@ -1,0 +1,153 @@
+"""Converts runs and agents to response models."""
+
+from __future__ import annotations
+
+from sidecar.admin.operator_api.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule
+from sidecar.admin.operator_api.run_stream import message_of
+from sidecar.settings.agents import CliAgent
+from sidecar.settings.schedules import acts_as
+from sidecar.tasks.api.task_record import moment
+from sidecar.tasks.programs.executions import RunPool
+from sidecar.tasks.programs.run_record import Attempt, Execution, Failure, Usage
+from sidecar.tasks.programs.stored_text import sanitized
+from sidecar.tasks.schedules.scheduler import ShownSchedule
+
+
+def run_of(record: Execution) -> Run:
+    """A run, without what was said in it."""
+    began, ended = record.started_at, record.ended_at
+    return {
+        "id": record.id,
+        "agent": record.target,
+        "caller": [principal.name for principal in record.caller.chain],
+        "context": record.context,
+        "schedule": record.schedule or None,
+        "state": record.state,
+        "previous_state": record.previous_state,
+        "status": record.status,
+        "is_over": record.is_done,
+        "task_state": record.task.get("status", {}).get("state"),
+        "created_at": moment(record.created_at),
+        "started_at": moment(began),
+        "ended_at": moment(ended),
+        "duration_s": None if began is None or ended is None else round(ended - began, 3),
+        "retries": record.retry_count,
+        "max_retries": record.max_retries,
+        "timeout_s": record.timeout_s,
+        "cancel_requested": record.cancel_requested,
+        "pid": record.pid,
+        "exit_code": record.exit_code,
+        "signal": record.signal,
+        "error": _error(record.failure),
+        "output_bytes": record.output_bytes,
+    }
+
+
+def run_in_full(record: Execution) -> RunInFull:
+    """A run, with what is kept of what was said in it."""
+    return {
+        **run_of(record),
+        "input": record.input,
+        "output": record.output,
+        "message": sanitized(message_of(record.task.get("status", {}))) or None,
+        "usage": usage_of(record.usage),
+        "transitions": [
+            {"state": one.state, "at": moment(one.at), "why": one.why or None} for one in record.transitions
+        ],
+        "tries": [_try(one) for one in record.previous_tries],
+    }
+
+
+def agent_of(name: str, definition: CliAgent, pool: RunPool, last: Execution | None) -> Agent:
+    """An agent, and how it stands here."""
+    return {
+        "name": name,
+        "id": definition.id or name,
+        "title": definition.name or name,
+        "enabled": definition.enabled,
+        "mode": definition.mode,
+        "access_type": definition.access_type,
+        "running": pool.running,
+        "waiting": pool.waiting,
+        "places": pool.places,
+        "last_run": None if last is None else run_of(last),
+    }
+
+
+def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
+    """The same with its definition. Arguments may hold what `${VAR}` stood for, and are left out."""
+    told, offered, chosen = definition.patterns, definition.a2a.capabilities, definition.per_call
+    folder = definition.working_directory
+    return {
+        **agent,
+        "description": definition.description,
+        "executable": definition.executable,
+        "input_pattern": told.input,
+        "output_pattern": told.output,
+        "working_directory": None if folder is None else str(folder),
+        "environment": sorted(definition.envs),
+        "options": sorted(chosen.cli_args),
+        "variables": sorted(chosen.envs),
+        "working_directories": [str(one) for one in chosen.working_directories],
+        "timeout_s": definition.timeout,
+        "max_queue": definition.max_queue,
+        "max_input_bytes": offered.max_input_size,
+        "max_output_bytes": offered.max_output_size,
+        "max_retries": definition.tries - 1,
+    }
+
+
+def schedule_of(shown: ShownSchedule) -> Schedule:
+    """A schedule, and how it stands."""
+    chosen, standing = shown.schedule, shown.standing
+    return {
+        "name": shown.key,
+        "source": shown.source,
+        "added_by": shown.added.by if shown.added else None,
+        "added_at": moment(shown.added.at_s) if shown.added else None,
+        "id": chosen.id or shown.key,
+        "title": chosen.name or shown.key,
+        "agent": chosen.agent,
+        "principal": acts_as(shown.key, chosen),
+        "cron": chosen.cron,
+        "timezone": chosen.timezone,
+        "enabled": chosen.enabled,
+        "state": shown.state,
+        "paused_by": standing.paused_by or None,
+        "paused_at": moment(standing.paused_s),
+        "next_due": moment(shown.next_s),
+        "last_due": moment(standing.last_due_s),
+        "last_task": standing.last_task or None,
+        "last_result": standing.last_result,
+        "last_why": standing.last_why or None,
+        "last_success_at": moment(standing.last_success_s),
+        "running": [run.task for run in standing.running],
+    }
+
+
+def _error(failure: Failure | None) -> RunError | None:
+    return None if failure is None else {"category": failure.category, "message": failure.message}
+
+
+def usage_of(usage: Usage) -> RunUsage:
+    return {
+        "cpu_s": round(usage.cpu_s, 3),
+        "cpu_percent": round(usage.cpu_percent, 1),
+        "memory_bytes": usage.memory_bytes,
+        "peak_memory_bytes": usage.peak_memory_bytes,
+        "disk_read_bytes": usage.disk_read_bytes,
+        "disk_write_bytes": usage.disk_write_bytes,
+    }
+
+
+def _try(one: Attempt) -> RunTry:
+    return {
+        "status": one.status,
+        "started_at": moment(one.started_at),
+        "ended_at": moment(one.ended_at),
+        "pid": one.pid,
+        "exit_code": one.exit_code,
+        "signal": one.signal,
+        "error": _error(one.failure),
+        "usage": usage_of(one.usage),
+    }

@@ -1,0 +1,91 @@
+"""Reads requests to the admin listener and writes their answers.
+
+A no is a problem document (RFC 9457), whose `error` is the sentence for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+import orjson
+from aiohttp import web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.error_responses import (
+    JSON,
+    PROBLEM_JSON,
+    REFUSAL_URN,
+    DenyManner,
+    facts_of,
+    headers_of,
+    message_of,
+    plain_status,
+)
+
+HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+MAX_ORDER_BYTES: Final = 16 * 1024
+BODY_S: Final = 5.0
+
+
+class AdminRequest(NamedTuple):
+    """One guarded request, who sent it, and whom or what its path names. `here` says that it came over the control
+    socket: whoever can open that owns the data folder."""
+
+    request: web.BaseRequest
+    by: str
+    name: str
+    here: bool
+
+    @property
+    def query(self) -> str:
+        """As it was sent."""
+        return self.request.raw_path.partition("?")[2]
+
+
+async def body_of(request: web.BaseRequest, most_bytes: int = MAX_ORDER_BYTES) -> bytes:
+    """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for one that does not come."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise Refusal(Reason.TOO_LARGE, f"the body is too large: at most {most_bytes} bytes")
+    except TimeoutError:
+        raise Refusal(Reason.MALFORMED_CALL, "the body did not come in time") from None
+    except web.RequestPayloadError:
+        raise Refusal(Reason.MALFORMED_CALL, "the body is not well framed") from None
+    return bytes(body)
+
+
+def answered(value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+    """A yes."""
+    return _json(value, status, JSON, headers)
+
+
+def problem(error: str, status: int, headers: Mapping[str, str] = {}, **more: Any) -> web.Response:
+    """A no, in our words."""
+    told = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "error": error}
+    return _json({**told, **more}, status, PROBLEM_JSON, headers)
+
+
+def refused(refusal: Refusal) -> web.Response:
+    """A no that callers hear too. Operators are told all of it, whatever `answers.disclosure` says."""
+    facts = dict(facts_of(refusal, "", DenyManner()))
+    del facts["decision_id"]
+    told = {
+        "type": f"{REFUSAL_URN}{refusal.reason.value}",
+        "title": refusal.answer.message,
+        "status": plain_status(refusal.answer),
+        "error": message_of(refusal, facts),
+        **facts,
+    }
+    return _json(told, plain_status(refusal.answer), PROBLEM_JSON, headers_of(refusal, facts, ""))
+
+
+def _json(value: Any, status: int, media_type: str, headers: Mapping[str, str]) -> web.Response:
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return web.Response(body=body, status=status, headers={**HEADERS, "Content-Type": media_type, **headers})

@@ -1,0 +1,366 @@
+"""Starts, runs and stops one sidecar.
+
+It starts by taking its address, so that a second start on the same machine fails before it touches anything; then the
+evidence, the policy, what replicas share, a call's way, and last it serves. It stops the other way round: not ready at
+once, calls in flight finish, the evidence is closed. In between it runs what runs in the background, and does what its
+operators ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from sidecar import __version__
+from sidecar.admin.operator_api import OperatorApi
+from sidecar.app.background import BackgroundJobs
+from sidecar.app.container import way_from
+from sidecar.app.control_records import ControlRecords
+from sidecar.app.endpoints import base_url_of, take
+from sidecar.app.enforcement import EnforcementMode
+from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
+from sidecar.app.loader import executions_from, first_snapshot, next_snapshot, run_store_from
+from sidecar.app.policy_sources import SourcePoller
+from sidecar.app.preflight import check_keeping
+from sidecar.app.reload import Reloader
+from sidecar.app.sampled_gauges import SampledGauges
+from sidecar.app.servers import Servers
+from sidecar.app.shared_store import SharedStore
+from sidecar.app.status import StatusReport
+from sidecar.app.tool_drift import ToolDrift
+from sidecar.audit import Audit
+from sidecar.errors import SettingsError
+from sidecar.gateway.kill_switch import LEDGER_FILE, KillSwitch, SwitchEntry, SwitchLedger, object_of
+from sidecar.gateway.kill_switch.known_names import KnownNames, known
+from sidecar.gateway.pipeline import Pipeline
+from sidecar.gateway.reauthorization import ContinuedPermission
+from sidecar.gateway.snapshot import Live
+from sidecar.http.server.listeners import Listener, check_fast_parser
+from sidecar.limits import Limiter
+from sidecar.limits.usage_report import UsageQuery, UsageReport
+from sidecar.observability.metrics import Metrics
+from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load
+from sidecar.storage.peers import Peers, ServedRevision
+from sidecar.tasks.api.frontend import TaskFrontend
+from sidecar.tasks.programs.executions import Executions
+from sidecar.tasks.schedules.scheduler import Scheduler
+from sidecar.tasks.webhooks import Webhooks
+from sidecar.upstreams.health import HealthProbes
+from sidecar.upstreams.mcp.sessions import Sessions
+from sidecar.upstreams.processes import Processes
+
+LOOK_EVERY_S = 0.5
+LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
+
+log = logging.getLogger("sidecar")
+
+
+@dataclass(slots=True)
+class Application:
+    """A running sidecar: what it was started with, and below that what these lead to."""
+
+    path: Path
+    environ: Mapping[str, str]
+    settings: Settings
+    metrics: Metrics
+    evidence: ControlRecords
+    processes: Processes
+    executions: Executions
+    follower: SourcePoller
+    shared: SharedStore
+    pipeline: Pipeline
+    callbacks: Webhooks
+    scheduler: Scheduler
+    task_api: TaskFrontend
+    seen: InitVar[WatchLook]
+    audit: Audit = field(init=False)
+    limiter: Limiter = field(init=False)
+    live: Live = field(init=False)
+    switch: KillSwitch = field(init=False)
+    sessions: Sessions = field(init=False)
+    watcher: FileWatcher = field(init=False)
+    reloader: Reloader = field(init=False)
+    enforcement: EnforcementMode = field(init=False)
+    drift: ToolDrift = field(init=False)
+    replicas: Peers = field(init=False)
+    gauges: SampledGauges = field(init=False)
+    showing: UsageReport = field(init=False)
+    desk: OperatorApi = field(init=False)
+    standing: StatusReport = field(init=False)
+    listening: Servers = field(init=False)
+    jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
+
+    @classmethod
+    async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
+        """Read everything, check everything, then serve. Raises ConfigError before anything is answered."""
+        check_fast_parser()
+        has_source = load(path, environ, check_files=False, all_at_once=True).settings.policy.source is not None
+        loaded = load(path, environ, check_files=not has_source)
+        check_keeping(loaded)
+        settings = loaded.settings
+        async with AsyncExitStack() as undo:
+            data = take(settings.server.listen, undo, path)
+            settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            of_a2a = [name for name, one in settings.upstreams.items() if one.a2a is not None]
+            agents = (*of_a2a, *settings.agents)
+            metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents), agents=agents)
+            evidence = ControlRecords.open(settings, metrics)
+            undo.push_async_callback(evidence.audit.close)
+            seen = look_at(path, settings)  # before it is read: what is written from now on is a change
+            processes = Processes(environ)
+            undo.push_async_callback(processes.close)
+            shared = SharedStore.open(settings, metrics, evidence.audit, undo)
+            runs, common = run_store_from(settings, shared.limiter.store), shared.limiter.store
+            executions = executions_from(settings, runs, common, processes, metrics, evidence.audit.new_id)
+            undo.push_async_callback(executions.close, 0.0)
+            follower = SourcePoller(processes, time.time, secrets.SystemRandom().random, metrics)
+            prove = partial(first_snapshot, processes=processes, executions=executions, document=loaded.document)
+            if has_source:
+                await follower.begin(settings, partial(prove, base_url="", make_keys=False))
+                settings = load_settings(path, environ)
+            first = prove(settings, base_url_of(settings, data))
+            executions.offer(first.settings.agents)
+            seen = with_made(seen, settings)
+            await first.identity.start()
+            undo.push_async_callback(first.identity.close)
+            ledger = SwitchLedger.open(settings.data / LEDGER_FILE)
+            evidence.publish_at(shared.limiter.store)
+            way = way_from(settings, first, ledger, shared, evidence, metrics)
+            beside = (evidence, processes, executions, follower, shared)
+            app = cls(path, environ, settings, metrics, *beside, *way, seen)
+            await shared.greet()
+            await evidence.look_back()
+            await app.scheduler.recall()
+            await app.switch.sync()  # whom other replicas disabled, before the first call
+            await evidence.witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
+            await app.listening.open(data, app, undo)
+            await app._now_serving()
+            app._run_background()
+            undo.pop_all()
+            return app
+
+    def __post_init__(self, seen: WatchLook) -> None:
+        self.audit, self.limiter = self.evidence.audit, self.shared.limiter
+        self.live, self.switch = self.pipeline.live, self.pipeline.switch
+        self.sessions = self.pipeline.exchanges.sessions
+        live, witness = self.live, self.evidence.witness
+        self.executions.objection = ContinuedPermission(live, self.switch).ends
+        self.watcher = FileWatcher(self.path, lambda: live.current.settings, seen)
+        build = partial(next_snapshot, self.path, self.environ, self.processes, self.executions)
+        self.reloader = Reloader(live, build, self.watcher, self.metrics, witness=witness, serves=self._now_serving)
+        self.enforcement = EnforcementMode(self.pipeline, self.evidence)
+        self.drift = ToolDrift(live, self.metrics, witness, time.monotonic)
+        self.replicas = Peers(secrets.token_hex(8), self.shared.run, self._serving, self._heard_of_news)
+        self.gauges = SampledGauges(self.pipeline, self.replicas)
+        self.showing = UsageReport(self.limiter.store)
+        self.desk = OperatorApi(
+            live,
+            self.executions,
+            self.scheduler,
+            self.task_api.orders,
+            self.audit.new_id,
+            self.audit.control,
+            lambda: self.pipeline.draining,
+        )
+        self.listening = Servers(self.path, self.settings, self.pipeline)
+        self.standing = StatusReport(
+            self.settings,
+            self.pipeline,
+            self.executions,
+            self.shared.counting,
+            self.callbacks,
+            self.scheduler,
+            self.task_api,
+            self.reloader,
+            self.follower,
+            self.replicas,
+            self.drift,
+            self.enforcement,
+            self.jobs,
+        )
+
+    @property
+    def base_url(self) -> str:
+        """Our address as callers write it."""
+        return self.live.current.base_url
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Of HTTP: the data listener first, then local ones, then the operators'."""
+        return self.listening.listeners
+
+    @property
+    def grpc_ports(self) -> Mapping[str, int]:
+        """The port of gRPC, and by name those of agents that have their own."""
+        return self.listening.grpc_ports
+
+    async def stop(self) -> None:
+        """Not ready at once; calls in flight finish within the grace time; the evidence is closed last."""
+        now_s, grace_s = asyncio.get_running_loop().time, self.settings.server.shutdown_grace_s
+        until_s = now_s() + grace_s
+        self.executions.drain()
+        await self.pipeline.drain(grace_s)  # who comes meanwhile hears 503, not silence
+        await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
+        await self.jobs.end()
+        await self.scheduler.close()
+        await self.task_api.runner.stop(max(0.0, until_s - now_s()))
+        await self.executions.close(max(0.0, until_s - now_s()))
+        await self.reloader.close()
+        await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
+        await self.processes.close()
+        await self.live.current.identity.close()
+        await self.shared.tasks.store.close()
+        await self.callbacks.close()
+        with suppress(SettingsError):  # logged; a disk that is full must not keep us here
+            await self.pipeline.refusals.tell(self.evidence.witness)
+            await self.evidence.witness("stop", "sidecar")
+        await self.evidence.seal()
+        await self.limiter.close()
+        await self.audit.close()
+
+    def _run_background(self) -> None:
+        exchanges = self.pipeline.exchanges
+        health = HealthProbes(lambda: self.live.current.upstreams, random=secrets.SystemRandom())
+        follow = partial(self.follower.run, lambda: self.live.current.settings, self.reloader.adopt)
+        for name, run in (
+            ("probing upstreams", health.run),
+            ("ending sessions at their servers", exchanges.run_farewells),
+            ("reviewing streams", exchanges.run_sweeps),
+            ("forgetting tasks", self.shared.tasks.run_sweeps),
+            ("calling back", self.callbacks.outbox.run),
+            ("forgetting callbacks", self.callbacks.run_sweeps),
+            ("the task API", self.task_api.runner.run),
+            ("what runs by the clock", self.scheduler.run),
+            ("runs of programs", self.executions.run),
+            ("the kill switch", self.switch.run),
+            ("the evidence's schedule", self.evidence.run),
+            ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
+            ("following the policy's source", follow),
+            ("watching the loop", self.pipeline.pressure.run),
+            ("counting refusals", partial(self.pipeline.refusals.run, self.audit.control)),
+            ("hearing of replicas", self.replicas.run),
+            ("looking around", self._look_around),
+        ):
+            self.jobs.begin(name, run)
+        for guests in self.listening.grpc_guests:
+            self.jobs.begin(f"bounding who is connected to port {guests.port}", guests.run)
+
+    async def _look_around(self) -> None:
+        """What is known only by looking. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.gauges.look()
+            await self.shared.counting.look(self.limiter.store)
+            await self.enforcement.look()
+            await self.drift.look()
+
+    async def _now_serving(self) -> None:
+        """A snapshot came into force: tell those who must know of it."""
+        try:
+            self.executions.offer(self.live.current.settings.agents)
+        except SettingsError as error:  # good when it was read, and gone since: what was offered goes on
+            log.error("agents that are programs are as before\n%s", error)
+        self.showing.take(self.live.current.budgets)
+        self.gauges.reconfigured(self.reloader.loaded_at)
+        self.listening.part_with_stale()
+        await self.enforcement.look()
+        for banner in self.banners():
+            log.warning(banner)
+        self.watcher.hint()  # other files may count now
+        self.follower.reconsider()
+
+    def _serving(self) -> ServedRevision:
+        now = self.live.current
+        return ServedRevision(now.engine.revision, self.follower.version(now.settings))
+
+    def _heard_of_news(self) -> None:
+        """Another replica loaded something that does not serve here."""
+        self.follower.hint()
+        self.watcher.hint()
+
+    # --- what operators ask and order: `admin.Operated` ---------------------------------------------------------------
+
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Whether calls are served, and why or why not."""
+        return self.standing.readiness()
+
+    def status(self) -> Mapping[str, Any]:
+        """What runs here, in plain values."""
+        return self.standing.whole()
+
+    def banners(self) -> tuple[str, ...]:
+        """What an operator must not overlook, in sentences."""
+        return self.standing.banners()
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
+        """How each upstream stands, by name."""
+        return self.standing.upstreams()
+
+    def is_server(self, name: str) -> bool:
+        """Whether an MCP server is called so."""
+        return name in self.live.current.services
+
+    def discovered(self, name: str) -> Mapping[str, Any]:
+        """The tools, prompts and resources that an upstream has, by name."""
+        service = self.live.current.services.get(name)
+        return {} if service is None else service.catalogue.discovered()
+
+    def disabled_principals(self) -> Sequence[SwitchEntry]:
+        """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
+        return self.standing.disabled_principals()
+
+    def switched_off(self) -> Sequence[SwitchEntry]:
+        """Every tool and server that is switched off now."""
+        return self.standing.switched_off()
+
+    async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
+        """Who used what, and how much is left. Raises StoreUnavailable."""
+        now = self.live.current
+        shown, more = await self.showing.show(wanted, now.limited, now.engine.roles_of)
+        return {"store": self.limiter.store.kind, "limits": shown, "more": more}
+
+    async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
+        """Set what counts a principal alone back to unused, and put on record who did; the names of these limits.
+        Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
+        now, store = self.live.current, self.limiter.store
+        charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
+        names = sorted({charge.limit for charge in charges})
+        await store.ping()  # what is on record is done
+        await self.audit.control("limits-reset", by, principal=principal, limits=names)
+        await store.reset(charges)
+        return names
+
+    def known_principal(self, name: str) -> KnownNames:
+        """Whether anything names this principal, and the known name that is nearest to it."""
+        return known(name, self.live.current, self.showing.known)
+
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """Disable a principal, here and at every replica. Raises SwitchError."""
+        return await self.switch.disable(principal, reason=reason, until=until, by=by)
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        return await self.switch.enable(principal, by=by)
+
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """Switch off one tool of a server, or with "" all that it offers, at every replica. Raises SwitchError."""
+        return await self.switch.switch_off(object_of(server, tool), reason=reason, until=until, by=by)
+
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        return await self.switch.switch_on(object_of(server, tool), by=by)
+
+    async def reload(self, by: str) -> str:
+        """Take models, rules, budgets, keys, issuers and upstreams as the files are now, and what the policy's source
+        has. Raises ConfigError and changes nothing."""
+        await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
+        return await self.reloader.reload(by)

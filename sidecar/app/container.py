@@ -1,0 +1,136 @@
+"""Builds the objects of the request path and connects them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from functools import partial
+from typing import NamedTuple
+
+from sidecar.app.control_records import ControlRecords
+from sidecar.app.shared_store import SharedStore
+from sidecar.gateway.forwarder import Forwarder
+from sidecar.gateway.frontends.a2a.context_ids import ContextIds
+from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
+from sidecar.gateway.frontends.a2a.task_ownership import TASKS as OF_AGENTS
+from sidecar.gateway.frontends.a2a.task_pages import TaskPages
+from sidecar.gateway.frontends.aggregate import AggregateFrontend
+from sidecar.gateway.frontends.dispatch import FrontendDispatch
+from sidecar.gateway.frontends.rest import RestFrontend
+from sidecar.gateway.kill_switch import KillSwitch, SwitchLedger
+from sidecar.gateway.pipeline import Pipeline
+from sidecar.gateway.reauthorization import ContinuedPermission, Reauthorization
+from sidecar.gateway.request_state import RequestStates
+from sidecar.gateway.snapshot import Live, Snapshot
+from sidecar.http.server.load_shedding import LoadShedding
+from sidecar.http.server.refusal_throttle import RefusalThrottle
+from sidecar.http.server.stream_limits import StreamLimits
+from sidecar.limits import SessionCalls
+from sidecar.observability.metrics import Metrics
+from sidecar.settings import Settings
+from sidecar.storage import RecordBounds
+from sidecar.tasks.api.completion_webhook import announces
+from sidecar.tasks.api.frontend import TaskFrontend
+from sidecar.tasks.api.task_lifecycle import TaskDeadlines, TaskServices
+from sidecar.tasks.api.task_orders import TaskOrders
+from sidecar.tasks.api.task_runner import FILE, TaskRunner
+from sidecar.tasks.schedules.scheduler import Scheduler
+from sidecar.tasks.webhooks import Webhooks, callbacks_from
+from sidecar.upstreams.mcp.session_store import SessionStore
+from sidecar.upstreams.mcp.sessions import Sessions
+
+
+class RequestPath(NamedTuple):
+    """The pipeline, and what lives beside it."""
+
+    pipeline: Pipeline
+    callbacks: Webhooks
+    scheduler: Scheduler
+    task_api: TaskFrontend
+
+
+def way_from(
+    settings: Settings,
+    first: Snapshot,
+    ledger: SwitchLedger,
+    shared: SharedStore,
+    evidence: ControlRecords,
+    metrics: Metrics,
+) -> RequestPath:
+    """A call's way, of which nothing runs yet."""
+    audit, random = evidence.audit, secrets.SystemRandom().random
+    first.identity.share_proofs(shared.proof)
+    live = Live(first, time.time)
+    switch = KillSwitch(ledger, share=shared.run, witness=audit.control, clock=time.time)
+    exchanges = _exchanges(settings, live, switch, shared, RequestStates(audit.key.secret, time.time))
+    session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
+    federation = AggregateFrontend(live, exchanges.sessions, exchanges, metrics, key=secrets.token_bytes(32))
+    callbacks = callbacks_from(
+        lambda: live.current.settings,
+        lambda: live.current.base_url,
+        metrics,
+        ContinuedPermission(live, switch).objection,
+        audit.control,
+        partial(shared.tasks.is_anothers, namespace=OF_AGENTS),
+        lambda owner, agent, said: ContextIds(shared.tasks.secret, owner, agent).shown(said),
+        shared.run,
+    )
+
+    async def jumped(seconds: float) -> None:
+        callbacks.outbox.clock_was_set(seconds)
+        await evidence.witness_jump(seconds)
+
+    announce = announces(callbacks.outbox)
+    means = TaskServices(
+        shared.task_store, shared.tasks, live, switch, audit, announce, shared.limiter, partial(_patience, live)
+    )
+    holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
+    runner = TaskRunner(means, metrics, holder, partial(_bounds, live))
+    pressure = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
+    refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics, time.monotonic)
+    orders = TaskOrders(runner, pressure, refusals, metrics)
+    task_api = TaskFrontend(exchanges, orders, callbacks.guard.check, audit.new_id)
+    pipeline = Pipeline(
+        live=live,
+        session_calls=session_calls,
+        limiter=shared.limiter,
+        audit=audit,
+        metrics=metrics,
+        exchanges=exchanges,
+        fronts=FrontendDispatch(
+            exchanges.sessions, federation, RestFrontend(exchanges, session_calls), exchanges.recall
+        ),
+        agents=AgentFrontend(exchanges, callbacks.pushes, TaskPages(audit.key.secret)),
+        task_front=task_api,
+        switch=switch,
+        tasks=shared.tasks,
+        pressure=pressure,
+        refusals=refusals,
+        clock=time.time,
+    )
+    scheduler = Scheduler(live, shared.schedule_store, orders, audit.control, metrics, holder, audit.new_id)
+    return RequestPath(pipeline, callbacks, scheduler, task_api)
+
+
+def _exchanges(
+    settings: Settings, live: Live, switch: KillSwitch, shared: SharedStore, states: RequestStates
+) -> Forwarder:
+    sessions = Sessions(
+        time.monotonic,
+        idle_s=settings.sessions.idle_s,
+        max_sessions=settings.sessions.max,
+        max_per_principal=settings.sessions.max_per_principal,
+    )
+    roaming = SessionStore(sessions, shared.run if settings.sessions.store == "redis" else None, time.time)
+    places = StreamLimits(secrets.SystemRandom().random)
+    return Forwarder(live, sessions, switch, shared.tasks, Reauthorization(live, switch), places, states, roaming)
+
+
+def _patience(live: Live) -> TaskDeadlines:
+    chosen = live.current.settings.tasks
+    return TaskDeadlines(chosen.follow_s, chosen.away_s, chosen.ask_every_s, chosen.max_result)
+
+
+def _bounds(live: Live) -> RecordBounds:
+    chosen = live.current.settings.tasks
+    return RecordBounds(chosen.max_per_principal, chosen.max)

@@ -1,0 +1,208 @@
+"""Records what happens to the sidecar itself, and publishes checkpoints.
+
+The audit as a running sidecar holds it: opened before all else, closed after all else. What is done to the sidecar is
+put on record here, and where the log ended is told to whoever the operator named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sidecar.audit import Audit, load_key, load_or_make_key, time_ordered_ids
+from sidecar.audit.chain import ChainEnd
+from sidecar.audit.checkpoint_publisher import (
+    EVERY_S,
+    CheckpointPublisher,
+    Place,
+    Run,
+    to_descriptor,
+    to_store,
+    told_to_store,
+)
+from sidecar.audit.checkpoints import Checkpoint, load_or_make_attesting_key, read_checkpoints
+from sidecar.audit.record import RECOVERED
+from sidecar.audit.rollback import ROLLED_BACK, hash_in, newest_of, rolled_back
+from sidecar.audit.rotation import Attester, Rotation
+from sidecar.audit.sinks import open_sink, place_of
+from sidecar.errors import Refusal, SettingsError, fault_in
+from sidecar.http.signing_keys import SigningKey
+from sidecar.limits import CounterStore, StoreUnavailable
+from sidecar.observability.metrics import Metrics
+from sidecar.settings import Settings
+from sidecar.settings.audit import GOES_ON
+
+STDOUT = 1
+KNOWN_BYTES = 8 * 2**20  # of the end of a file of published checkpoints: some 25,000
+
+log = logging.getLogger("sidecar.app.control_records")
+
+
+@dataclass(slots=True)
+class ControlRecords:
+    """The audit, and its herald once there is a store to publish at."""
+
+    settings: Settings
+    audit: Audit
+    attesting_key: SigningKey
+    began: ChainEnd
+    herald: CheckpointPublisher = field(default_factory=lambda: CheckpointPublisher({}))
+    _store: CounterStore | None = None
+    _unasked: bool = False
+
+    @classmethod
+    def open(cls, settings: Settings, metrics: Metrics) -> Self:
+        """Ready to be written. Raises SettingsError."""
+        key = load_or_make_attesting_key(settings.checkpoint_key_path)
+        audit = _audit_from(settings, metrics, key)
+        evidence = cls(settings, audit, key, audit.trail.end)
+        audit.writer.start()
+        return evidence
+
+    def publish_at(self, store: CounterStore) -> None:
+        """From now on checkpoints are published, to `store` too where that was chosen."""
+        self.herald, self._store = CheckpointPublisher(_places(self.settings, store)), store
+
+    async def look_back(self) -> None:
+        """Is the log that of which it was published where it had got to? If not, that is put on record. Before anything
+        is published to the store; where it is out, once more when it is back. Raises SettingsError."""
+        if self.settings.audit.sink not in GOES_ON:
+            return
+        found = await asyncio.to_thread(self._given)
+        self._unasked = False
+        try:
+            found += await self._told_to_store()
+        except OSError as error:
+            self._unasked = self._store is not None and not self._store.up
+            log.warning("published checkpoints cannot be asked for", extra={"error": str(error)[:200]})
+        known = await asyncio.to_thread(newest_of, found, self.attesting_key)
+        if known.passed_over:
+            log.warning("published checkpoints that our key did not sign", extra={"count": known.passed_over})
+        if known.newest is not None:
+            await self._compare(known.newest)
+
+    async def _compare(self, newest: Checkpoint) -> None:
+        in_file = self.settings.audit.sink == "file"
+        hash_at = hash_in(self.settings.audit_path) if in_file else lambda seq: None
+        try:
+            facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
+        except OSError as error:  # `verify` reads it all, and says what it cannot
+            log.warning("the evidence cannot be compared with what was published", extra={"error": str(error)})
+            return
+        if not facts or ROLLED_BACK in self.audit.found:
+            return
+        log.error("the evidence is not that which was attested: it was put back", extra=dict(facts))
+        self.audit.found += (ROLLED_BACK,)
+        await self.witness(RECOVERED, "sidecar", **facts)
+        with suppress(OSError):  # what is attested now is newer, and the next start compares with that
+            await self.audit.seal()
+
+    def _given(self) -> list[Checkpoint]:
+        path = self.settings.audit.checkpoints.known_path
+        if path is None:
+            return []
+        try:
+            if not path.is_file():  # whoever opens a pipe waits for somebody to write to it
+                raise OSError(f"{path} is no file")
+            return list(read_checkpoints(path, tail_bytes=KNOWN_BYTES))
+        except OSError as error:
+            log.warning("published checkpoints cannot be read", extra={"error": str(error)})
+            return []
+
+    async def _told_to_store(self) -> Sequence[Checkpoint]:
+        """Only under a key that is this log's alone: others may have published under one that was given."""
+        chosen = self.settings.audit
+        if self._store is None or "store" not in chosen.checkpoints.to or chosen.checkpoint_key_path is not None:
+            return ()
+        return await told_to_store(_runs_at(self._store), self.attesting_key.kid)
+
+    async def witness(self, what: str, by: str, **facts: object) -> None:
+        """Put on record what was done to the sidecar itself. Raises SettingsError if it cannot be."""
+        try:
+            await self.audit.control(what, by, **facts)
+        except Refusal:
+            log.error("the audit cannot be written", extra={"control": what})
+            hint = "is its disk full, or read-only? Is who takes it awake?"
+            place = place_of(self.settings)
+            raise SettingsError([fault_in(place, "the audit cannot be written", code="A111", hint=hint)]) from None
+
+    async def witness_jump(self, seconds: float) -> None:
+        """What was recorded before and after it has times that cannot be compared."""
+        with suppress(Refusal):  # logged where it happened, and the audit says itself that it cannot write
+            await self.audit.control("clock-jump", "sidecar", seconds=round(seconds, 3))
+
+    async def run(self) -> None:
+        """Checkpoints and new files that are due by time, and the checkpoints to where they are published."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.audit.look()
+            await self._tell()
+
+    async def seal(self) -> None:
+        """The last checkpoint, and whoever is to hear it."""
+        try:
+            await self.audit.seal()
+        except OSError as error:
+            log.error("the end of the evidence cannot be attested", extra={"error": str(error)})
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """What is newer stands in nobody's way who has not been asked yet for what is older."""
+        if self._unasked and self._store is not None and self._store.up:
+            with suppress(SettingsError):  # logged; the audit says itself that it cannot write
+                await self.look_back()
+        await self.herald.tell(self.audit.trail.newest, but=("store",) if self._unasked else ())
+
+
+def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey) -> Audit:
+    attesting, rotate = settings.audit.checkpoints, settings.audit.rotate
+    older = [load_key(path) for path in settings.previous_audit_key_paths if path.exists()]
+    key = load_or_make_key(settings.audit_key_path)
+    instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
+    opened = open_sink(settings, key, instance, older)
+    try:
+        audit = Audit(
+            opened.sink,
+            opened.found,
+            key=key,
+            durability=settings.audit.durability,
+            instance=instance,
+            clock=time,
+            new_id=time_ordered_ids(time),
+            metrics=metrics,
+            evidence_path=settings.evidence_path,
+            attester=Attester(attesting_key, attesting.every_records, attesting.every_s),
+            clear_arguments=settings.audit.clear_arguments,
+            rotation=Rotation(rotate.max_bytes, rotate.every_s, rotate.keep),
+        )
+    except OSError as error:
+        opened.sink.close()
+        message = f"the audit cannot be written: {error}"
+        raise SettingsError([fault_in(opened.place, message, code="A111")]) from None
+    if audit.found:
+        log.warning("the audit was not in order", extra={"found": audit.found})
+    return audit
+
+
+def _places(settings: Settings, store: CounterStore) -> Mapping[str, Place]:
+    """Where checkpoints are published."""
+    known = {"stdout": to_descriptor(STDOUT), "store": to_store(_runs_at(store))}
+    return {name: known[name] for name in settings.audit.checkpoints.to}
+
+
+def _runs_at(store: CounterStore) -> Run:
+    async def run(script: str, key: str, arguments: Sequence[str]) -> Any:
+        try:
+            return await store.run(script, key, arguments)
+        except StoreUnavailable as error:
+            raise OSError(str(error)) from None
+
+    return run

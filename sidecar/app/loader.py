@@ -1,0 +1,500 @@
+"""Loads all operator files into one snapshot.
+
+From sidecar.yaml, models, rows, budgets and keys to one `Snapshot`: at the start, for a check, and for each reload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sidecar import storage
+from sidecar.app.file_watcher import key_files
+from sidecar.app.preflight import keeping_faults
+from sidecar.audit import load_key
+from sidecar.audit.checkpoints import load_attesting_key, public_jwk
+from sidecar.errors import Fault, Reason, SettingsError, Together
+from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchLedger
+from sidecar.gateway.redaction import screen_from
+from sidecar.gateway.snapshot import Beside, Service, Snapshot, snapshot_from
+from sidecar.http.client import fetch
+from sidecar.http.tls import TlsContexts, tls_from
+from sidecar.identity import Identity
+from sidecar.limits import CounterStore, StoreUnavailable, open_store
+from sidecar.observability.metrics import Metrics
+from sidecar.policy import Engine, PolicySource
+from sidecar.policy.worker_process import PolicyReading, load_policy_aside
+from sidecar.settings import Settings
+from sidecar.settings.load import doubts, file_faults, load
+from sidecar.settings.schedules import acts_as
+from sidecar.settings.server import TlsFiles
+from sidecar.settings.store import StoreSettings
+from sidecar.settings.stored_policy import StoredPolicy, placed
+from sidecar.settings.yaml_document import Document, in_file_order
+from sidecar.settings.yaml_nodes import Loc
+from sidecar.storage import MemoryRecordStore, RecordKind, RedisRecordStore, SqliteRecordStore, check_file
+from sidecar.storage import RecordStore as RecordStore
+from sidecar.storage.record_store import R
+from sidecar.storage.task_owners import (
+    MemoryOwnerStore,
+    OwnerBounds,
+    OwnerStore,
+    RedisOwnerStore,
+    SqliteOwnerStore,
+    TaskOwners,
+    check_task_file,
+)
+from sidecar.tasks.api.task_record import TASKS, Task
+from sidecar.tasks.api.task_runner import FILE
+from sidecar.tasks.programs.conversations import Endings
+from sidecar.tasks.programs.executions import Executions
+from sidecar.tasks.programs.program_agent import cli_agent_from
+from sidecar.tasks.programs.run_record import RUNS, Execution
+from sidecar.tasks.programs.runners import runner_from
+from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
+from sidecar.tasks.schedules.schedule_state import SCHEDULES, ScheduleStanding
+from sidecar.tasks.webhooks import check_callbacks
+from sidecar.upstreams import (
+    Bridge,
+    BridgeDeadlines,
+    GuardedTransport,
+    LostSessions,
+    TokenSigner,
+    ToolCatalogue,
+    UpstreamAccount,
+    signer_from,
+    upstream_from,
+)
+from sidecar.upstreams.agents import AgentUpstream, agent_from
+from sidecar.upstreams.mcp.pins import NO_PINS
+from sidecar.upstreams.processes import Processes
+from sidecar.vocabulary import Caller
+
+MAX_KEY_BYTES = 16 * 2**20
+# Every section of settings is in one of the two.
+NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
+RELOADED = frozenset(
+    {
+        "version",
+        "identity",
+        "policy",
+        "signing",
+        "upstreams",
+        "agents",
+        "streams",
+        "refusals",
+        "answers",
+        "callbacks",
+        "schedules",
+    }
+)
+
+
+def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
+    """Everything that a start would check, without taking an address or writing a file; and what of the settings is
+    valid and dangerous. Raises ConfigError."""
+    loaded = load(
+        path, environ, check_files=False, all_at_once=True
+    )  # without valid settings nobody knows where the rest is
+    settings, together = loaded.settings, Together()
+    kept, missing = list(keeping_faults(loaded)), file_faults(loaded, environ)
+    if faults := missing + [fault for fault in kept if fault.severity == "error"]:
+        together.errors.append(SettingsError(in_file_order(faults)))
+    with together.noted():
+        open_store(settings.store, time.time)
+    if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # else it was told, or there is none yet
+        _check_data(settings, together)
+    if missing:  # what is made of them cannot be, and that was told
+        _check_policy(settings, together)
+        together.refuse()
+    with together.noted():
+        processes = Processes(environ)
+        executions = executions_from(settings, MemoryRecordStore(), None, processes, Metrics(upstreams=()), str)
+        engine = first_snapshot(settings, "", processes, executions, loaded.document, make_keys=False).engine
+    together.refuse()
+    idle = idle_schedules(settings, engine, time.time())
+    return engine, (
+        *doubts(loaded),
+        *(fault for fault in kept if fault.severity == "warning"),
+        *(_of_schedule(one, loaded.document) for one in idle),
+    )
+
+
+def _check_data(settings: Settings, together: Together) -> None:
+    """What runs before us left in the data folder."""
+    with together.noted():
+        SwitchLedger.open(settings.data / LEDGER_FILE)
+    nobody = open_store(StoreSettings(), time.time)
+    with together.noted():
+        tasks_from(settings, nobody, b"")
+    with together.noted():
+        check_callbacks(settings)
+    with together.noted():
+        task_store_from(settings, nobody)
+    with together.noted():
+        run_store_from(settings, nobody)
+    with together.noted():
+        schedule_store_from(settings, nobody)
+    with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
+        load_key(settings.audit_key_path, ours=True)
+    for path in settings.previous_audit_key_paths:
+        with together.noted(), suppress(OSError):
+            load_key(path)
+
+
+def _with_attesting_key(signer: TokenSigner, settings: Settings) -> TokenSigner:
+    """Beside our keys of tokens the one of checkpoints, whose use is told: a start makes it before all else."""
+    path = settings.checkpoint_key_path
+    if not path.exists():
+        return signer
+    return replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
+
+
+def _check_policy(settings: Settings, together: Together) -> None:
+    if settings.policy.models.is_dir() and settings.policy.path.is_dir():
+        with together.noted():
+            Engine(read_policy(settings))
+        with together.noted():
+            Beside.read(settings.policy.path)
+
+
+def tasks_from(settings: Settings, shared: CounterStore, secret: bytes) -> TaskOwners:
+    """Who owns which task; `shared` is the store of limits, and `secret` that of all replicas. Raises SettingsError for
+    a file that cannot be used; makes none yet."""
+    chosen = settings.tasks
+    if chosen.store == "file":
+        check_task_file(settings.tasks_path)
+    store: OwnerStore
+    if chosen.store == "redis":
+        store = RedisOwnerStore(partial(run_at, shared))
+    else:
+        store = MemoryOwnerStore() if chosen.store == "memory" else SqliteOwnerStore(settings.tasks_path)
+    return TaskOwners(store, time.time, secret, chosen.keep_s, OwnerBounds(chosen.max_per_principal, chosen.max))
+
+
+async def run_at(shared: CounterStore, script: str, key: str, arguments: Sequence[str]) -> Any:
+    """As stores of tasks ask a store that replicas share."""
+    try:
+        return await shared.run(script, key, arguments)
+    except StoreUnavailable as error:
+        raise ConnectionError(str(error)) from None
+
+
+def task_store_from(settings: Settings, shared: CounterStore) -> RecordStore[Task]:
+    """The tasks of the task API; `shared` is the store of limits. Raises SettingsError for a file that cannot be used;
+    makes none yet."""
+    return _store_of(TASKS, settings, settings.task_api_path, shared)
+
+
+def run_store_from(settings: Settings, shared: CounterStore) -> RecordStore[Execution]:
+    """The runs of agents that are programs, likewise."""
+    return _store_of(RUNS, settings, settings.runs_path, shared)
+
+
+def schedule_store_from(settings: Settings, shared: CounterStore) -> RecordStore[ScheduleStanding]:
+    """How schedules stand, likewise."""
+    return _store_of(SCHEDULES, settings, settings.schedules_path, shared)
+
+
+def _store_of(kind: RecordKind[R], settings: Settings, path: Path, shared: CounterStore) -> RecordStore[R]:
+    if settings.tasks.store == "memory":
+        return MemoryRecordStore()
+    if settings.tasks.store == "redis":
+        return RedisRecordStore(partial(run_at, shared), kind)
+    check_file(path, kind)
+    return SqliteRecordStore(path, kind)
+
+
+def executions_from(
+    settings: Settings,
+    store: RecordStore[Execution],
+    shared: CounterStore | None,
+    processes: Processes,
+    metrics: Metrics,
+    new_id: Callable[[], str],
+) -> Executions:
+    """The runs of agents that are programs, of which nothing runs yet; `shared` is what replicas have in common, None
+    for nobody."""
+    tasks = settings.tasks
+
+    def objection(caller: Caller, name: str, skill: str) -> Reason | None:
+        return executions.objection(caller, name, skill)
+
+    executions = Executions(
+        store,
+        partial(
+            runner_from,
+            processes=processes,
+            environ=processes.environ,
+            objection=objection,
+            endings=Endings(),
+        ),
+        metrics,
+        time.time,
+        new_id,
+        FILE if tasks.store == "file" else secrets.token_hex(8),
+        secrets.SystemRandom().random,
+        lambda: storage.RecordBounds(tasks.max_per_principal, tasks.max),
+        lambda: tasks.keep_s,
+        None if shared is None or settings.store.is_memory else partial(run_at, shared),
+    )
+    return executions
+
+
+def services_from(
+    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner
+) -> Mapping[str, Service]:
+    """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
+    services = {}
+    for name, definition in settings.upstreams.items():
+        if definition.mcp is None:
+            continue
+        old, new = known.get(name), _service(settings, name, processes, signer)
+        same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
+        services[name] = old if old is not None and same else new
+    return services
+
+
+def agents_from(
+    settings: Settings,
+    known: Mapping[str, AgentUpstream],
+    signer: TokenSigner,
+    executions: Executions,
+    environ: Mapping[str, str],
+) -> Mapping[str, AgentUpstream]:
+    """The agents behind us, programs among them. Those whose definition is the same in `known` go on."""
+    max_bytes = settings.server.max_response_bytes
+    made = {
+        name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer)
+        for name, definition in settings.upstreams.items()
+        if definition.a2a is not None
+    }
+    for name, program in settings.agents.items():
+        if program.enabled:
+            made[name] = cli_agent_from(name, program, executions, environ)
+    return {name: _going_on(known.get(name), new) for name, new in made.items()}
+
+
+def _going_on(old: AgentUpstream | None, new: AgentUpstream) -> AgentUpstream:
+    if old is None or old.definition != new.definition or not old.wire.shows_the_same_as(new.wire):
+        return new
+    return old
+
+
+def _service(settings: Settings, name: str, processes: Processes, signer: TokenSigner) -> Service:
+    definition = settings.upstreams[name]
+    assert definition.mcp is not None
+    max_bytes = settings.server.max_response_bytes
+    bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
+    account = UpstreamAccount(name, definition.breaker)
+    patience = BridgeDeadlines(settings.sessions.question_timeout_s, settings.sessions.idle_s)
+    watched = GuardedTransport(bare, account, definition.mcp.share)  # the server, not what we make of it
+    upstream = Bridge(LostSessions(watched, account), patience)
+    responses = definition.responses
+    catalogue = ToolCatalogue(
+        upstream,
+        refuse_hidden=definition.hidden_text == "refuse",
+        checks_output=responses is not None and responses.check_output,
+    )
+    return Service(
+        name,
+        definition,
+        upstream,
+        account,
+        catalogue,
+        definition.mcp.timeout_s,
+        definition.mcp.longest_s,
+        definition.anonymous,
+        definition.scopes,
+        screen=screen_from(responses),
+    )
+
+
+def first_snapshot(
+    settings: Settings,
+    base_url: str,
+    processes: Processes,
+    executions: Executions,
+    document: Document,
+    *,
+    make_keys: bool = True,
+) -> Snapshot:
+    """What serves from the start. Raises ConfigError; the settings stand in `document`."""
+    return _snapshot(settings, None, base_url, processes, executions, document, make_keys=make_keys)
+
+
+async def next_snapshot(
+    path: Path,
+    environ: Mapping[str, str],
+    processes: Processes,
+    executions: Executions,
+    old: Snapshot,
+    *,
+    only_if_changed: bool = False,
+    taken: StoredPolicy | None = None,
+) -> Snapshot:
+    """Built aside, off the loop; nothing of the old one changes until all of the new one is good. `only_if_changed`
+    gives back `old` itself where the files say what they said. `taken` is a policy from the source that is not in force
+    yet."""
+    reading = PolicyReading()
+    try:
+        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, executions, old, reading, taken)
+    except asyncio.CancelledError:
+        reading.abandon()  # the thread would go on, and this process could not end before it
+        raise
+    if only_if_changed and new.says_the_same_as(old):
+        return old  # nothing of the new one was begun: no key fetched, no connection opened
+    try:
+        await new.identity.start(old.identity)
+    except BaseException:
+        await new.identity.close()
+        raise
+    return new
+
+
+def _read_snapshot(
+    path: Path,
+    environ: Mapping[str, str],
+    processes: Processes,
+    executions: Executions,
+    old: Snapshot,
+    reading: PolicyReading,
+    taken: StoredPolicy | None,
+) -> Snapshot:
+    loaded = load(path, environ)
+    settings, waiting = _reloaded(placed(loaded.settings, taken), old.settings)
+    new = _snapshot(settings, old, old.base_url, processes, executions, loaded.document, reading)
+    return replace(new, waiting=waiting)
+
+
+def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """The new settings, but for what needs a restart, which is never half applied (CONTRACT 2.4); and what of that was
+    changed."""
+    waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
+    settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
+    ports = {name: offer.grpc_port for name, _, offer in running.offers()}
+    for name, at, offer in written.offers():  # a card must name no port where nobody listens
+        if offer.grpc_port != ports.get(name):
+            settings = _with(settings, (*at, "grpc_port"), ports.get(name))
+            waiting.append(".".join(map(str, (*at, "grpc_port"))))
+    return settings, tuple(waiting)
+
+
+def _with(part: Any, at: Loc, value: object) -> Any:
+    """A part of settings with another value at a place below it."""
+    if not at:
+        return value
+    step = str(at[0])
+    if isinstance(part, Mapping):
+        return {**part, step: _with(part[step], at[1:], value)}
+    return part.model_copy(update={step: _with(getattr(part, step), at[1:], value)})
+
+
+def _snapshot(
+    settings: Settings,
+    known: Snapshot | None,
+    base_url: str,
+    processes: Processes,
+    executions: Executions,
+    document: Document,
+    reading: PolicyReading | None = None,
+    make_keys: bool = True,
+) -> Snapshot:
+    keys_digest, together = digest_of_keys(settings), Together()  # before they are read: what changes then is a change
+    with together.noted():
+        signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
+        services = services_from(settings, known.services if known else {}, processes, signer)
+        agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
+    with together.noted():
+        _check_schedules(settings, document)
+    tls: TlsContexts | None = None
+    with together.noted():
+        tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None
+    with together.noted():
+        identity = Identity.from_settings(settings, time.time, fetch, trust=tls.trust if tls else "")
+    with together.noted():
+        source = read_policy(settings, reading)
+    with together.noted():
+        beside = Beside.read(settings.policy.path, known.pins if known else NO_PINS)
+    together.refuse()
+    from sidecar.policy_tools.suites import self_test  # only where a policy is loaded
+
+    return snapshot_from(
+        settings,
+        source,
+        beside,
+        identity=identity,
+        services=services,
+        agents=agents,
+        base_url=base_url,
+        keys_digest=keys_digest,
+        self_test=self_test,
+        signer=signer,
+        tls=tls,
+    )
+
+
+def _check_schedules(settings: Settings, document: Document) -> None:
+    """What a program would refuse each time, in the night, is refused now. Raises SettingsError."""
+    faults = []
+    for key, schedule in settings.schedules.items():
+        if what := refused_input(schedule, settings.agents):
+            faults.append(document.fault(("schedules", key, "input_parameters"), what, "S180"))
+    if faults:
+        raise SettingsError(faults)
+
+
+class IdleSchedule(NamedTuple):
+    """A schedule whose runs policy refuses."""
+
+    key: str
+    principal: str
+    agent: str
+    reason: Reason
+
+
+def idle_schedules(settings: Settings, engine: Engine, now_s: float) -> list[IdleSchedule]:
+    """The schedules whose runs policy would refuse at this moment; none while denials pass in shadow mode."""
+    if settings.policy.mode != "enforce":
+        return []
+    idle = []
+    for key, schedule in settings.schedules.items():
+        reason = refused_run(key, schedule, engine, now_s)
+        if reason is not None:
+            idle.append(IdleSchedule(key, acts_as(key, schedule), schedule.agent, reason))
+    return idle
+
+
+def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
+    message = f"no rule lets {idle.principal} send messages to {idle.agent} ({idle.reason.value}): its runs are refused"
+    hint = f"write p, {idle.principal}, nhi:{idle.agent}, message/send, -, -, -, allow in nhi_to_nhi.csv"
+    return replace(document.fault(("schedules", idle.key), message, "S181", hint), severity="warning")
+
+
+def read_policy(settings: Settings, reading: PolicyReading | None = None) -> PolicySource:
+    """Models and rules, checked. Raises PolicyError."""
+    policy, names = settings.policy, frozenset(settings.upstreams)
+    folders, ids = (policy.models, policy.path), settings.agent_ids
+    return load_policy_aside(*folders, scopes=policy.scopes, names=names, agent_ids=ids, reading=reading)
+
+
+def digest_of_keys(settings: Settings) -> str:
+    """What the files of keys and credentials hold, in one digest."""
+    digest = sha256()
+    for path in key_files(settings):
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_KEY_BYTES)
+        except OSError:  # whoever reads it for its content says what is wrong
+            content = b""
+        digest.update(sha256(content).digest())
+    return digest.hexdigest()

@@ -1,0 +1,277 @@
+"""Signed policy bundles.
+
+A tar.gz. Its first member says what is in it (`manifest.json`: whose policy, its version, and of every file its size
+and SHA-256), its second who vouches for that (`signatures.json`: Ed25519 over the exact bytes of the first). The rest
+are the files, `policies/` and perhaps `models/`, and no others. Whoever unpacks it believes nothing before the
+signature holds: until then, two members of bounded size are all that is inflated.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import orjson
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sidecar.app.policy_sources.tarball import (
+    END,
+    HostileArchive,
+    TarMember,
+    TarNames,
+    gunzipped,
+    members,
+    packed,
+    write_member,
+)
+from sidecar.http.signing_keys import SigningKey, read_public_jwk
+from sidecar.protocols import base64url
+
+MANIFEST, SIGNATURES = "manifest.json", "signatures.json"
+FOLDERS: Final = ("policies", "models")
+DOMAIN: Final = b"sidecar policy bundle v1\n"
+VERSION: Final = 1
+MAX_MANIFEST: Final = 2 * 2**20
+MAX_SIGNATURES: Final = 16 * 1024
+MAX_SIGNERS: Final = 8
+MAX_KEYS: Final = 64
+MAX_KEY_FILE: Final = 256 * 1024
+MAX_NUMBER: Final = 2**53 - 1
+
+Keys = Mapping[str, Ed25519PublicKey]
+
+
+class BadBundle(Exception):
+    """This is no bundle, or none that anybody whom we know vouches for; its text says why, for operators."""
+
+
+class BundleEntry(NamedTuple):
+    """What the manifest says of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is in a bundle. `version` rises with each that is made of the policy `name`; `created_at` is in seconds
+    since the epoch."""
+
+    name: str
+    version: int
+    created_at: float
+    files: Mapping[str, BundleEntry]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle whose signature holds. `key_id` is whose; `digest` is the SHA-256 of the whole file, `manifest_digest`
+    that of what was signed."""
+
+    manifest: Manifest
+    key_id: str
+    digest: str
+    manifest_digest: str
+
+
+def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
+    """The unsigned bundle of a folder's `policies` and `models`. Raises BadBundle, OSError."""
+    files = dict(_files_of(folder))
+    entries = {path: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for path, raw in files.items()}
+    manifest = {
+        "v": VERSION,
+        "name": name,
+        "version": version,
+        "created_at": created_at,
+        "files": entries,
+    }
+    raw = orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    _manifest(raw)  # what nobody would take is not made
+    return _archive({MANIFEST: raw, **files})
+
+
+def sign(bundle: bytes, key: SigningKey) -> bytes:
+    """The bundle with one more signature, or with that of the same key made anew. Raises BadBundle."""
+    if key.algorithm != "EdDSA":
+        raise BadBundle("bundles are signed with Ed25519")
+    try:
+        found = {one.name: b"".join(one.content) for one in members(gunzipped(io.BytesIO(bundle)))}
+        manifest = found.pop(MANIFEST, b"")
+        _manifest(manifest)
+        known = _signatures(found.pop(SIGNATURES)) if SIGNATURES in found else {}
+    except HostileArchive as error:
+        raise BadBundle(str(error)) from None
+    made = {**known, key.kid: key.sign_bytes(DOMAIN + manifest)}
+    if len(made) > MAX_SIGNERS:
+        raise BadBundle(f"it has {MAX_SIGNERS} signatures already")
+    listed = [{"kid": kid, "alg": "EdDSA", "signature": base64url.encode(raw)} for kid, raw in made.items()]
+    signatures = orjson.dumps({"v": VERSION, "signatures": listed}, option=orjson.OPT_INDENT_2)
+    return _archive({MANIFEST: manifest, SIGNATURES: signatures, **found})
+
+
+def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
+    """Check all of a bundle, and unpack it into an empty folder of ours if one is given. Raises BadBundle, OSError."""
+    hashed = _Hashed(file)
+    try:
+        found = members(gunzipped(hashed))  # type: ignore[arg-type]
+        raw = _small(next(found, None), MANIFEST, MAX_MANIFEST)
+        second = next(found, None)
+        if second is None or second.name != SIGNATURES:
+            raise BadBundle("it is not signed")
+        key_id = _vouched(raw, _signatures(_small(second, SIGNATURES, MAX_SIGNATURES)), keys)
+        manifest = _manifest(raw)
+        _unpack(found, manifest, into)
+    except HostileArchive as error:
+        raise BadBundle(str(error)) from None
+    return Bundle(manifest, key_id, hashed.digest(), hashlib.sha256(raw).hexdigest())
+
+
+def read_keys(path: Path) -> Keys:
+    """Who may vouch for a bundle: a JWKS or a PEM file of Ed25519 keys. Raises BadBundle, OSError."""
+    with path.open("rb") as file:
+        raw = file.read(MAX_KEY_FILE + 1)
+    try:
+        listed = [read_public_jwk(path)] if b"-----BEGIN" in raw else orjson.loads(raw[:MAX_KEY_FILE])["keys"]
+        keys = {str(one["kid"]): _public(one) for one in listed if one.get("crv") == "Ed25519"}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadBundle(f"{path} holds no public keys: it is a JWKS, or one key in PEM") from None
+    if not keys or len(listed) > MAX_KEYS:
+        raise BadBundle(f"{path} holds no Ed25519 key, or more than {MAX_KEYS} keys")
+    return keys
+
+
+def _public(jwk: Mapping[str, Any]) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(base64url.decode(str(jwk["x"])))
+
+
+def _files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
+    names = TarNames()
+    for top in FOLDERS:
+        for path in sorted((folder / top).rglob("*")) if (folder / top).is_dir() else ():
+            relative = path.relative_to(folder)
+            if any(part.startswith(".") for part in relative.parts) or path.is_dir():
+                continue
+            try:
+                names.take(relative.as_posix())
+            except HostileArchive as error:
+                raise BadBundle(str(error)) from None
+            yield relative.as_posix(), path.read_bytes()
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with gzip.GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as packer:
+        for piece in chain((packed(name, raw) for name, raw in files.items()), (END,)):
+            packer.write(piece)
+    return out.getvalue()
+
+
+def _small(member: TarMember | None, name: str, most: int) -> bytes:
+    if member is None or member.name != name:
+        raise BadBundle(f"{name} is not where it belongs: this is no bundle of ours")
+    if member.size > most:
+        raise BadBundle(f"{name} is larger than {most} bytes")
+    return b"".join(member.content)
+
+
+def _signatures(raw: bytes) -> dict[str, bytes]:
+    try:
+        listed = orjson.loads(raw)["signatures"]
+        if not isinstance(listed, list) or len(listed) > MAX_SIGNERS:
+            raise ValueError
+        return {str(one["kid"]): base64url.decode(one["signature"]) for one in listed}
+    except (ValueError, KeyError, TypeError):
+        raise BadBundle(f"{SIGNATURES} is none") from None
+
+
+def _vouched(manifest: bytes, signatures: Mapping[str, bytes], keys: Keys) -> str:
+    """The id of a key of ours that signed it."""
+    for kid, signature in signatures.items():
+        key = keys.get(kid)
+        if key is None:
+            continue
+        try:
+            key.verify(signature, DOMAIN + manifest)
+        except InvalidSignature:
+            continue
+        return kid
+    raise BadBundle("none of its signatures is of a key that may vouch for it")
+
+
+def _manifest(raw: bytes) -> Manifest:
+    """Unknown members are of a newer minor version, and say nothing that we must know."""
+    try:
+        said = orjson.loads(raw)
+        if said["v"] != VERSION:
+            raise BadBundle(f"it is a bundle of version {said['v']!r}, which this release does not know")
+        files = {path: BundleEntry(int(one["bytes"]), str(one["sha256"])) for path, one in said["files"].items()}
+        found = Manifest(str(said["name"]), said["version"], float(said["created_at"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadBundle(f"{MANIFEST} is none") from None
+    if type(found.version) is not int or not 0 < found.version <= MAX_NUMBER:
+        raise BadBundle("its version is no number from 1 on")
+    if not any(path.startswith("policies/") and entry.size for path, entry in files.items()):
+        raise BadBundle("it has no rules")
+    for path in files:
+        if path.partition("/")[0] not in FOLDERS:
+            raise BadBundle(f"{path[:128]!r} belongs to no policy: there are policies/ and models/")
+    return found
+
+
+def _unpack(found: Iterator[TarMember], manifest: Manifest, into: Path | None) -> None:
+    left = dict(manifest.files)
+    for member in found:
+        entry = left.pop(member.name, None)
+        if entry is None or entry.size != member.size:
+            raise BadBundle(f"{member.name[:128]} is not as the manifest says")
+        digest = hashlib.sha256()
+        checked = _hashing(member, digest)
+        if into is None:
+            for _ in checked.content:
+                pass
+        else:
+            write_member(into, checked)
+        if digest.hexdigest() != entry.sha256:
+            raise BadBundle(f"{member.name} is not as the manifest says")
+    if left:
+        raise BadBundle(f"{next(iter(left))[:128]} is missing")
+
+
+def _hashing(member: TarMember, digest: Any) -> TarMember:
+    """The same member; what is read of it is hashed."""
+
+    def read() -> Iterator[bytes]:
+        for chunk in member.content:
+            digest.update(chunk)
+            yield chunk
+
+    return member._replace(content=read())
+
+
+class _Hashed:
+    """A file, and the digest of all of it, whatever was read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._sha = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._file.read(size)
+        self._sha.update(chunk)
+        return chunk
+
+    def digest(self) -> str:
+        while self.read(64 * 1024):
+            pass
+        return self._sha.hexdigest()

@@ -1,0 +1,316 @@
+"""Fetches a policy from a git ref.
+
+The program `git` fetches one commit into a bare repository of ours and packs the folder that is wanted; what it packed
+is unpacked as any archive is. It runs with an environment of its own: no configuration of the machine or the user, no
+hook, no submodule, no prompt, no redirect, no other transport than the one that was written. It has a deadline, and a
+bound on what it may leave on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, StoredRevisions
+from sidecar.app.policy_sources.tarball import HostileArchive, members, write_member
+from sidecar.app.policy_sources.version_order import objection
+from sidecar.errors import SettingsError
+from sidecar.settings import Settings
+from sidecar.settings.programs import executable_of
+from sidecar.settings.secrets import read_secret
+from sidecar.settings.sources import GitSource
+from sidecar.settings.stored_policy import StoredPolicy, kept_for
+from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed
+
+MAX_SAID: Final = 64 * 1024
+MAX_ON_DISK: Final = 256 * 2**20
+LOOK_AT_DISK_S: Final = 0.25
+COMMIT: Final = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
+CANDIDATE: Final = "refs/sidecar/policy"
+AS_COMMITTED: Final = "* !export-ignore !export-subst -text !eol !ident !filter !working-tree-encoding\n"
+"""Of a repository's own attributes none says what is packed, and as which bytes: what was reviewed is what serves."""
+_INHERITED: Final = ("PATH", "TMPDIR", "SSH_AUTH_SOCK")
+_SETTINGS: Final = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.attributesFile=/dev/null",
+    "credential.helper=",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "http.followRedirects=false",
+    "protocol.allow=never",
+    "transfer.fsckObjects=true",
+    "transfer.bundleURI=false",
+    "gpg.format=ssh",
+)
+
+
+@dataclass(slots=True)
+class GitOrigin:
+    """The ref. `_refused` are commits that were looked at and not taken, under the settings that they were judged by,
+    and why not."""
+
+    clock: Callable[[], float]
+    processes: Processes
+    _refused: dict[tuple[str, GitSource], str] = field(default_factory=dict)
+    _looked_at: tuple[str, GitSource] | None = None
+
+    async def look(self, settings: Settings) -> StoredPolicy | None:
+        """As the bundle's."""
+        chosen = settings.policy.source.git if settings.policy.source else None
+        assert chosen is not None
+        try:
+            async with asyncio.timeout(chosen.timeout_s):
+                return await self._look(settings, chosen)
+        except TimeoutError:
+            raise SourceError(f"git took longer than {chosen.timeout_s:g} s") from None
+        except HostileArchive as error:
+            raise SourceError(str(error), refused=True) from None
+        except OSError as error:
+            raise SourceError(f"it cannot be kept: {error}") from None
+
+    def refuse(self, why: str) -> None:
+        """What was taken last cannot serve."""
+        if self._looked_at is not None:
+            self._refused = {self._looked_at: why}
+
+    def forget(self) -> None:
+        """Judge anew what was judged."""
+        self._refused = {}
+
+    async def _look(self, settings: Settings, chosen: GitSource) -> StoredPolicy | None:
+        shelf, old = StoredRevisions(settings), await asyncio.to_thread(kept_for, settings)
+        git = await _GitRunner.at(shelf.folder / GIT, chosen, self.processes)
+        commit = await git.fetched()
+        if old is not None and (old.kind, old.name, old.of) == ("git", commit, _of(chosen)):
+            return None
+        self._looked_at = (commit, chosen)
+        if why := self._refused.get(self._looked_at):
+            raise SourceError(why, refused=True)
+        try:
+            return await self._take(git, shelf, old, commit)
+        except (SourceError, HostileArchive) as error:
+            if isinstance(error, HostileArchive) or error.refused:
+                self._refused = {self._looked_at: str(error)}
+            raise
+
+    async def _take(
+        self, git: _GitRunner, shelf: StoredRevisions, old: StoredPolicy | None, commit: str
+    ) -> StoredPolicy:
+        signer = await git.signer(commit)
+        made_at = int(await git.line("show", "--no-patch", "--format=%ct", commit))
+        with shelf.aside() as made:
+            packed = made / "packed.tar"
+            await git.pack(commit, packed)
+            root = made / "policy"
+            size = await asyncio.to_thread(_unpacked, packed, root)
+            new = StoredPolicy(commit, "git", _of(git.chosen), made_at, size, signer, float(made_at), self.clock())
+            if why := objection(new, old, git.chosen.accept):
+                raise SourceError(f"{why} (commit {commit})", refused=True)
+            await asyncio.to_thread(shelf.name, root, commit)
+            return new
+
+
+def _of(chosen: GitSource) -> str:
+    return f"{chosen.url}#{chosen.ref}:{chosen.path}"
+
+
+def _unpacked(packed: Path, root: Path) -> int:
+    """Bytes of all files; there are rules among them."""
+    root.mkdir(mode=0o700)
+    size = rules = 0
+    with packed.open("rb") as archive:
+        for member in members(archive, by_git=True):
+            write_member(root, member)
+            size += member.size
+            rules += member.size if member.name.startswith("policies/") else 0
+    if not rules:
+        raise SourceError("it has no rules", refused=True)
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class _GitRunner:
+    """The program, on a bare repository of ours."""
+
+    program: str
+    folder: Path
+    env: Mapping[str, str]
+    chosen: GitSource
+    processes: Processes
+
+    @classmethod
+    async def at(cls, folder: Path, chosen: GitSource, processes: Processes) -> _GitRunner:
+        """A repository for this URL alone: what another one had in it is of no use here."""
+        program = executable_of("git", {}, processes.environ)
+        if program is None:
+            raise SourceError("there is no program git")
+        own = folder / hashlib.sha256(chosen.url.encode()).hexdigest()[:16]
+        git = cls(program, own, await asyncio.to_thread(_environment, chosen, processes.environ), chosen, processes)
+        if not (own / "HEAD").is_file():
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            own.mkdir(parents=True, mode=0o700)
+            await git.line("init", "--quiet", "--bare", str(own))
+        await asyncio.to_thread(_keep_bytes, own)
+        return git
+
+    async def fetched(self) -> str:
+        """The id of the commit that the ref names there now."""
+        wanted = f"+{await self._whole_ref()}:{CANDIDATE}"
+        options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance")
+        await self.line("fetch", *options, "--", self.chosen.url, wanted)
+        return await self.line("rev-parse", "--verify", "--quiet", f"{CANDIDATE}^{{commit}}")
+
+    async def _whole_ref(self) -> str:
+        """Which ref a short name means. Git would take a tag before a branch of the same name; but who may push the one
+        need not be who may push the other."""
+        short = self.chosen.ref
+        if short == "HEAD" or short.startswith("refs/") or COMMIT.fullmatch(short):
+            return short
+        branch, tag = f"refs/heads/{short}", f"refs/tags/{short}"
+        listed = await self.line("ls-remote", "--quiet", "--", self.chosen.url, branch, tag)
+        named = {line.partition("\t")[2] for line in listed.splitlines()}
+        if {branch, tag} <= named:
+            raise SourceError(f"there is a branch {short} and a tag {short}: write {branch} or {tag}", refused=True)
+        return tag if tag in named else branch
+
+    async def signer(self, commit: str) -> str:
+        """Who signed it, by the operator's list; "" where there is none. Raises SourceError."""
+        if self.chosen.signers_path is None:
+            return ""
+        signers = ("-c", f"gpg.ssh.allowedSignersFile={self.chosen.signers_path.absolute()}")
+        try:
+            said = await self.line("show", "--no-patch", "--format=%G? %GS", commit, before=signers)
+        except SourceError as error:
+            raise SourceError("nobody who may has signed the commit", refused=error.refused) from None
+        verdict, _, signer = said.partition(" ")
+        if verdict != "G" or not signer:
+            raise SourceError("nobody who may has signed the commit", refused=True)
+        return signer
+
+    async def pack(self, commit: str, packed: Path) -> None:
+        """The wanted folders as a tar archive."""
+        top = f"{commit}:{self.chosen.path}" if self.chosen.path else f"{commit}^{{tree}}"
+        try:
+            listed = (await self.line("ls-tree", "-d", "--name-only", top)).split("\n")
+        except SourceError:
+            raise SourceError(f"there is no folder {self.chosen.path} in it", refused=True) from None
+        wanted = [name for name in ("policies", "models") if name in listed]
+        if "policies" not in wanted:
+            raise SourceError("it has no folder policies/ there", refused=True)
+        await self.line("archive", "--format=tar", f"--output={packed}", top, "--", *wanted, writes=packed)
+
+    async def line(self, *arguments: str, before: Sequence[str] = (), writes: Path | None = None) -> str:
+        """What git says; `writes` is what it writes elsewhere than in its folder. Raises SourceError."""
+        argv = [self.program, *(word for one in _SETTINGS for word in ("-c", one)), *self._transports(), *before]
+        program = Program(self.program, [*argv, *arguments], self.env, str(self.folder))
+        try:
+            process = await self.processes.start(program)
+        except StartFailed as error:
+            raise SourceError(f"git cannot be started: {error}") from None
+        reading = asyncio.create_task(_all_said(process))
+        watch = asyncio.create_task(self._too_much_on_disk(writes))
+        try:
+            await asyncio.wait({reading, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise SourceError(f"it is larger than {MAX_ON_DISK // 2**20} MiB", refused=True)
+        finally:
+            watch.cancel()
+            reading.cancel()
+            await process.end(patience_s=0.0, grace_s=0.2)
+        said, told, ended = reading.result()
+        if ended.code != 0:
+            raise SourceError(f"git {arguments[0]} failed: {_trouble(told) or ended}")
+        return said.decode("utf-8", "replace").strip()
+
+    def _transports(self) -> tuple[str, ...]:
+        allowed = ("-c", f"protocol.{self.chosen.url.partition(':')[0]}.allow=always")
+        if self.chosen.ca_path is None:
+            return allowed
+        return (*allowed, "-c", f"http.sslCAInfo={self.chosen.ca_path.absolute()}")
+
+    async def _too_much_on_disk(self, also: Path | None) -> None:
+        """Ends when git has left more than it may: a small repository can hold a large archive."""
+        while True:
+            if await asyncio.to_thread(_bytes_under, self.folder, also) > MAX_ON_DISK:
+                return
+            await asyncio.sleep(LOOK_AT_DISK_S)
+
+
+def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, str]:
+    ssh = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ForwardAgent=no"]
+    if chosen.ssh_key_path is not None:
+        ssh += ["-o", "IdentitiesOnly=yes", "-i", _quoted(chosen.ssh_key_path)]
+    if chosen.known_hosts_path is not None:
+        ssh += ["-o", f"UserKnownHostsFile={_quoted(chosen.known_hosts_path)}"]
+        ssh += ["-o", "GlobalKnownHostsFile=/dev/null"]
+    env = {name: environ[name] for name in _INHERITED if name in environ}
+    env |= {
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_SSH_COMMAND": " ".join(ssh),
+        "LC_ALL": "C",
+    }
+    if chosen.token_path is not None:
+        try:
+            secret = read_secret(chosen.token_path, "theirs")
+        except SettingsError as error:
+            raise SourceError(f"its files cannot be used: {error}") from None
+        basic = base64.b64encode(f"x-access-token:{secret}".encode()).decode()
+        # In the environment, which only we can read; arguments are for everybody's eyes.
+        env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"http.{chosen.url}.extraHeader"}
+        env["GIT_CONFIG_VALUE_0"] = f"Authorization: Basic {basic}"
+    return env
+
+
+def _quoted(path: Path) -> str:
+    """For the shell that git gives its SSH command to."""
+    return "'" + str(path.absolute()).replace("'", "'\\''") + "'"
+
+
+async def _all_said(process: Process) -> tuple[bytes, bytes, Exit]:
+    """Both of its outputs, and how it ended."""
+    said, told = await asyncio.gather(_some(process.stdout), _some(process.stderr))
+    return said, told, await process.wait()
+
+
+async def _some(stream: asyncio.StreamReader) -> bytes:
+    """The beginning of what is said; all of it is read, so that nobody waits for us."""
+    kept = b""
+    while chunk := await stream.read(MAX_SAID):
+        kept = (kept + chunk)[:MAX_SAID]
+    return kept
+
+
+def _trouble(told: bytes) -> str:
+    """What git, or the `ssh` that it started, says was fatal: the advice behind that is for people at terminals."""
+    lines = [line.strip() for line in told.decode("utf-8", "replace").splitlines() if line.strip()]
+    fatal = next((at for at, line in enumerate(lines) if line.startswith("fatal:")), len(lines) - 1)
+    said = "; ".join(line.rstrip(".") for line in lines[max(0, fatal - 2) : fatal + 1])
+    return "".join(character for character in said if character.isprintable())[:300]
+
+
+def _keep_bytes(folder: Path) -> None:
+    (folder / "info").mkdir(exist_ok=True)
+    (folder / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # before all that the commit says
+
+
+def _bytes_under(folder: Path, also: Path | None) -> int:
+    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    total = 0
+    for path in files if also is None else (*files, also):
+        with suppress(OSError):
+            total += path.lstat().st_size
+    return total

@@ -1,0 +1,118 @@
+"""Fetches a policy bundle over HTTPS."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidecar.app.policy_sources.bundle import BadBundle, Bundle, opened, read_keys
+from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
+from sidecar.app.policy_sources.version_order import objection
+from sidecar.http.client import EgressError
+from sidecar.http.client.fetch import FetchedDocument, fetch_newer
+from sidecar.settings import Settings
+from sidecar.settings.secrets import read_secret
+from sidecar.settings.sources import BundleSource
+from sidecar.settings.stored_policy import StoredPolicy, kept_for
+
+MAX_BYTES: Final = 64 * 2**20
+
+
+@dataclass(slots=True)
+class BundleOrigin:
+    """The address. `_seen` is what its last answer was called, and under which settings and keys that was judged:
+    what was looked at under the same is not fetched again, also if it was refused."""
+
+    clock: Callable[[], float]
+    _seen: tuple[str, BundleSource, bytes] | None = None
+    _refused: str = ""
+
+    async def look(self, settings: Settings) -> StoredPolicy | None:
+        """What lies there now, unpacked and checked, if it is another than what was taken last. Raises SourceError."""
+        chosen = settings.policy.source.bundle if settings.policy.source else None
+        assert chosen is not None
+        keys = await asyncio.to_thread(_read, chosen.keys_path)
+        known = self._seen[0] if self._seen is not None and self._seen[1:] == (chosen, keys) else ""
+        fetched = await _fetched(chosen, known)
+        if fetched is None:
+            if self._refused:
+                raise SourceError(self._refused, refused=True)
+            return None
+        try:
+            kept = await asyncio.to_thread(self._take, settings, chosen, fetched.body)
+            self._refused = ""
+        except SourceError as error:
+            self._refused = str(error) if error.refused else ""
+            raise
+        finally:
+            self._seen = (fetched.etag, chosen, keys) if fetched.etag else None
+        return kept
+
+    def refuse(self, why: str) -> None:
+        """What was taken last cannot serve."""
+        self._refused = why
+
+    def forget(self) -> None:
+        """Judge anew what was judged: what it is judged by may have changed."""
+        self._seen, self._refused = None, ""
+
+    def _take(self, settings: Settings, chosen: BundleSource, raw: bytes) -> StoredPolicy | None:
+        old, shelf = kept_for(settings), StoredRevisions(settings)
+        try:
+            with shelf.aside() as made:
+                found = opened(io.BytesIO(raw), read_keys(chosen.keys_path), into=made)
+                new = self._kept(found)
+                if old is not None and (old.name == new.name or old.manifest == new.manifest):
+                    return None  # or somebody else vouches for it, too: it says the same
+                if found.manifest.name != chosen.name:
+                    raise SourceError(f"it is the policy of {found.manifest.name!r:.80}", refused=True)
+                if why := objection(new, old, chosen.accept):
+                    raise SourceError(f"{why} (its digest is {new.name})", refused=True)
+                shelf.name(made, new.name)
+                return new
+        except BadBundle as error:
+            raise SourceError(str(error), refused=True) from None
+        except OSError as error:
+            raise SourceError(f"it cannot be kept: {error}") from None
+
+    def _kept(self, found: Bundle) -> StoredPolicy:
+        said = found.manifest
+        return StoredPolicy(
+            name=found.digest,
+            kind="bundle",
+            of=said.name,
+            version=said.version,
+            size=said.size,
+            signer=found.key_id,
+            created_at=said.created_at,
+            taken_at=self.clock(),
+            manifest=found.manifest_digest,
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+async def _fetched(chosen: BundleSource, etag: str) -> FetchedDocument | None:
+    headers = [("Accept", "application/gzip, application/octet-stream")]
+    try:
+        if chosen.bearer_path is not None:
+            secret = await asyncio.to_thread(read_secret, chosen.bearer_path, "theirs")
+            headers.append(("Authorization", f"Bearer {secret}"))
+        tls = None
+        if chosen.ca_path is not None:
+            tls = await asyncio.to_thread(ssl.create_default_context, cafile=str(chosen.ca_path))
+        return await fetch_newer(chosen.url, etag, headers, max_bytes=MAX_BYTES, deadline_s=chosen.timeout_s, tls=tls)
+    except EgressError as error:
+        raise SourceError(f"it cannot be fetched: {error}") from None
+    except (OSError, ssl.SSLError) as error:
+        raise SourceError(f"its files cannot be used: {error}") from None

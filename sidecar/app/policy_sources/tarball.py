@@ -1,0 +1,219 @@
+"""Unpacks archives safely.
+
+Of tar (POSIX ustar) only regular files and folders are understood, under plain relative names. Links, devices, sparse
+files, extended headers that could rename what follows, names that lead out or that two systems would read differently:
+none of that is skipped or repaired, the whole archive is refused. Nothing is read that was not bounded before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from gzip import GzipFile
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+BLOCK: Final = 512
+CHUNK: Final = 64 * 1024
+MAX_FILES: Final = 5_000
+MAX_ENTRIES: Final = 4 * MAX_FILES  # folders, comments and what is passed over are headers too
+MAX_BYTES: Final = 512 * 2**20
+MAX_FILE_BYTES: Final = 128 * 2**20
+MAX_DEPTH: Final = 16
+MAX_COMMENT: Final = 4 * 1024
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,127}")
+_REGULAR, _FOLDER, _COMMENT = (b"0", b"\0"), b"5", b"g"
+
+
+class HostileArchive(Exception):
+    """This is no archive that we unpack; its text says why, for operators."""
+
+
+class TarMember(NamedTuple):
+    """One regular file. Its content is `size` bytes, read from the archive before the next member is asked for."""
+
+    name: str
+    size: int
+    content: Iterator[bytes]
+
+
+@dataclass(slots=True)
+class TarNames:
+    """The names that were seen, as a file system would see them that knows no case."""
+
+    files: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+
+    def take(self, name: str) -> None:
+        """One more file. Raises HostileArchive for a name that is none, or that another has."""
+        parts = name.split("/")
+        if len(parts) > MAX_DEPTH or not all(map(_SEGMENT.fullmatch, parts)):
+            raise HostileArchive(f"no file is named {name[:128]!r} in a policy")
+        folded = name.casefold()
+        above = {folder.casefold() for folder in _above(name)}
+        if folded in self.files or folded in self.folders or self.files & above:
+            raise HostileArchive(f"{name[:128]} is there twice, or twice but for its case")
+        self.files.add(folded)
+        self.folders |= above
+        if len(self.files) > MAX_FILES:
+            raise HostileArchive(f"it has more than {MAX_FILES} files")
+
+
+def gunzipped(file: IO[bytes]) -> IO[bytes]:
+    """The archive inside; it is inflated as far as it is read, and no further."""
+    return GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
+
+
+def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
+    """Every regular file, in the archive's order. `by_git`: without those that begin with a dot, which no reader of
+    policies reads; and no folder is empty, for git packs nothing of a submodule but its folder. Raises
+    HostileArchive."""
+    names, total, empty = TarNames(), 0, dict[str, None]()
+    for name, size, kind in _headers(archive):
+        if kind == _FOLDER and size == 0:
+            empty[name.rstrip("/")] = None
+            continue
+        if kind not in _REGULAR:
+            raise HostileArchive(f"{name[:128]!r} is no regular file")
+        total += size
+        if size > MAX_FILE_BYTES or total > MAX_BYTES:
+            raise HostileArchive(f"it has more than {MAX_BYTES // 2**20} MiB, or one file of too many")
+        content = _content(archive, size)
+        for above in _above(name):
+            empty.pop(above, None)
+        if not (by_git and _is_hidden(name)):
+            names.take(name)
+            yield TarMember(name, size, content)
+        for _ in content:  # what its taker left
+            pass
+        _exactly(archive, _padded(size) - size)
+    if by_git and (folder := next((name for name in empty if not _is_hidden(name)), None)):
+        raise HostileArchive(f"{folder[:128]!r} is a submodule: what is in it would be missing")
+
+
+def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
+    """Name, size and type of what follows each; comments are passed over."""
+    for _ in range(MAX_ENTRIES):
+        header = _exactly(archive, BLOCK, may_end=True)
+        if not header.strip(b"\0"):
+            return
+        name, size, kind = _header(header)
+        if kind != _COMMENT:
+            yield name, size, kind
+            continue
+        if size > MAX_COMMENT:  # git writes the commit's id here; what such a header would change is not listened to
+            raise HostileArchive("it has a comment that is none")
+        _exactly(archive, _padded(size))
+    raise HostileArchive(f"it has more than {MAX_ENTRIES} entries")
+
+
+def write_member(root: Path, member: TarMember) -> None:
+    """Put one file under a folder that is ours alone, down to the disk."""
+    target = root / member.name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except (FileExistsError, NotADirectoryError):
+        raise HostileArchive(f"{member.name} is there twice") from None
+    with os.fdopen(descriptor, "wb") as file:
+        for chunk in member.content:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def packed(name: str, content: bytes) -> bytes:
+    """One file as a member: the same bytes whoever packs it, and whenever."""
+    raw = name.encode("ascii")
+    prefix, short = (b"", raw) if len(raw) <= 100 else _split(raw)
+    fields = (
+        short.ljust(100, b"\0"),
+        b"0000644\0",
+        b"0000000\0" * 2,
+        f"{len(content):011o}\0".encode(),
+        b"00000000000\0",
+        b" " * 8,
+        b"0",
+        b"\0" * 100,
+        b"ustar\x0000",
+        b"\0" * 80,
+        prefix.ljust(155, b"\0"),
+    )
+    header = b"".join(fields).ljust(BLOCK, b"\0")
+    header = header[:148] + f"{sum(header):06o}\0 ".encode() + header[156:]
+    return header + content.ljust(_padded(len(content)), b"\0")
+
+
+END: Final = b"\0" * (2 * BLOCK)
+
+
+def _above(name: str) -> Iterator[str]:
+    """The folders that a file lies in."""
+    parts = name.split("/")
+    return ("/".join(parts[:deep]) for deep in range(1, len(parts)))
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _split(raw: bytes) -> tuple[bytes, bytes]:
+    at = raw.rfind(b"/", 0, 156)
+    if at < 1 or len(raw) - at - 1 > 100:
+        raise HostileArchive(f"{raw.decode()[:128]} is too long a name")
+    return raw[:at], raw[at + 1 :]
+
+
+def _header(raw: bytes) -> tuple[str, int, bytes]:
+    """Name, size and type of what follows."""
+    if raw[257:263] != b"ustar\0":
+        raise HostileArchive("it is no tar archive of the POSIX kind")
+    if _octal(raw[148:156]) != sum(raw[:148]) + 8 * 32 + sum(raw[156:]):
+        raise HostileArchive("a header of it is damaged")
+    name, prefix = _text(raw[:100]), _text(raw[345:500])
+    return f"{prefix}/{name}" if prefix else name, _octal(raw[124:136]), raw[156:157]
+
+
+def _octal(raw: bytes) -> int:
+    digits = raw.strip(b" \0")
+    if not re.fullmatch(rb"[0-7]{1,11}", digits):
+        raise HostileArchive("a header of it has a number that is none")
+    return int(digits, 8)
+
+
+def _text(raw: bytes) -> str:
+    text, _, rest = raw.partition(b"\0")
+    if rest.strip(b"\0"):
+        raise HostileArchive("a header of it has a name with something behind it")
+    return text.decode("utf-8", "backslashreplace")
+
+
+def _content(archive: IO[bytes], size: int) -> Iterator[bytes]:
+    left = size
+    while left:
+        chunk = _exactly(archive, min(left, CHUNK))
+        left -= len(chunk)
+        yield chunk
+
+
+def _exactly(archive: IO[bytes], size: int, *, may_end: bool = False) -> bytes:
+    found = b""
+    while len(found) < size:
+        try:
+            more = archive.read(size - len(found))
+        except (OSError, EOFError, zlib.error):
+            more = b""
+            may_end = False
+        if not more:
+            if may_end and not found:
+                return b""
+            raise HostileArchive("it is damaged or cut off")
+        found += more
+    return found
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK

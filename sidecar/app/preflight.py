@@ -1,0 +1,67 @@
+"""Checks before the start that everything that must be written can be.
+
+Asked before anything is made, so that it is told with the place in sidecar.yaml, and together with all else that is
+wrong. `lexists` is asked where pathlib's `exists` would raise: a folder may be closed to whoever checks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.gateway.kill_switch import LEDGER_FILE
+from sidecar.settings import Settings
+from sidecar.settings.load import LoadedSettings
+from sidecar.settings.yaml_nodes import Loc
+
+NOT_WRITABLE = "S129"
+
+
+def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
+    """What stands in the way. That the files' owner is somebody else is a warning: a check may be made by another user
+    than the one who serves."""
+    for loc, folder in _folders(loaded.settings):
+        ground = _nearest(folder)
+        if not ground.is_dir():
+            hint = "a start makes it: set aside what stands there, or correct the path"
+            yield loaded.document.fault(loc, f"{ground} is no folder", "S116", hint)
+        elif not os.access(ground, os.W_OK | os.X_OK):
+            hint = "give it to the user that serves, mount it writable, or correct the path"
+            message = f"{ground} cannot be written by user {os.geteuid()}"
+            yield replace(loaded.document.fault(loc, message, NOT_WRITABLE, hint), severity="warning")
+    for path in _files(loaded.settings):
+        if os.path.lexists(path) and not path.is_file():
+            yield fault_in(path, "is no file", code="S116", hint="set aside what stands there")
+
+
+def check_keeping(loaded: LoadedSettings) -> None:
+    """For the one who serves: nothing may stand in the way. Raises SettingsError."""
+    if faults := [replace(fault, severity="error") for fault in keeping_faults(loaded)]:
+        raise SettingsError(faults)
+
+
+def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
+    yield ("data",), settings.data
+    if settings.audit.path is not None:
+        yield ("audit", "path"), settings.audit.path.parent
+    if settings.audit.key_path is not None and not os.path.lexists(settings.audit.key_path):
+        yield ("audit", "key_path"), settings.audit.key_path.parent
+    if settings.audit.checkpoint_key_path is not None and not os.path.lexists(settings.audit.checkpoint_key_path):
+        yield ("audit", "checkpoint_key_path"), settings.audit.checkpoint_key_path.parent
+    for name in ("audit", "evidence", "keys"):  # made by us, and by now perhaps somebody else's
+        if os.path.lexists(settings.data / name):
+            yield ("data",), settings.data / name
+
+
+def _files(settings: Settings) -> Iterator[Path]:
+    data = settings.data
+    yield from (settings.audit_path, settings.evidence_path, settings.audit_key_path, settings.checkpoint_key_path)
+    yield data / LEDGER_FILE
+
+
+def _nearest(folder: Path) -> Path:
+    """What is there, as far as we may look, of a path that a start would make the rest of."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))

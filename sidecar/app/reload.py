@@ -1,0 +1,210 @@
+"""Reloads changed files, and keeps the old snapshot when they are wrong.
+
+The next snapshot is built aside; it serves once it is good and on record. Until then, and if it never is, the old one
+serves. What is wrong is told once, however often the files are looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from sidecar.app.file_watcher import FileWatcher
+from sidecar.errors import ConfigError, SettingsError, fault_in
+from sidecar.gateway.snapshot import Live, Snapshot
+from sidecar.observability.metrics import Metrics
+from sidecar.settings.stored_policy import StoredPolicy
+
+RETIRE_LOOK_S = 0.1
+UNRECORDED, UNFORESEEN = "A111", "R101"
+MAX_TOLD = 50
+BY_WATCH = "file change"
+
+log = logging.getLogger("sidecar.app.reload")
+
+
+class ReloadWitness(Protocol):
+    """Puts on record what was done to the sidecar itself. Raises SettingsError if it cannot."""
+
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+class BuildSnapshot(Protocol):
+    """Makes the next snapshot, or gives back the one given if nothing changed. `taken` is a policy from the source,
+    which is not in force yet. Raises ConfigError."""
+
+    def __call__(self, old: Snapshot, *, only_if_changed: bool, taken: StoredPolicy | None) -> Awaitable[Snapshot]: ...
+
+
+@dataclass(slots=True)
+class Reloader:
+    """Reloads, one at a time. `serves` is called with each new snapshot in force. `trouble` says why the files are not
+    in force as they are; `faults` counts by code what is wrong in them."""
+
+    live: Live
+    build: BuildSnapshot
+    watcher: FileWatcher
+    metrics: Metrics
+    witness: ReloadWitness
+    serves: Callable[[], Awaitable[None]]
+    loaded_at: float = field(default_factory=time.time)
+    trouble: tuple[str, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
+    retiring: set[asyncio.Task[None]] = field(default_factory=set)
+    _failed: tuple[str, ...] = ()
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def reload(self, by: str, *, only_if_changed: bool = False) -> str:
+        """Take models, rules, budgets, keys, issuers and upstreams as the files are now; the revision that serves
+        then. Raises ConfigError, and changes nothing."""
+        async with self._one_at_a_time:
+            old = self.live.current
+            try:
+                self.watcher.seen = await self.watcher.look()  # before reading: what is written meanwhile is news again
+                new = await self._next(old, by, only_if_changed)
+            except ConfigError as error:
+                await self._fail(error, by, anew=not only_if_changed)
+                raise
+            except Exception as error:  # what no reader foresaw must not end the watching: told, and tried again
+                unforeseen = _unforeseen(error, self.watcher.config)
+                await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
+                raise unforeseen from error
+            if new is old:
+                self._nothing_new()
+            else:
+                await self._serve(new, old, by)
+            return new.engine.revision
+
+    async def adopt(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
+        """Have a policy serve that came from its source, with all else as the files are now; `keep` puts it in force
+        for the next start. Raises ConfigError, and changes nothing."""
+        async with self._one_at_a_time:
+            old = self.live.current
+            try:
+                new = await self._next(old, by, only_if_changed=False, taken=taken, keep=keep)
+            except ConfigError as error:
+                await self._refuse(by, policy_version=taken.version, policy_source=taken.kind)
+                log.error("the policy from its source cannot serve\n%s", "\n".join(_told(error)))
+                raise
+            await self._serve(new, old, by)
+
+    async def files_changed(self) -> bool:
+        """Reload if the files say something else; whether that is the end of it, good or bad."""
+        try:
+            await self.reload(BY_WATCH, only_if_changed=True)
+        except ConfigError as error:  # told, recorded and counted; the old policy serves on
+            # What was no fault of the files is tried again.
+            return all(fault.code not in (UNRECORDED, UNFORESEEN) for fault in error.faults)
+        return True
+
+    async def close(self) -> None:
+        """Stop waiting for calls that began under older snapshots."""
+        retiring = list(self.retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+
+    async def _next(
+        self,
+        old: Snapshot,
+        by: str,
+        only_if_changed: bool,
+        taken: StoredPolicy | None = None,
+        keep: Callable[[], Awaitable[None]] | None = None,
+    ) -> Snapshot:
+        """The next snapshot, and its change on record before it serves: no revision decides without evidence."""
+        new = await self.build(old, only_if_changed=only_if_changed, taken=taken)
+        if new is old:
+            return old
+        facts = {} if taken is None else {"policy_version": taken.version, "policy_name": taken.name}
+        try:
+            revisions = {"old_revision": old.engine.revision, "new_revision": new.engine.revision}
+            await self.witness("reload", by, **revisions, **facts)
+            if new.pins != old.pins:
+                pinned, unpinned = new.pins.changes(old.pins)
+                await self.witness("pins", by, pinned=pinned, unpinned=unpinned)
+            if keep is not None:
+                await keep()
+        except SettingsError:
+            await self._retire(new, old)
+            raise
+        return new
+
+    async def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
+        self.live.current = new
+        self.loaded_at = time.time()
+        self._well(new)
+        await self.serves()
+        self.metrics.policy_reloaded("ok")
+        log.info("reloaded", extra={"by": by, "old": old.engine.revision, "new": new.engine.revision})
+        retiring = asyncio.create_task(self._retire(old, new))
+        self.retiring.add(retiring)
+        retiring.add_done_callback(self.retiring.discard)
+
+    async def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
+        told = _told(error)
+        self.trouble = ("the newest files are not in force, the old policy serves", *told)
+        self.faults = Counter(fault.code for fault in error.faults)
+        if told == self._failed and not anew:
+            return
+        self._failed = told
+        log.error("reload failed; the old policy serves on\n%s", "\n".join(told), extra={"by": by}, exc_info=cause)
+        await self._refuse(by)
+
+    async def _refuse(self, by: str, **facts: object) -> None:
+        self.metrics.policy_reloaded("failed")
+        with suppress(SettingsError):
+            await self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision, **facts)
+
+    def _nothing_new(self) -> None:
+        """The files say what serves already, also if they were wrong for a while."""
+        if self._failed:
+            log.info("the files are good again, and say what serves")
+            self._well(self.live.current)
+        log.debug("files were touched, and say the same")
+
+    def _well(self, now: Snapshot) -> None:
+        """What the files say is in force, but for what needs a restart."""
+        self._failed, self.faults, self.trouble = (), {}, _waiting(now)
+
+    async def _retire(self, old: Snapshot, new: Snapshot) -> None:
+        """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
+        gone = [one for name, one in old.upstreams.items() if new.upstreams.get(name) is not one]
+        patience_s = max((one.timeout_s for one in old.upstreams.values()), default=0.0)
+        try:
+            # What lasts longer than the longest call is a stream, and its reader comes back.
+            for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):
+                if not self.live.is_read(old):
+                    break
+                await asyncio.sleep(RETIRE_LOOK_S)
+        finally:
+            await old.identity.close()
+            for service in gone:
+                await service.close()
+
+
+def _unforeseen(error: Exception, config: Path) -> SettingsError:
+    """A machine that is out of something, or a bug of ours: no reason to stop serving, or to stop looking."""
+    why = str(error) if isinstance(error, OSError) else type(error).__name__
+    hint = "it is tried again; the log has more"
+    return SettingsError([fault_in(config, f"the files could not be taken: {why}", code=UNFORESEEN, hint=hint)])
+
+
+def _told(error: ConfigError) -> tuple[str, ...]:
+    """What is wrong, as far as anybody reads."""
+    told = tuple(map(str, error.faults))
+    more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
+    return (*told[:MAX_TOLD], *more)
+
+
+def _waiting(now: Snapshot) -> tuple[str, ...]:
+    """What was changed and is not in force, as it is told."""
+    return tuple(f"{name} changed in the configuration and needs a restart" for name in now.waiting)

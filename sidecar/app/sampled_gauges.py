@@ -1,0 +1,66 @@
+"""Updates metrics that no request moves.
+
+What is so is read twice a second; what came into force with a snapshot is told when it does.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from sidecar.audit.copies import CopySink
+from sidecar.gateway.pipeline import Pipeline
+from sidecar.http.client import ANSWERS
+from sidecar.http.server.memory_trim import STREAM_BYTES, MemoryTrim, give_memory_back
+from sidecar.storage.peers import Peers
+from sidecar.upstreams import UpstreamAccount
+
+
+@dataclass(slots=True)
+class SampledGauges:
+    """How a sidecar is, as series."""
+
+    pipeline: Pipeline
+    replicas: Peers
+    _crowds: MemoryTrim = field(default_factory=lambda: MemoryTrim(give_memory_back))
+    _observed: set[UpstreamAccount] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Sessions, streams, replicas, budgets, the audit, as they are now."""
+        metrics, exchanges, audit = self.pipeline.metrics, self.pipeline.exchanges, self.pipeline.audit
+        metrics.sessions(len(exchanges.sessions))
+        for protocol in ("mcp", "a2a"):
+            metrics.streams(protocol, sum(one.call.protocol == protocol for one in exchanges.streams))
+        self._crowds.look(len(exchanges.streams) + self._held())
+        if self.replicas.skew is not None:
+            metrics.replicas(*self.replicas.skew)
+        metrics.budgets_reset(time.time())
+        metrics.audit_depth(audit.writer.depth)
+        metrics.audit_up(audit.writer.up)
+        if isinstance(sink := audit.trail.sink, CopySink):
+            metrics.audit_copied(sink.copied, sink.lost)
+
+    def _held(self) -> int:
+        """The most that bodies and answers held since the last look, as that many streams."""
+        pace, held = self.pipeline.pace, self.pipeline.pace.most + ANSWERS.most
+        pace.most, ANSWERS.most = pace.held, ANSWERS.held
+        return held // STREAM_BYTES
+
+    def reconfigured(self, loaded_at: float) -> None:
+        """Another snapshot serves, since `loaded_at`."""
+        now, metrics = self.pipeline.live.current, self.pipeline.metrics
+        metrics.reconfigured(
+            upstreams=now.upstreams,
+            agents=now.agents,
+            limits=now.limit_labels,
+            budgets=now.budget_labels,
+            schedules=now.settings.schedules,
+        )
+        metrics.policy_loaded(now.engine.revision, now.engine.rule_counts, loaded_at)
+        metrics.store_is(self.pipeline.limiter.store.kind)
+        accounts = {one.account for one in now.upstreams.values()}
+        for account in self._observed - accounts:
+            account.observed_by(None)
+        for account in accounts:
+            account.observed_by(metrics)
+        self._observed = accounts

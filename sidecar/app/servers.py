@@ -1,0 +1,192 @@
+"""Opens the data, admin, metrics and gRPC listeners.
+
+data       the pipeline, for agents               server.listen
+local      the pipeline, for one principal each   local[].listen
+gRPC       the pipeline, for agents               server.grpc, and a port for each agent that has one
+admin      the operators' pages                   admin.listen, and a socket that only our owner can open
+metrics    health and metrics, nothing else       metrics.listen
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+
+from sidecar.admin import PROBES, AdminApp, OperatorAction, Role
+from sidecar.app.endpoints import data_entrance, local_entrance, take
+from sidecar.errors import Reason, Refusal, SettingsError, fault_in
+from sidecar.gateway.error_responses import AnswerShape, tell
+from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
+from sidecar.gateway.pipeline import Pipeline
+from sidecar.gateway.routing import Entrance
+from sidecar.http.server.fd_limits import enough_for
+from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines
+from sidecar.http.server.response import SilentResponse, WholeResponse
+from sidecar.http.tls import follows, shown_on
+from sidecar.settings import Settings
+from sidecar.settings.addresses import ListenAddress, UnixAddress
+from sidecar.settings.secrets import read_secret
+
+log = logging.getLogger("sidecar.app.servers")
+
+
+class GrpcServer(Protocol):
+    """A listener for gRPC."""
+
+    async def stop(self, grace: float | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Servers:
+    """All open addresses. `path` is the configuration's, for faults to name."""
+
+    path: Path
+    settings: Settings
+    pipeline: Pipeline
+    listeners: list[Listener] = field(default_factory=list)
+    grpc_servers: list[GrpcServer] = field(default_factory=list)
+    grpc_ports: dict[str, int] = field(default_factory=dict)
+    grpc_guests: list[GrpcConnections] = field(default_factory=list)
+
+    async def open(self, data: Listener, operated: OperatorAction, undo: AsyncExitStack) -> None:
+        """Serve at `data`, which is taken already, and then at all others. Raises SettingsError."""
+        patience = _patience(self.settings)
+        first = self.pipeline.live.current.tls
+        tls = None if first is None else follows(first, lambda: self.pipeline.live.current.tls)
+        for listener, handle in self._for_callers(data, undo):
+            await listener.serve(handle, self._broken, patience, tls if listener is data else None, self._is_stale)
+            self.listeners.append(listener)
+        await self._open_grpc(patience, undo)
+        for listener, handle in self._for_operators(operated, undo):
+            await listener.serve(handle, _broken_at_admin, patience, probes=PROBES)
+            self.listeners.append(listener)
+
+    def part_with_stale(self) -> None:
+        """Who was let in by authorities that were changed comes anew."""
+        for listener in self.listeners:
+            listener.part_with_stale()
+
+    async def close(self, left_s: float) -> None:
+        """What is being answered has so long."""
+        await asyncio.gather(
+            *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
+        )
+
+    def _for_callers(self, data: Listener, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
+        entrances = [(data, data_entrance(self.settings, data))]
+        for local in self.settings.local:
+            listener = take(local.listen, undo, self.path)
+            entrances.append((listener, local_entrance(listener, local.principal)))
+        return [(listener, partial(self.pipeline.handle, entrance=entrance)) for listener, entrance in entrances]
+
+    def _for_operators(self, operated: OperatorAction, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
+        settings, metrics = self.settings, self.pipeline.metrics
+        secrets: dict[bytes, Role] = {
+            read_secret(credential.secret_path, "ours").encode(): credential.role
+            for credential in settings.admin.credentials
+        }
+        admin = take(settings.admin.listen, undo, self.path)
+        control = take(UnixAddress(settings.control_path), undo, self.path)
+        found = [
+            (admin, AdminApp(operated, metrics, local_entrance(admin), secrets)),
+            (control, AdminApp(operated, metrics, local_entrance(control), {}, trusted=True)),
+        ]
+        if settings.metrics is not None:
+            scraped = take(settings.metrics.listen, undo, self.path)
+            found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True)))
+        return [(listener, each.handle) for listener, each in found]
+
+    def _is_stale(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether other authorities than those that serve now vouched for who is at the other end."""
+        tls = self.pipeline.live.current.tls
+        return shown_on(transport).trust not in ("", "" if tls is None else tls.trust)
+
+    async def _broken(self, peer: str, status: int) -> web.StreamResponse:
+        """Bytes that were no HTTP request are refused, and recorded, like everything else."""
+        pipeline, metrics = self.pipeline, self.pipeline.metrics
+        reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
+        record = pipeline.audit.recording(protocol="http", peer=peer)
+        refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
+        if pipeline.refusals.closes(None, peer, refusal):
+            return SilentResponse()
+        told = tell(refusal, AnswerShape.PLAIN, decision_id=record.decision_id)
+        metrics.request_started("http")
+        try:
+            await record.refused(refusal, http_status=told.status)
+        except Refusal as unrecorded:
+            told = tell(unrecorded, AnswerShape.PLAIN, decision_id=record.decision_id)
+        metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
+        return WholeResponse(told.status, told.body, told.content_type)
+
+    async def _open_grpc(self, patience: ListenerDeadlines, undo: AsyncExitStack) -> None:
+        """Its own listener, and one for each agent with a port of its own. Raises SettingsError."""
+        settings = self.settings
+        address = settings.server.grpc
+        if not isinstance(address, ListenAddress):
+            return
+        from sidecar.gateway.frontends.a2a.grpc import (  # only where it is wanted: it takes its time
+            GrpcCalls,
+            credentials_from,
+            serve,
+        )
+
+        live = self.pipeline.live
+        first = live.current.tls
+        credentials = None if first is None else credentials_from(lambda: (live.current.tls or first).pair)
+        handle = partial(self.pipeline.handle, entrance=Entrance(None))
+        ports = {name: agent.grpc_port for name, agent in live.current.agents.items()}
+        wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]
+        for name, port in wanted:
+            place = str(replace(address, port=port))
+            calls = GrpcCalls(
+                handle,
+                name,
+                lambda label: live.current.meant_in_grpc(label),
+                (settings.server.grpc_authority_header or "").lower(),
+                patience_s=settings.server.body_timeout_s,
+                at_once=settings.server.max_connections,
+                turned_away=self.pipeline.refusals.turned_away,
+                guests=GrpcConnections(patience.max_connections, patience.max_per_peer),
+            )
+            try:
+                server, found = await serve(
+                    place,
+                    calls,
+                    max_bytes=settings.server.max_body_bytes,
+                    credentials=credentials,
+                    greeting_s=settings.server.header_timeout_s,
+                    idle_s=settings.server.keepalive_timeout_s,
+                )
+            except OSError as error:
+                message = f"{place} cannot be listened on for gRPC"
+                raise SettingsError([fault_in(self.path, message, code="S133", hint=str(error)[:200])]) from None
+            undo.push_async_callback(server.stop, 0.0)
+            self.grpc_servers.append(server)
+            self.grpc_ports[name] = found
+            self.grpc_guests.append(calls.guests)
+
+
+def _patience(settings: Settings) -> ListenerDeadlines:
+    server = settings.server
+    connections = enough_for(server.max_connections)
+    if connections < server.max_connections:
+        log.warning("fewer connections than configured: descriptors are short", extra={"connections": connections})
+    return ListenerDeadlines(
+        server.header_timeout_s,
+        server.keepalive_timeout_s,
+        connections,
+        server.connections_per_peer,
+        server.max_unread_bytes,
+    )
+
+
+async def _broken_at_admin(peer: str, status: int) -> web.Response:
+    """The evidence is of callers; who sends garbage to the operators' address is told so, and no more."""
+    return web.Response(status=status, headers={"Server": "sidecar"})

@@ -1,0 +1,254 @@
+"""Reports the state of the sidecar to operators.
+
+Only what is known already: whoever asks often costs nothing but the asking. A stranger, whom `/readyz` answers too,
+reads codes and counts; the sentences, which quote rules, tests and addresses, are for operators.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar import __version__
+from sidecar.app.background import BackgroundJobs
+from sidecar.app.enforcement import SHADOW, EnforcementMode
+from sidecar.app.policy_sources import SourcePoller
+from sidecar.app.reload import Reloader
+from sidecar.app.tool_drift import ToolDrift
+from sidecar.audit.file_sink import HARMLESS
+from sidecar.errors import Refusal
+from sidecar.gateway.kill_switch import SwitchEntry, object_of
+from sidecar.gateway.pipeline import Pipeline
+from sidecar.gateway.snapshot import Service
+from sidecar.limits.store_monitor import StoreMonitor
+from sidecar.settings import Settings
+from sidecar.settings.timestamps import rfc3339
+from sidecar.storage.peers import Peers
+from sidecar.tasks.api.frontend import TaskFrontend
+from sidecar.tasks.api.task_record import moment
+from sidecar.tasks.programs.executions import Executions
+from sidecar.tasks.schedules.scheduler import Scheduler, ShownSchedule
+from sidecar.tasks.webhooks import Webhooks
+from sidecar.upstreams.agents import AgentUpstream
+
+SHADOWED = "what policy or a limit would refuse is recorded and let pass"
+OUT = {
+    "task-store-out": "the task store is out: nobody's tasks can be asked for",
+    "run-store-out": "the store of runs is out: no program can be called",
+    "session-store-out": "the store of sessions is out: they are answered 503",
+    "callback-store-out": "the store of callbacks is out: none is taken",
+    "task-api-store-out": "the store of the task API is out: no task can be created or shown",
+    "schedule-store-out": "the store of schedules is out: nothing runs by the clock",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why it is degraded: a code for everybody, sentences for operators."""
+
+    code: str
+    told: tuple[str, ...]
+    count: int = 1
+
+
+@dataclass(slots=True)
+class StatusReport:
+    """What runs here, in plain values. No secret, no principal."""
+
+    settings: Settings
+    pipeline: Pipeline
+    executions: Executions
+    counting: StoreMonitor
+    callbacks: Webhooks
+    scheduler: Scheduler
+    task_api: TaskFrontend
+    reloader: Reloader
+    follower: SourcePoller
+    replicas: Peers
+    drift: ToolDrift
+    enforcement: EnforcementMode
+    jobs: BackgroundJobs
+    started_at: float = field(default_factory=time.time)
+
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out. In codes
+        and counts: it is answered to everybody."""
+        if self.pipeline.draining:
+            return False, {"status": "draining"}
+        reasons = Counter[str]()
+        for trouble in self._troubles():
+            reasons[trouble.code] += trouble.count
+        if not reasons:
+            return True, {"status": "ready"}
+        faults = Counter(self.reloader.faults) + Counter(self.follower.faults)
+        return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
+
+    def _troubles(self) -> Iterator[Trouble]:
+        yield from self._files()
+        store = self.pipeline.limiter.store
+        if told := self.counting.trouble(store):
+            code = "store-degraded" if store.degraded else "store-refuses" if store.up else "store-out"
+            yield Trouble(code, (told,))
+        for told in self.jobs.trouble:
+            yield Trouble("task-ended", (told,))
+        yield from self._stores()
+        if self.pipeline.pressure.refused_share:
+            yield Trouble("overloaded", ("the loop cannot keep up: a share of new calls is refused",))
+        if not self.pipeline.audit.writer.up:
+            yield Trouble("audit-out", ("the evidence cannot be written: what needs it is refused",))
+        if not self.pipeline.switch.saved:
+            told = "disabled principals cannot be saved: a restart would not know all of them"
+            yield Trouble("disabled-unsaved", (told,))
+        for state in self.pipeline.live.current.identity.key_states:
+            if not state.usable:
+                yield Trouble("issuer-without-keys", (f"no usable keys of {state.issuer}",))
+
+    def _files(self) -> Iterator[Trouble]:
+        reloader, follower = self.reloader, self.follower
+        if reloader.faults:
+            yield Trouble("files-refused", reloader.trouble, sum(reloader.faults.values()))
+        elif reloader.trouble:
+            yield Trouble("restart-needed", reloader.trouble, len(reloader.trouble))
+        if follower.trouble:
+            yield Trouble("source-refused", follower.trouble)
+
+    def _stores(self) -> Iterator[Trouble]:
+        """Those that are out, as far as anything here needs them."""
+        pipeline, now = self.pipeline, self.pipeline.live.current
+        api = self.task_api.runner.means.store
+        for code, needed, up in (
+            ("task-store-out", now.upstreams, pipeline.tasks.store.up),
+            ("run-store-out", now.settings.agents, self.executions.store.up),
+            ("session-store-out", now.services, pipeline.exchanges.roaming.up),
+            ("callback-store-out", now.agents, self.callbacks.outbox.store.up),
+            ("task-api-store-out", now.agents, api.up),
+            ("schedule-store-out", now.settings.schedules, self.scheduler.up),
+        ):
+            if needed and not up:
+                yield Trouble(code, (OUT[code],))
+        if unreadable := self.scheduler.unreadable:
+            told = f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
+            yield Trouble("schedule-unreadable", (told,), len(unreadable))
+
+    def whole(self) -> Mapping[str, Any]:
+        """Version, policy, upstreams, store, sessions."""
+        now = self.pipeline.live.current
+        store = self.pipeline.limiter.store
+        ready, why = self.readiness()
+        reasons = [line for trouble in self._troubles() for line in trouble.told]
+        return {
+            "version": __version__,
+            "ready": ready,
+            **why,
+            **({"reasons": reasons} if "reasons" in why else {}),
+            "banners": list(self.banners()),
+            "started_at": rfc3339(self.started_at),
+            "policy": self._policy(),
+            "disabled_principals": len(self.disabled_principals()),
+            "upstreams": self.upstreams(),
+            "schedules": {one.key: self._schedule(one) for one in self.scheduler.seen()},
+            "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
+            "store": {
+                "kind": store.kind,
+                "up": store.up,
+                "trouble": store.trouble or None,
+                "warning": store.warning or None,
+                "on_failure": self.settings.store.on_failure,
+                "degraded": store.degraded,
+            },
+            "evidence": {"found_at_start": list(self.pipeline.audit.found), "up": self.pipeline.audit.writer.up},
+            "sessions": len(self.pipeline.exchanges.sessions),
+        }
+
+    def _policy(self) -> Mapping[str, Any]:
+        now = self.pipeline.live.current
+        return {
+            "revision": now.engine.revision,
+            "loaded_at": rfc3339(self.reloader.loaded_at),
+            "rules": dict(now.engine.rule_counts),
+            "warnings": [str(fault) for fault in now.engine.warnings],
+            "mode": self.enforcement.mode,
+            "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
+            "source": self.follower.status(now.settings),
+            "replicas": None if self.replicas.skew is None else self.replicas.skew._asdict(),
+        }
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
+        """How each upstream stands, by name."""
+        now = self.pipeline.live.current
+        servers = {name: self._server(name, service) for name, service in now.services.items()}
+        return servers | {name: self._agent(name, agent) for name, agent in now.agents.items()}
+
+    def _server(self, name: str, service: Service) -> Mapping[str, Any]:
+        off = {entry.principal for entry in self.switched_off()}
+        own = f"tool:{name}/"
+        return {
+            **service.account.plain(),
+            "transport_type": _transport_of(service),
+            "enabled": object_of(name) not in off,
+            "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
+            **service.catalogue.summary(),
+            **self.drift.summary(service),
+        }
+
+    def _agent(self, name: str, agent: AgentUpstream) -> Mapping[str, Any]:
+        stopped = {entry.principal for entry in self.disabled_principals()}
+        standing = {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
+        return {**standing, **self._program(name)}
+
+    def _program(self, name: str) -> Mapping[str, Any]:
+        """How many runs an agent has that is a program; nothing of one that is none."""
+        try:
+            return {"runs": self.executions.standing(name)._asdict()}
+        except Refusal:
+            return {}
+
+    def _schedule(self, one: ShownSchedule) -> Mapping[str, Any]:
+        """How it stood at the last look: another replica may have it on its hands."""
+        standing = one.standing
+        return {
+            "agent": one.schedule.agent,
+            "source": one.source,
+            "state": one.state,
+            "next": moment(one.next_s),
+            "last_due": moment(standing.last_due_s),
+            "last_result": standing.last_result,
+            "last_why": standing.last_why or None,
+            "last_success": moment(standing.last_success_s),
+        }
+
+    def banners(self) -> tuple[str, ...]:
+        """What an operator must not overlook, in sentences."""
+        until = self.pipeline.live.current.shadow_until
+        shadow = (
+            (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.enforcement.mode == SHADOW and until else ()
+        )
+        count = len(self.disabled_principals())
+        disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
+        store = self.pipeline.limiter.store
+        alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
+        unsafe = (f"the store: {store.warning}",) if store.warning else ()
+        broken = [one for one in self.pipeline.audit.found if one not in HARMLESS]
+        doubted = (f"THE EVIDENCE is broken, a start found: {', '.join(broken)}",) if broken else ()
+        return (*shadow, *doubted, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
+
+    def disabled_principals(self) -> Sequence[SwitchEntry]:
+        """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
+        now_s = self.pipeline.clock()
+        by_hand, by_file = self.pipeline.switch.disabled, self.pipeline.live.current.disabled
+        return (*by_hand.in_force(now_s), *by_file.in_force(now_s))
+
+    def switched_off(self) -> Sequence[SwitchEntry]:
+        """Every tool and server that is switched off now."""
+        return self.pipeline.switch.switched_off.in_force(self.pipeline.clock())
+
+
+def _transport_of(service: Service) -> str:
+    """How a server is reached, in the seed's words; `http` is Streamable HTTP, or what is found out to be spoken."""
+    mcp = service.definition.mcp
+    if mcp is None or mcp.command is not None:
+        return "stdio"
+    return "sse" if mcp.transport == "sse" else "http"

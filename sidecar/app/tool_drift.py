@@ -1,0 +1,149 @@
+"""Watches for tools that differ from their pins and reports them.
+
+Looked at whenever a server's list was learned anew or other pins came into force, and told once for each definition: a
+line in the log, a `pin-drift` record in the audit, and until it is over in `/status` and in metrics. Nothing is refused
+here: that is done where lists and calls pass, by the digests in the snapshot.
+
+What is pinned is compared with its pin; the tools of a server without pins with the first list that this process had
+of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from sidecar.errors import ConfigError
+from sidecar.gateway.snapshot import Live, Service, Snapshot
+from sidecar.observability.metrics import Metrics
+from sidecar.upstreams import ToolCatalogue
+from sidecar.upstreams.mcp.pins import Defined, Definition, Drift, Mode, Pins, drift_between
+
+# A server may change as often as it likes; what is told of it, log and evidence must be able to bear.
+MAX_TOLD: Final = 20
+TELL_EVERY_S: Final = 5.0
+MAX_DRIFTS: Final = 4_000  # of one server: twice what a list may hold
+
+log = logging.getLogger("sidecar.app.tool_drift")
+
+
+class DriftWitness(Protocol):
+    """Puts on record what was seen. Raises ConfigError if it cannot."""
+
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of one server. `first` are the definitions of its first list, `told` what was told of each tool."""
+
+    catalogue: ToolCatalogue
+    lists: int = -1
+    pins: Pins | None = None
+    first: Mapping[str, Definition] | None = None
+    drifts: dict[str, Drift] = field(default_factory=dict)
+    told: dict[str, Drift] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
+    next_at: float = 0.0
+
+
+@dataclass(slots=True)
+class ToolDrift:
+    """Compares what servers list with what was approved. `clock_mono` gives monotonic seconds."""
+
+    live: Live
+    metrics: Metrics
+    witness: DriftWitness
+    clock_mono: Callable[[], float]
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+
+    async def look(self) -> None:
+        """Compare and tell. Cheap where nothing is new: called often."""
+        now = self.live.current
+        for name in self._watched.keys() - now.services.keys():
+            del self._watched[name]
+        for service in now.services.values():
+            watched = self._watched.get(service.name)
+            if watched is None or watched.catalogue is not service.catalogue:
+                watched = self._watched[service.name] = _Watched(service.catalogue)
+            await self._look_at(service, watched, now)
+
+    def summary(self, service: Service) -> Mapping[str, Any]:
+        """For operators: what holds for the server, and what is different."""
+        now, watched = self.live.current, self._watched.get(service.name)
+        mode, drifts = _mode(now, service), {} if watched is None else watched.drifts
+        pinned = now.pins.servers.get(service.name)
+        tools = service.catalogue.tools
+        return {
+            "pins": mode,
+            "pinned": None if pinned is None else len(pinned),
+            "changed": {tool: list(drift.members) for tool, drift in drifts.items() if drift.old},
+            "new": [tool for tool, drift in drifts.items() if not drift.old],
+            "gone": sorted(set(pinned or ()) - set(tools)) if service.catalogue.lists else [],
+            "hidden_text": {tool.name: list(tool.hidden) for tool in tools.values() if tool.hidden},
+        }
+
+    async def _look_at(self, service: Service, watched: _Watched, now: Snapshot) -> None:
+        catalogue, seen = service.catalogue, service.sightings.take()
+        if catalogue.lists and (watched.lists != catalogue.lists or watched.pins is not now.pins):
+            watched.lists, watched.pins = catalogue.lists, now.pins
+            listed = {name: tool.definition for name, tool in catalogue.tools.items()}
+            watched.first = listed if watched.first is None else watched.first
+            watched.drifts = dict(_drifts(listed, _reference(watched, service, now)))
+            self._look_for_hidden(service, watched)
+        # Shown to a caller, and not what our own enquiry was told, or not yet.
+        for tool, drift in _drifts(seen, _reference(watched, service, now)):
+            if len(watched.drifts) < MAX_DRIFTS:
+                watched.drifts.setdefault(tool, drift)
+        if watched.drifts != watched.told and self.clock_mono() >= watched.next_at:
+            await self._tell(service, watched, now)
+
+    def _look_for_hidden(self, service: Service, watched: _Watched) -> None:
+        hidden = frozenset(name for name, tool in service.catalogue.tools.items() if tool.hidden)
+        self.metrics.hidden_text_found(service.name, len(hidden))
+        if hidden - watched.hidden:
+            names = sorted(hidden)[:MAX_TOLD]
+            log.warning("hidden characters in texts of tools", extra={"upstream": service.name, "tools": names})
+        watched.hidden = hidden
+
+    async def _tell(self, service: Service, watched: _Watched, now: Snapshot) -> None:
+        fresh = {tool: drift for tool, drift in watched.drifts.items() if watched.told.get(tool) != drift}
+        watched.told, watched.next_at = dict(watched.drifts), self.clock_mono() + TELL_EVERY_S
+        self.metrics.pins_mismatched(service.name, len(watched.drifts))
+        server, approved = service.name, service.name in now.pins.servers
+        held: dict[str, object] = {"upstream": server, "pinned": approved, "refused": server in now.required}
+        for tool, drift in islice(fresh.items(), MAX_TOLD):
+            digests = {"old_digest": drift.old or None, "new_digest": drift.new or None}
+            await self._put_on_record({**held, "tool": tool, **digests, "members": drift.members})
+        if len(fresh) > MAX_TOLD:
+            await self._put_on_record({**held, "more": len(fresh) - MAX_TOLD})
+
+    async def _put_on_record(self, facts: Mapping[str, object]) -> None:
+        log.warning("a tool is not what it was", extra=dict(facts))
+        try:
+            await self.witness("pin-drift", "sidecar", **facts)
+        except ConfigError:
+            pass  # logged; the tool is refused all the same, and each refusal is on record
+
+
+def _mode(now: Snapshot, service: Service) -> Mode:
+    return now.pins.mode(service.name, service.definition.pins)
+
+
+def _reference(watched: _Watched, service: Service, now: Snapshot) -> Mapping[str, Defined] | None:
+    """What the server's tools are compared with; None if nobody wants to know."""
+    mode, pinned = _mode(now, service), now.pins.servers.get(service.name)
+    if mode == "off":
+        return None
+    return watched.first if pinned is None and mode == "warn" else pinned or {}
+
+
+def _drifts(listed: Mapping[str, Definition], reference: Mapping[str, Defined] | None) -> Iterator[tuple[str, Drift]]:
+    if reference is None:
+        return
+    for name, definition in listed.items():
+        if (drift := drift_between(reference.get(name), definition)) is not None:
+            yield name, drift

@@ -1,0 +1,363 @@
+"""Appends lines to the audit file whole or not at all.
+
+One writer for each file (a lock says so), one `write` for each append of one or more lines, handed to the operating
+system before `append` returns: no crash of ours loses them. With `to_disk` they are on the disk by then, and so is the
+anchor that announced them: no power cut loses them either. Lines that were written in part are taken back. The anchor
+beside the file says before each append where the log will end, and after it where it ends.
+
+A file that is set aside (`turn_over`) takes nothing with it that the next needs: chain and anchor go on. It is two
+renames, and a kill between them leaves no file and an anchor that knows the part's last line, as a start then finds in
+order.
+
+What `open` finds is never mended in silence:
+
+    torn-tail        bytes after the last newline: an append that was never acknowledged; taken away
+    cut-short        the anchor announces an append that a kill cut short, or kept from being confirmed
+    continued        no lines, but an anchor: the file was moved away; the chain goes on
+    key-changed      the anchor was made with another key: one of `older`, and it was checked, or one that nobody
+                     gave; then the record holds it, and `verify` calls the evidence broken until it is given that key
+    anchor-missing   lines, but no anchor                    \\
+    anchor-forged    an anchor that our key did not make      |  none of these happens by itself:
+    anchor-differs   an anchor of some other history          |  `verify` calls the evidence broken
+    records-lost     the anchor knows lines that are gone     |
+    line-changed     the last line's seal does not fit it    /
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sidecar.audit.chain import (
+    BEGINNING,
+    HEAD_BYTES,
+    HEAD_SUFFIX,
+    MAX_LINE_BYTES,
+    ChainEnd,
+    ChainHead,
+    SealedRecord,
+    UnfitHead,
+    head_line,
+    parse_head,
+    seal,
+    unseal,
+)
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.segments import last_end, parts_of
+from sidecar.errors import SettingsError, fault_in
+
+HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
+MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines that are appended together
+FRESH_SUFFIX = ".new"  # of a file that is about to take the place of one that is set aside
+_OURS = b'{"v":'
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEnd:
+    """What the last run left. `facts` is what the control record says about it; empty when all is in order."""
+
+    end: ChainEnd
+    size: int
+    what: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class AuditFile:
+    """One file of evidence and its anchor. Not for threads: one appends."""
+
+    def __init__(
+        self, path: Path, key: AuditKey, descriptor: int, head_descriptor: int, found: FoundEnd, *, to_disk: bool
+    ) -> None:
+        self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
+        self.found = found
+        self.end = found.end
+        self._key = key
+        self._file = descriptor
+        self._head = head_descriptor
+        self._size = found.size
+        self._to_disk = to_disk
+        self._unsettled = False
+
+    @classmethod
+    def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
+        """Lock the file, see what the last run left, take a torn tail away. `older` are keys that made anchors before.
+        Raises SettingsError."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _opened(path, os.O_APPEND) as descriptor:
+                _lock(path, descriptor)
+                with _opened(path.with_name(path.name + HEAD_SUFFIX)) as head_descriptor:
+                    _lock(path, head_descriptor)  # the file itself may be about to be set aside
+                    found = _inspect(path, descriptor, head_descriptor, key, older)
+                    os.ftruncate(descriptor, found.size)
+                    if os.fstat(head_descriptor).st_size > HEAD_BYTES:
+                        os.ftruncate(head_descriptor, HEAD_BYTES)
+                    if found.end == BEGINNING and not found.what:  # else it is written together with the record of it
+                        os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
+                    return cls(path, key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
+        except OSError as error:
+            raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
+
+    def append(self, records: Sequence[dict[str, Any]]) -> int:
+        """As `Sink.append`. Raises OSError; the file is then as it was."""
+        self.settle()
+        self._see_that_it_is_ours()
+        lines, end = sealed(records, self.end)
+        count = end.seq - self.end.seq
+        self._unsettled = True
+        try:
+            os.pwrite(self._head, head_line(self._key, self.end, end), 0)
+            if self._to_disk:
+                os.fdatasync(self._head)
+            _write_all(self._file, lines)
+            if self._to_disk:
+                os.fdatasync(self._file)
+            os.pwrite(self._head, head_line(self._key, end), 0)
+        except OSError:
+            self._take_back()
+            raise
+        self._unsettled = False
+        self.end, self._size = end, self._size + len(lines)
+        return count
+
+    def settle(self) -> None:
+        if self._unsettled:
+            self._take_back()
+
+    def abandon(self) -> None:
+        """As `Sink.abandon`. Nothing hurries a disk, and to close a file under a write would be to lose count of it."""
+
+    @property
+    def file(self) -> AuditFile:
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes in this file, without what it follows."""
+        return self._size
+
+    def turn_over(self, part: Path) -> None:
+        """Call the file `part` from now on, and go on in a new one. Raises OSError; the file is then where it was and
+        goes on to be written, or nowhere but under its new name and takes nothing more."""
+        self.settle()
+        if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
+            raise OSError(errno.EEXIST, "the part is there, or the file is another")
+        fresh = self.path.with_name(f"{self.path.name}{FRESH_SUFFIX}")
+        fresh.unlink(missing_ok=True)  # of a start that was killed here; or a link, which is not followed
+        with _opened(fresh, os.O_APPEND | os.O_EXCL) as descriptor:
+            _lock(fresh, descriptor)
+            self.path.rename(part)
+            try:
+                fresh.rename(self.path)
+            except OSError:
+                part.rename(self.path)
+                raise
+            replaced, self._file, self._size = self._file, os.dup(descriptor), 0
+        os.close(replaced)
+        if self._to_disk:
+            _sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        """Let the file go; what is appended afterwards fails."""
+        for descriptor in {self._file, self._head} - {-1}:
+            os.close(descriptor)
+        self._file = self._head = -1
+
+    def _see_that_it_is_ours(self) -> None:
+        """A file that somebody deleted, moved away, cut or wrote to takes no record: it would be lost, or stand in the
+        wrong place. A start finds out what is left, and says so."""
+        for descriptor, path in ((self._file, self.path), (self._head, self._head_path)):
+            status, name = os.fstat(descriptor), path.name
+            if status.st_nlink == 0:
+                raise OSError(errno.ESTALE, f"{name} was deleted; start the sidecar anew")
+            if not _is_at(path, status):
+                raise OSError(errno.ESTALE, f"{name} was moved away; put it back, or start the sidecar anew")
+            if descriptor == self._file and status.st_size != self._size:
+                message = f"{name} has {status.st_size} bytes and not {self._size}; start the sidecar anew"
+                raise OSError(errno.ESTALE, message)
+
+    def _take_back(self) -> None:
+        """Back to the last whole append. `_unsettled` stays set when even that fails, and the next append tries
+        again."""
+        if os.fstat(self._file).st_size > self._size:
+            os.ftruncate(self._file, self._size)
+        os.pwrite(self._head, head_line(self._key, self.end), 0)
+        self._unsettled = False
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether the open file of this status is the one that stands there."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
+def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, older: Sequence[AuditKey]) -> FoundEnd:
+    raw_head = os.pread(head_descriptor, HEAD_BYTES + 1, 0)
+    size = os.fstat(descriptor).st_size
+    reach = MAX_APPEND_BYTES + MAX_LINE_BYTES
+    tail = os.pread(descriptor, reach, max(0, size - reach))
+    whole, newline, torn = tail.rpartition(b"\n")
+    if not newline and torn and not torn.startswith(_OURS[: len(torn)]) and torn.strip(b"\0"):
+        raise _foreign(path)
+    last = None
+    if newline:
+        last = unseal(whole.rpartition(b"\n")[2])
+        if last is None:
+            raise _foreign(path)
+    read = read_anchor(raw_head, last, whole, key, older)
+    what, facts = read.what, read.facts | {"last_seq": last.seq if last else 0}
+    if what[:1] == ("continued",) and read.head is not None and _ended_aside(path, read.head):
+        what = (*(("cut-short",) if read.head.end != read.head.next else ()), *what[1:])
+    if torn:
+        what = ("torn-tail", *what)
+        facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
+    return FoundEnd(read.end, size - len(torn), what, {"found": list(what), **facts} if what else {})
+
+
+def _ended_aside(path: Path, head: ChainHead) -> bool:
+    """Whether the file before this one was set aside whole, by us: then a kill came before, or in, the first append
+    to this one."""
+    parts = parts_of(path)
+    return bool(parts) and last_end(parts[-1]) == head.end
+
+
+def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, ChainEnd]:
+    """As many of the records as fit into one append, as lines behind that end; and where they end themselves. Raises
+    Unfit of the first."""
+    lines: list[bytes] = []
+    size = 0
+    seq, digest = end
+    for record in records:
+        record["seq"], record["prev_hash"] = seq + 1, digest
+        try:
+            line, its_digest = seal(record)
+        except (TypeError, ValueError) as error:
+            fault = f"the record is no JSON: {error}"
+        else:
+            fault = "the record is too long" if len(line) > MAX_LINE_BYTES else ""  # no reader could check it
+        if fault and lines:
+            break  # those before it are fit
+        if fault:
+            raise UnfitHead(errno.EINVAL, fault)  # what is recorded is bounded: a fault of ours
+        size += len(line)
+        if size > MAX_APPEND_BYTES:
+            break
+        lines.append(line)
+        seq, digest = seq + 1, its_digest
+    return b"".join(lines), ChainEnd(seq, digest)
+
+
+class AnchorRead(NamedTuple):
+    """Where the chain ends, what is not in order about that, and what a record says of it."""
+
+    head: ChainHead | None
+    end: ChainEnd
+    what: tuple[str, ...]
+    facts: dict[str, Any]
+
+
+def read_anchor(
+    raw: bytes, last: SealedRecord | None, lines: bytes, key: AuditKey, older: Sequence[AuditKey] = ()
+) -> AnchorRead:
+    """What an anchor says of the lines that it is about, of which `last` is the last."""
+    head = parse_head(raw)
+    makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
+    what = _anchor_findings(last, lines, raw, head, makers[0] if makers else key)
+    facts: dict[str, Any] = {"anchor_seq": head.end.seq if head else None}
+    if makers and makers[0] != key:
+        what = (*what, "key-changed")
+        facts |= {"old_key_id": makers[0].id, "anchor_checked": True}
+    elif "key-changed" in what:  # it is written over now: who has the key from before can check it here
+        facts |= {"anchor": raw.decode("ascii").rstrip()}
+    if last is not None and not last.intact:
+        what = ("line-changed", *what)
+    trusted = head.end if head is not None and makers else BEGINNING
+    end = ChainEnd(max(last.seq, trusted.seq), last.hash) if last else trusted
+    return AnchorRead(head, end, what, facts)
+
+
+def _anchor_findings(
+    last: SealedRecord | None, lines: bytes, raw_head: bytes, head: ChainHead | None, key: AuditKey
+) -> tuple[str, ...]:
+    if not raw_head:
+        return ("anchor-missing",) if last else ()
+    if head is None:
+        return ("anchor-forged",)
+    if head.key_id != key.id:
+        return ("key-changed",)
+    if not head.made_with(key):
+        return ("anchor-forged",)
+    end = ChainEnd(last.seq, last.hash) if last is not None else BEGINNING
+    if last is None and head.end != BEGINNING:
+        return ("continued",)
+    if head.end.seq > end.seq:
+        return ("records-lost",)
+    if end.seq > head.next.seq or (end.seq == head.next.seq and end != head.next) or not _follows(lines, head.end):
+        return ("anchor-differs",)
+    return ("cut-short",) if head.end != head.next else ()
+
+
+def _follows(lines: bytes, end: ChainEnd) -> bool:
+    """Whether that end stands there, or in the file before, and what comes behind it was sealed upon it, line after
+    line."""
+    later: SealedRecord | None = None
+    for line in reversed(lines.split(b"\n")):
+        sealed = unseal(line)
+        if sealed is None or (later is not None and later.prev_hash != sealed.hash):
+            break
+        if sealed.seq == end.seq:
+            return sealed.hash == end.hash
+        later = sealed
+    return end == BEGINNING if later is None else (later.seq, later.prev_hash) == (end.seq + 1, end.hash)
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    """A descriptor for the length of `open`; who keeps it takes a copy (locks go with the copy)."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _unusable(path, "is not a regular file", code="A112")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        hint = "give each sidecar a data folder of its own"
+        raise _unusable(path, "is being written by another sidecar", code="A113", hint=hint) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
+        written += os.write(descriptor, data[written:])
+
+
+def _foreign(path: Path) -> SettingsError:
+    return _unusable(path, "ends in a line that is no audit record", code="A114", hint="move the file away")
+
+
+def _unusable(path: Path, message: str, *, code: str, hint: str = "") -> SettingsError:
+    return SettingsError([fault_in(path, f"the audit file {message}", code=code, hint=hint)])

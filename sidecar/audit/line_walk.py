@@ -1,0 +1,354 @@
+"""Walks the lines of a log one by one and as a chain.
+
+The files of one log, oldest first. Runs that are in order are taken as they are (`scan`); where one is not, its lines
+are looked at one by one, and after a contradiction it goes on from what the line itself says.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from sidecar.audit import record as shape
+from sidecar.audit.chain import BEGINNING, GENESIS, MAX_LINE_BYTES, ChainEnd, SealedRecord, parse_head, unseal
+from sidecar.audit.checkpoints import Checkpoint, Keys, checkpoint_in
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.fast_scan import LineRun, scan
+from sidecar.audit.file_sink import HARMLESS
+from sidecar.audit.result_store import NamedResult, named_in
+from sidecar.audit.segments import last_seq_of
+from sidecar.audit.verification_report import VerificationReport
+
+MAX_GAPS: Final = 10_000  # remembered, so as to tell a moved line from a lost one
+MAX_UNFINISHED: Final = 1_000_000
+MAX_KIDS: Final = 100
+MAX_INSTANCES: Final = 1000
+OTHER: Final = "other"  # an event that this version does not know
+BLOCK_BYTES: Final = 4 * 2**20
+
+Progress = Callable[[int], object]
+"""Hears how many bytes more were read."""
+
+
+@dataclass(slots=True)
+class _Gap:
+    """Sequences first..last that were not where they belong, seen at the given line."""
+
+    path: Path
+    line: int
+    first: int
+    last: int
+    moved: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedLines:
+    """What a record says of a part that was deleted as configured, and where the record stands."""
+
+    last_seq: int
+    last_hash: str
+    here: str
+
+
+class LineWalk:
+    """The chain, from its first line on, which stands behind the end `after`; behind any, where it is a part.
+
+    `hashes` are those of the sequences that were `wanted`, once they came; `named` what outcomes name of results that
+    are kept, if that is asked for; the sequences are of the last record that is a stop, a checkpoint, and a checkpoint
+    that one of `public_keys` signed. `instances` are those that wrote control records, in their order.
+    """
+
+    def __init__(
+        self,
+        report: VerificationReport,
+        *,
+        part: bool,
+        after: ChainEnd = BEGINNING,
+        wanted: Collection[int] = (),
+        with_evidence: bool = False,
+        keys: Sequence[AuditKey] = (),
+        public_keys: Keys | None = None,
+        processes: int = 1,
+        progress: Progress = lambda count: None,
+    ) -> None:
+        self.report = report
+        report.last_seq = after.seq
+        self.part = part
+        self.instances: dict[str, None] = {}
+        self.named: dict[str, NamedResult] = {}
+        self.hashes: dict[int, str] = {after.seq: after.hash}
+        self.unknown_kids: set[str] = set()
+        self.signed_count = 0
+        self.stopped_seq = self.attested_seq = self.signed_seq = 0
+        self.newest_signed: Checkpoint | None = None
+        self._wanted = tuple(sorted(set(wanted)))
+        self._with_evidence = with_evidence
+        self._keys = keys
+        self._public_keys = public_keys or {}
+        self._processes = processes
+        self._progress = progress
+        self._path, self._line = Path(), 0
+        self._expected: int | None = None if part else after.seq + 1
+        self._previous = after.hash
+        self._first_prev = GENESIS
+        self._unreadable = 0  # lines just passed over; each may have been the expected one, or none
+        self._gaps: list[_Gap] = []
+        self._removed: list[RemovedLines] = []
+
+    def read(self, path: Path) -> None:
+        """One file, from its first line on."""
+        self._path, self._line = path, 0
+        with path.open("rb") as file:
+            for block, run in self._runs(file, path):
+                if (run is None or not self._take_run(run)) and not self._take_lines(BytesIO(_block(path, block))):
+                    return
+                file.seek(block[1])
+                self._progress(block[1] - block[0])
+            self._take_lines(file)  # what is written meanwhile, and what is torn
+
+    def close_gaps(self) -> None:
+        """What was missed and never came is gone."""
+        for gap in self._gaps:
+            lost = gap.last - gap.first + 1 - len(gap.moved)
+            if lost and not self._was_let_go(gap):
+                which = f"record {gap.first}" if gap.first == gap.last else f"records {gap.first} to {gap.last}"
+                rest = f" ({lost} of them are nowhere)" if gap.moved else ""
+                self.report.add(gap.path, gap.line, "removed", f"{which} should stand before this line{rest}")
+
+    def _was_let_go(self, gap: _Gap) -> bool:
+        """Whether the beginning is missing because the sidecar deleted it, and said so."""
+        said = [one for one in self._removed if (one.last_seq, one.last_hash) == (gap.last, self._first_prev)]
+        if gap.first != 1 or gap.moved or not said:
+            return False
+        self.report.notes.append(f"records 1 to {gap.last} were deleted as configured (keep), as {said[0].here} says")
+        self.report.unproved.append(f"what records 1 to {gap.last} were: they are deleted")
+        return True
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def _runs(self, file: BinaryIO, path: Path) -> Iterator[tuple[tuple[int, int], LineRun | None]]:
+        blocks = list(_blocks(file))
+        look = partial(_scan_block, path, self._wanted, self._with_evidence)
+        several = self._processes > 1 and len(blocks) > 2 * self._processes
+        with ProcessPoolExecutor(self._processes) if several else nullcontext() as pool:
+            yield from zip(blocks, map(look, blocks) if pool is None else pool.map(look, blocks), strict=True)
+
+    def _take_run(self, run: LineRun) -> bool:
+        """Go on with it, if it goes on from here."""
+        expected = self._expected
+        if self._unreadable or (expected is not None and (run.first_seq, run.prev_hash) != (expected, self._previous)):
+            return False
+        to_read = [(self._line + index + 1, unseal(line)) for index, line in run.to_read]
+        if any(sealed is None for _, sealed in to_read):
+            return False  # sealed, and no JSON: it will be told, line after line
+        report = self.report
+        self._begin(run.first_seq, run.prev_hash)
+        self._line += run.count
+        report.records += run.count
+        report.last_seq = max(report.last_seq, run.last_seq)
+        report.events += run.events
+        self.hashes |= run.hashes
+        report.unfinished -= run.closed
+        if len(report.unfinished) + len(run.opened) < MAX_UNFINISHED:
+            report.unfinished |= run.opened
+        for line, sealed in to_read:
+            if sealed is not None:
+                self._hear(sealed, line)
+        self._expected, self._previous = run.last_seq + 1, run.last_hash
+        return True
+
+    # --- lines ------------------------------------------------------------------------------------------------------
+
+    def _take_lines(self, file: BinaryIO) -> bool:
+        """False where one has no end, and nothing more can be read."""
+        return all(map(self._take_raw, _lines(file)))
+
+    def _take_raw(self, raw: bytes) -> bool:
+        self._line += 1
+        if raw.endswith(b"\n"):
+            self._take(unseal(raw[:-1]))
+            return True
+        if len(raw) > MAX_LINE_BYTES:
+            self._add("unreadable", f"more than {MAX_LINE_BYTES} bytes without a newline; the rest was not read")
+        elif last_seq_of(self._path) >= 0:
+            self._add("unreadable", f"{len(raw)} bytes without a newline, in a file that was set aside whole")
+        else:
+            self.report.notes.append(
+                f"{self._path}: {len(raw)} bytes of an unfinished append at the end, no record; a start takes them away"
+            )
+        return False
+
+    def _take(self, sealed: SealedRecord | None) -> None:
+        if sealed is None:
+            self._unreadable += 1
+            self._add("unreadable", "this is no audit record")
+            return
+        if not sealed.intact:
+            self._add("changed", f"the hash of record {sealed.seq} does not fit its bytes")
+        self._begin(sealed.seq, sealed.prev_hash)
+        self._place(sealed)
+        self._count(sealed)
+
+    def _begin(self, seq: int, prev_hash: str) -> None:
+        if self.report.first_seq == 0:
+            self.report.first_seq, self._first_prev = seq, prev_hash
+
+    def _place(self, sealed: SealedRecord) -> None:
+        seq, expected = sealed.seq, self._expected
+        if expected is not None and seq < expected:
+            self._misplaced(seq)
+            return
+        if expected is not None and seq > expected + self._unreadable and len(self._gaps) < MAX_GAPS:
+            self._gaps.append(_Gap(self._path, self._line, expected, seq - 1))
+        if seq == expected and sealed.prev_hash != self._previous:
+            self._add("changed", f"record {seq} was sealed upon another line than the one before it")
+        self._expected, self._previous, self._unreadable = seq + 1, sealed.hash, 0
+
+    def _misplaced(self, seq: int) -> None:
+        index = bisect_right(self._gaps, seq, key=lambda gap: gap.first) - 1
+        gap = self._gaps[index] if index >= 0 and seq <= self._gaps[index].last else None
+        if gap is None or seq in gap.moved:
+            self._add("inserted", f"record {seq} is there already")
+        else:
+            gap.moved.add(seq)
+            self._add("reordered", f"record {seq} belongs before {gap.path}:{gap.line}")
+
+    def _count(self, sealed: SealedRecord) -> None:
+        report, fields = self.report, sealed.fields
+        report.records += 1
+        report.last_seq = max(report.last_seq, sealed.seq)
+        at = bisect_left(self._wanted, sealed.seq)
+        if self._wanted[at : at + 1] == (sealed.seq,):
+            self.hashes[sealed.seq] = sealed.hash
+        event = fields.get("event")
+        report.events[event if event in shape.EVENTS else OTHER] += 1
+        decision_id = str(fields.get("decision_id")).encode("utf-8", "replace")
+        if event == "decision" and len(report.unfinished) < MAX_UNFINISHED:
+            report.unfinished.add(decision_id)
+        elif event == "outcome":
+            report.unfinished.discard(decision_id)
+        self._hear(sealed, self._line)
+
+    # --- what records say -------------------------------------------------------------------------------------------
+
+    def _hear(self, sealed: SealedRecord, line: int) -> None:
+        """What stands in a record beside its place."""
+        fields = sealed.fields
+        if self._with_evidence and fields.get("event") == "outcome":
+            self.named.update((named.id, named) for named in named_in(fields))
+        control = fields.get("control")
+        if fields.get("event") != "control" or not isinstance(control, Mapping):
+            return
+        if len(self.instances) < MAX_INSTANCES:
+            self.instances[str(fields.get("instance"))[: shape.ID_CHARS]] = None
+        here = f"{self._path}:{line}"
+        match control.get("what"):
+            case shape.RECOVERED:
+                self._hear_start(sealed, control, line)
+            case shape.STOP:
+                self.stopped_seq = sealed.seq
+            case shape.CHECKPOINT:
+                self._hear_checkpoint(sealed, control, line)
+            case shape.REMOVED:
+                seq, digest = control.get("last_seq"), control.get("last_hash")
+                if isinstance(seq, int) and isinstance(digest, str):
+                    self._removed.append(RemovedLines(seq, digest, here))
+
+    def _hear_start(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
+        """What a start of the sidecar found, it said."""
+        here = f"{self._path}:{line}"
+        given = control.get("found")
+        found = [str(word) for word in given] if isinstance(given, list) else []
+        broken = [word for word in found if word not in HARMLESS]
+        if broken:
+            self._add("at-start", f"a start of the sidecar found: {', '.join(broken)}", line)
+        self.report.notes += [f"{here}: {_NOTES[word]}" for word in found if word in _NOTES]
+        if "key-changed" not in found:
+            return
+        if control.get("anchor_checked") is True or self._made_anchor(control.get("anchor"), sealed):
+            self.report.notes.append(f"{here}: the key was changed; the anchor of the one before was checked")
+        else:
+            self._add(
+                "at-start",
+                "a start of the sidecar found an anchor of another key, which it had not: what stands before this line "
+                "may have been written anew; with the key from before (--key) that can be told",
+                line,
+            )
+
+    def _made_anchor(self, text: object, sealed: SealedRecord) -> bool:
+        """Whether an anchor that a start could not check was made with one of our keys, and ends before its record."""
+        head = parse_head(f"{text}\n".encode())
+        before = ChainEnd(sealed.seq - 1, sealed.prev_hash)
+        return head is not None and before in (head.end, head.next) and any(head.made_with(key) for key in self._keys)
+
+    def _hear_checkpoint(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
+        checkpoint = checkpoint_in(control)
+        if checkpoint is None or (checkpoint.seq, checkpoint.hash) != (sealed.seq - 1, sealed.prev_hash):
+            self._add("checkpoint-differs", "the checkpoint is not about the record before it", line)
+            return
+        self.attested_seq = sealed.seq
+        self.report.checkpoints += 1
+        signed = checkpoint.signed_by(self._public_keys)
+        if signed is False:
+            self._add("forged", f"the key {checkpoint.kid[:64]} did not sign this checkpoint", line)
+        elif signed:
+            self.signed_count += 1
+            self.signed_seq, self.newest_signed = sealed.seq, checkpoint
+        elif len(self.unknown_kids) < MAX_KIDS:
+            self.unknown_kids.add(checkpoint.kid[:64])
+
+    def _add(self, kind: str, message: str, line: int | None = None) -> None:
+        self.report.add(self._path, self._line if line is None else line, kind, message)
+
+
+_NOTES = {
+    "torn-tail": "the run before ended in the middle of an append that nobody was told had succeeded",
+    "cut-short": "the run before was killed in the middle of an append that nobody was told had succeeded",
+    "continued": "the file before this one had been moved away",
+}
+
+
+def _blocks(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Where the file can be cut between two lines, up to its last whole line or to one without an end."""
+    descriptor, size, start = file.fileno(), os.fstat(file.fileno()).st_size, 0
+    while start < size:
+        at = min(start + BLOCK_BYTES, size) - 1
+        if at + 1 == size:  # the last block ends with the last newline
+            tail = os.pread(descriptor, min(size - start, MAX_LINE_BYTES + 1), max(start, size - MAX_LINE_BYTES - 1))
+            end = size - len(tail) + tail.rfind(b"\n") + 1 if b"\n" in tail else start
+        else:
+            ahead = os.pread(descriptor, MAX_LINE_BYTES + 1, at)
+            end = at + ahead.index(b"\n") + 1 if b"\n" in ahead else start
+        if end <= start:
+            return
+        yield start, end
+        start = end
+
+
+def _block(path: Path, block: tuple[int, int]) -> bytes:
+    start, end = block
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start)
+
+
+def _scan_block(path: Path, wanted: tuple[int, ...], with_evidence: bool, block: tuple[int, int]) -> LineRun | None:
+    return scan(_block(path, block), wanted, with_evidence=with_evidence)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines with their newline. A line of a running sidecar may be half there at the first look."""
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        if not raw.endswith(b"\n") and len(raw) <= MAX_LINE_BYTES:
+            raw += file.readline(MAX_LINE_BYTES + 1 - len(raw))
+        yield raw
+        if not raw.endswith(b"\n"):
+            return

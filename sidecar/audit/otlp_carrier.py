@@ -1,0 +1,202 @@
+"""Sends audit records to an OpenTelemetry receiver and awaits its acceptance.
+
+One POST for each append (OTLP/HTTP, Protocol Buffers), and it is there when the receiver says so:
+
+    2xx, all taken           there
+    2xx, some rejected       nobody says which: not repeated (OTLP forbids it), and not there for whoever waits for it
+    2xx, something else      whoever answers is no receiver; as the last
+    429, 502, 503, 504       again, when `Retry-After` says so, or after a pause
+    no answer, a torn one    again: it may be there twice then, with the same `sidecar.instance` and `sidecar.seq`
+    any other status         not there
+
+OTLP has no word for "the same again". So a line may come more than once, and never less than once.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import gzip
+import logging
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
+from sidecar.audit.chain import UnfitHead
+from sidecar.audit.otlp_messages import export_request, rejected
+from sidecar.errors import SettingsError
+from sidecar.http.client.failures import EgressError, InvalidRequest
+from sidecar.http.client.http1 import RequestForm, ResponseReader
+from sidecar.http.client.origin import TargetOrigin
+
+ATTEMPT_S: Final = 5.0
+CONNECT_S: Final = 2.0
+MAX_ANSWER_BYTES: Final = 64 * 1024
+MAX_PAUSE_S: Final = 60.0  # whatever a receiver asks for: it may have forgotten us by then
+RETRYABLE: Final = frozenset({429, 502, 503, 504})  # OTLP 1.x, "Retryable Response Codes"
+TOO_LARGE: Final = 413
+
+log = logging.getLogger("sidecar.audit")
+
+
+class OtlpReply(NamedTuple):
+    """An answer."""
+
+    status: int
+    media_type: str
+    retry_after: str
+    body: bytes
+
+
+class OtlpCarrier:
+    """One receiver. `headers` are read anew at each connection: a credential may change."""
+
+    def __init__(
+        self,
+        origin: TargetOrigin,
+        resource: Mapping[str, str],
+        *,
+        headers: Callable[[], Mapping[str, str]] = dict,
+        ca_path: Path | None = None,
+        compress: bool = True,
+        attempt_s: float = ATTEMPT_S,
+        patience: CarrierDeadline | None = None,
+    ) -> None:
+        self._origin = origin
+        self._resource = resource
+        self._headers = headers
+        self._ca_path = ca_path
+        self._compress = compress
+        self._attempt_s = attempt_s
+        self._patience = patience or CarrierDeadline()
+        self._socket: socket.socket | None = None
+        self._form: RequestForm | None = None
+
+    def carry(self, append: AppendLines) -> None:
+        body = export_request(append.lines, self._resource)
+        if self._compress:
+            body = gzip.compress(body, compresslevel=1, mtime=0)
+        unsure, pauses, told = False, self._patience.pauses(), ""
+        while True:
+            pause_s, why = next(pauses), "no answer"
+            try:
+                said = self._post(body)
+            except InvalidRequest as error:
+                raise OSError(errno.EINVAL, str(error)) from None
+            except (OSError, EgressError, SettingsError) as error:
+                unsure = unsure or self._socket is not None
+                why = f"{type(error).__name__}: {error}"
+                self._disconnect()
+            else:
+                if said.status not in RETRYABLE:
+                    self._judge(said, len(append.lines), unsure=unsure)
+                    return
+                pause_s, why = _pause_s(said.retry_after, pause_s), f"status {said.status}"
+                unsure = unsure or said.status in (502, 504)  # somebody in between does not know either
+            if why != told:
+                log.warning("the receiver did not take the evidence; trying again", extra={"why": why[:200]})
+                told = why
+            if not self._patience.wait(pause_s):
+                raise UnsureError(why, again=False) if unsure else OSError(errno.EAGAIN, why)
+
+    def give_up(self) -> None:
+        self._patience.end()
+
+    def close(self) -> None:
+        self._patience.end()
+        self._disconnect()
+
+    def _judge(self, said: OtlpReply, count: int, *, unsure: bool) -> None:
+        if not 200 <= said.status < 300:
+            self._disconnect()  # next time with the credential of then
+            why = f"the receiver answered {said.status}"
+            if unsure:
+                raise UnsureError(why, again=False)
+            raise UnfitHead(errno.EMSGSIZE, why) if said.status == TOO_LARGE else OSError(errno.EPROTO, why)
+        try:
+            no = rejected(said.media_type, said.body)
+        except ValueError as error:
+            raise UnsureError(str(error), again=False) from None
+        if no.records > 0:
+            log.error(
+                "the receiver rejected evidence", extra={"of": count, "rejected": no.records, "why": no.message[:500]}
+            )
+            raise UnsureError(f"{no.records} of {count} records were rejected", again=False)
+        if no.message:
+            log.warning("the receiver took the evidence, and says", extra={"what": no.message[:500]})
+
+    def _post(self, body: bytes) -> OtlpReply:
+        until = time.monotonic() + self._attempt_s
+        if self._socket is not None and not _is_quiet(self._socket):
+            self._disconnect()  # it was closed while nobody looked: what is sent there would be lost, and perhaps not
+        if self._socket is None or self._form is None:
+            self._socket, self._form = self._connected(until)
+        coding = [("Content-Encoding", "gzip")] if self._compress else []
+        self._wait_until(until)
+        self._socket.sendall(self._form.message(coding, body))
+        reader, whole = ResponseReader(), b""
+        while not reader.complete:
+            self._wait_until(until)
+            piece = self._socket.recv(16 * 1024)
+            if piece:
+                reader.feed(piece)
+            else:
+                reader.end()
+            whole += reader.take()
+            if len(whole) > MAX_ANSWER_BYTES:
+                raise OSError(errno.EMSGSIZE, "the answer is too long")
+        if not reader.reusable:
+            self._disconnect()
+        head = reader.head
+        assert head is not None
+        media_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return OtlpReply(head.status, media_type, head.headers.get("retry-after", ""), whole)
+
+    def _wait_until(self, until: float) -> None:
+        left_s = until - time.monotonic()
+        if left_s <= 0 or self._socket is None:
+            raise TimeoutError("the receiver took too long")
+        self._socket.settimeout(left_s)
+
+    def _connected(self, until: float) -> tuple[socket.socket, RequestForm]:
+        origin = self._origin
+        headers = [("Content-Type", "application/x-protobuf"), *self._headers().items()]
+        form = RequestForm("POST", origin.path, origin.host_header, headers)
+        limit_s = min(CONNECT_S, until - time.monotonic())
+        plain = socket.create_connection((origin.host, origin.port), timeout=limit_s)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not origin.secure:
+                return plain, form
+            context = ssl.create_default_context(cafile=self._ca_path)
+            return context.wrap_socket(plain, server_hostname=origin.host), form
+        except BaseException:
+            plain.close()
+            raise
+
+    def _disconnect(self) -> None:
+        taken, self._socket = self._socket, None
+        if taken is not None:
+            taken.close()
+
+
+def _is_quiet(connection: socket.socket) -> bool:
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return not waiting.poll(0)
+
+
+def _pause_s(retry_after: str, otherwise_s: float) -> float:
+    """Seconds, or a date (RFC 9110, 10.2.3)."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return min(max(float(retry_after[:9]), otherwise_s), MAX_PAUSE_S)
+    try:
+        at = email.utils.parsedate_to_datetime(retry_after)
+    except (ValueError, OverflowError):
+        return otherwise_s
+    return min(max(at.timestamp() - time.time(), otherwise_s), MAX_PAUSE_S)

@@ -1,0 +1,216 @@
+"""Appends audit lines to a Redis stream exactly once.
+
+One script puts the lines of an append there, and beside the stream where the chain ends with them: both or neither. It
+looks first where the chain ends now, so that an append whose reply was lost can be carried again and again: what is
+there already is not put there twice, and a command that arrives late finds another end, and does nothing.
+
+    <stream>          one entry for each line: `XRANGE <stream> - +`, field `line`
+    {<stream>}:head   `head`: the anchor, as it stands beside a file (`chain.py`); `turn`: who writes
+
+A stream has one writer: whoever starts takes its turn, and who had it before can write no more. A store that was
+emptied, or fell back behind what it had confirmed, has lost lines; the chain goes on behind them, so that `verify` says
+which, and the log says when.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
+from sidecar.audit.chain import ChainEnd, head_line, unseal
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.file_sink import FoundEnd, read_anchor
+from sidecar.errors import SettingsError, fault_in
+
+log = logging.getLogger("sidecar.audit")
+
+PAGE: Final = 200  # lines that are read at once, some 400 KB
+DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
+
+_TAKE: Final = """
+local turn = (tonumber(string.match(redis.call('HGET', KEYS[2], 'turn') or '', '^%d+')) or 0) + 1
+redis.call('HSET', KEYS[2], 'turn', string.format('%d', turn) .. ' ' .. ARGV[1])
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+return {turn, redis.call('HGET', KEYS[2], 'head') or '', last[1] and last[1][2][2] or ''}
+"""
+_APPEND: Final = """
+local mine, before, after, most, anyway = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local found = redis.call('HMGET', KEYS[2], 'turn', 'head')
+local turn, head = found[1] or '', found[2] or ''
+local number = function(text) return tonumber(string.match(text, '^%d+')) or 0 end
+if turn ~= mine and number(turn) >= number(mine) then return 'taken' end
+if turn == mine and head == after then return 'done' end
+if anyway == '' and (turn ~= mine or head ~= before) then return 'elsewhere' end
+for i = 6, #ARGV do
+  if most == '' then
+    redis.call('XADD', KEYS[1], '*', 'line', ARGV[i])
+  else
+    redis.call('XADD', KEYS[1], 'MAXLEN', '~', most, '*', 'line', ARGV[i])
+  end
+end
+redis.call('HSET', KEYS[2], 'turn', mine, 'head', after)
+return 'done'
+"""
+
+
+class StreamConnection(Protocol):
+    """What we lean on of redis-py's connections. Connecting and replies have their deadlines."""
+
+    def connect(self) -> None: ...
+
+    def disconnect(self) -> None: ...
+
+    def send_command(self, *args: Any) -> None: ...
+
+    def read_response(self, disable_decoding: bool = False) -> Any: ...
+
+
+class RedisCarrier:
+    """One stream, and who writes it."""
+
+    def __init__(
+        self,
+        connect: Callable[[], StreamConnection],
+        stream: str,
+        key: AuditKey,
+        *,
+        older: Sequence[AuditKey] = (),
+        max_length: int | None = None,
+        patience: CarrierDeadline | None = None,
+    ) -> None:
+        """`older` are keys that made anchors before."""
+        self._connect = connect
+        self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
+        self._key = key
+        self._older = older
+        self._anew = False  # the end there is not ours: the next append is put there whatever it is
+        self._most = "" if max_length is None else str(max_length)
+        self._patience = patience or CarrierDeadline()
+        self._connection: StreamConnection | None = None
+        self._turn = ""
+
+    def take(self, end: ChainEnd | None = None) -> FoundEnd:
+        """Write from now on, and see what the last run left. A copy goes on where that of which it is one ends, at
+        `end`. Raises SettingsError."""
+        token = secrets.token_hex(8)
+        try:
+            turn, raw_head, line = self._ask("EVAL", _TAKE, 2, *self._keys, token)
+            self._turn = f"{turn} {token}"
+            found = _found(bytes(raw_head), bytes(line), self._key, self._older)
+            begins = found.end if end is None else end
+            if begins != found.end:
+                log.warning(
+                    "the copy of the evidence lacks lines", extra={"last": found.end.seq, "next": begins.seq + 1}
+                )
+            if found.what and end is None:
+                self._anew = True  # the anchor is made anew together with the record of what was found
+            else:
+                self._append(AppendLines((), begins, begins), anyway=True)  # under our key, and it can be written
+        except (OSError, RedisError, TypeError, ValueError) as error:
+            raise SettingsError([_unusable(f"cannot be written: {_why(error)}")]) from None
+        return found
+
+    def lines(self) -> Iterator[bytes]:
+        """Every line that is there, for who reads it back. Raises OSError, RedisError."""
+        after = b"-"
+        while entries := self._ask("XRANGE", self._keys[0], after, "+", "COUNT", PAGE):
+            for _, (_, line, *_) in entries:
+                yield bytes(line)
+            after = b"(" + entries[-1][0]
+
+    def head(self) -> bytes:
+        """The anchor's line without its newline; empty if there is none. Raises OSError, RedisError."""
+        return bytes(self._ask("HGET", self._keys[1], "head") or b"")
+
+    def carry(self, append: AppendLines) -> None:
+        unsure, anyway = False, self._anew
+        pauses = self._patience.pauses()
+        while True:
+            try:
+                reply = self._append(append, anyway=anyway)
+            except (ResponseError, AuthenticationError) as error:
+                self._disconnect()  # a replica, or not yet ready: there may be another next time
+                raise _failed(_why(error), unsure=unsure) from None
+            except (RedisError, OSError) as error:
+                unsure = unsure or self._connection is not None
+                self._disconnect()
+                if not self._patience.wait(next(pauses)):
+                    raise _failed(_why(error), unsure=unsure) from None
+                continue
+            if reply == DONE:
+                self._anew = False
+                return
+            if reply == TAKEN:
+                raise _failed("another sidecar writes this stream now", unsure=unsure)
+            log.error("the stream's end is not where it was: evidence was lost there", extra={"seq": append.before.seq})
+            anyway = True
+
+    def give_up(self) -> None:
+        self._patience.end()
+
+    def close(self) -> None:
+        self._patience.end()
+        self._disconnect()
+
+    def _append(self, append: AppendLines, *, anyway: bool) -> bytes:
+        """DONE, TAKEN or ELSEWHERE."""
+        before, after = (head_line(self._key, end).rstrip() for end in (append.before, append.after))
+        lines = [line.rstrip(b"\n") for line in append.lines]
+        arguments = (self._turn, before, after, self._most, "anyway" if anyway else "", *lines)
+        reply = self._ask("EVAL", _APPEND, 2, *self._keys, *arguments)
+        if reply not in (DONE, TAKEN, ELSEWHERE):
+            raise ConnectionError("a foreign reply")
+        return bytes(reply)
+
+    def _ask(self, *command: Any) -> Any:
+        """What is answered. Raises OSError, RedisError."""
+        try:
+            if self._connection is None:
+                self._connection = self._connected()
+            self._connection.send_command(*command)
+            return self._connection.read_response(disable_decoding=True)
+        except (OSError, RedisError):
+            raise
+        except Exception as error:  # whatever redis-py's parser makes of what is no reply
+            raise ConnectionError(f"a foreign reply ({type(error).__name__})") from None
+
+    def _connected(self) -> StreamConnection:
+        connection = self._connect()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+
+def _found(raw_head: bytes, line: bytes, key: AuditKey, older: Sequence[AuditKey]) -> FoundEnd:
+    last = unseal(line) if line else None
+    if line and last is None:
+        raise ValueError("its last entry is no audit record")
+    read = read_anchor(raw_head + b"\n" if raw_head else b"", last, line, key, older)
+    facts = read.facts | {"last_seq": last.seq if last else 0}
+    return FoundEnd(read.end, 0, read.what, {"found": list(read.what), **facts} if read.what else {})
+
+
+def _failed(why: str, *, unsure: bool) -> OSError:
+    return UnsureError(why, again=True) if unsure else OSError(why)
+
+
+def _why(error: Exception) -> str:
+    """For operators: a kind, and what a server said; never a URL."""
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _unusable(message: str) -> Any:
+    return fault_in("audit.redis", f"the audit stream {message}", code="A120")

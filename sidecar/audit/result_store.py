@@ -1,0 +1,247 @@
+"""Stores chosen results beside the log, each named by its outcome record.
+
+For tools that the configuration names, the result that the caller is about to get is kept: without what was taken out,
+without what only the protocol reads, members in order, one line of JSON each. The `outcome` of its call names it:
+
+    evidence.jsonl     {"data":{...},"id":"<uuid>","mcp_invocation_id":"<decision_id>",...}
+    audit.jsonl        {"event":"outcome",...,"evidence":[{"id":"<uuid>","sha256":"<of the line's bytes>"}],...}
+
+Each line has a `salt` that the log has not: a SHA-256 of `{"confirmed":true}` would else be guessed in a moment by
+whoever reads the log and may not read the results.
+
+The line is written first, so that nobody has a result that was to be kept and is not. A line that no outcome names is
+of a call that a crash cut off, or that is still under way.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from sidecar.audit.segments import aside, last_seq_of, parts_of
+from sidecar.errors import Reason, Refusal
+
+VERSION: Final = 1
+MAX_LINE_BYTES: Final = 4 * 2**20
+
+
+class NamedResult(NamedTuple):
+    """What an outcome says of a record that was kept."""
+
+    id: str
+    sha256: str
+
+    @classmethod
+    def of(cls, record_id: str, line: bytes) -> NamedResult:
+        """Of a line as it stands in the file, without its newline."""
+        return cls(record_id, sha256(line).hexdigest())
+
+
+def evidence_record(
+    *,
+    server: str,
+    tool: str,
+    invocation: str,
+    run_id: str | None,
+    args_hash: str | None,
+    redacted: bool,
+    data: Mapping[str, Any],
+    said: object = None,
+) -> dict[str, Any]:
+    """The seed's Evidence, but for `id`, `timestamp` and `salt`. Of the arguments there is the keyed digest alone;
+    `said` is what the tool says of its result as evidence."""
+    return {
+        "v": VERSION,
+        "source_type": "mcp",
+        "mcp_tool_name": server,
+        "mcp_method": tool,
+        "mcp_invocation_id": invocation,
+        "run_id": run_id,
+        "metadata": {"redacted": redacted, "cache_key": f"{server}:{tool}:{args_hash}"},
+        **_kept_of(said),
+        "data": data,
+    }
+
+
+def _kept_of(said: object) -> dict[str, Any]:
+    """The seed's words for it, as far as they are there and of their type."""
+    given: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    tags, confidence = given.get("tags"), given.get("confidence")
+    is_number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
+    return {
+        "type": given["type"] if isinstance(given.get("type"), str) else None,
+        "description": given["description"] if isinstance(given.get("description"), str) else None,
+        "confidence": confidence if is_number else None,
+        "tags": [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else [],
+    }
+
+
+def evidence_line(record: Mapping[str, Any]) -> bytes:
+    """One line without its newline. Raises Refusal(RESPONSE_REFUSED) for a result that is too large to be kept."""
+    line = orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
+    if len(line) > MAX_LINE_BYTES:
+        raise Refusal(Reason.RESPONSE_REFUSED, f"it is to be kept, and larger than {MAX_LINE_BYTES} bytes")
+    return line
+
+
+class ResultFile:
+    """The file of evidence of one sidecar, opened for the first line. Not for threads: one event loop appends."""
+
+    def __init__(self, path: Path | None, *, to_disk: bool = False) -> None:
+        self._path = path
+        self._to_disk = to_disk
+        self._file = -1
+        self._size = 0
+
+    def append(self, line: bytes) -> int:
+        """Write one line whole, or not at all. Raises OSError. Returns how many bytes of a torn line of an earlier run
+        were taken away: its writer was killed in the middle of it, and no outcome names it."""
+        if self._file >= 0 and not self._is_ours():
+            self._let_go()
+        torn_bytes = self._open() if self._file < 0 else 0
+        data = line + b"\n"
+        try:
+            written = os.write(self._file, data)
+            while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
+                written += os.write(self._file, data[written:])
+            if self._to_disk:
+                os.fdatasync(self._file)
+        except OSError:
+            self._take_back()
+            raise
+        self._size += len(data)
+        return torn_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        if self._file >= 0:
+            return self._size
+        try:
+            return 0 if self._path is None else self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def turn_over(self, at_s: float, seq: int) -> None:
+        """Set the file aside, under the time and the sequence with which the log was. Raises OSError."""
+        if self._path is None:
+            return
+        part = aside(self._path, at_s, seq)
+        if os.path.lexists(part):
+            raise FileExistsError(errno.EEXIST, "the part is there")
+        if self._file < 0:
+            self._open()  # so that nobody else has it
+        self._path.rename(part)
+        self._let_go()
+
+    def let_go(self, seq: int) -> None:
+        """Delete what was set aside before the log had the record `seq`. Raises OSError."""
+        for part in parts_of(self._path) if self._path is not None else ():
+            if last_seq_of(part) < seq:
+                part.unlink()
+
+    def close(self) -> None:
+        """Let the file go, for good."""
+        self._let_go()
+        self._path = None
+
+    def _open(self) -> int:
+        if self._path is None:
+            raise OSError("there is no file for evidence")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise OSError("the file for evidence is no regular file")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = os.fstat(self._file).st_size
+            self._size = _whole_bytes(self._file, size)
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self._let_go()
+            raise
+        return size - self._size
+
+    def _is_ours(self) -> bool:
+        """Whether it is as we left it. What was deleted, moved away or cut is missing, and `verify` says so; what comes
+        is kept."""
+        status = os.fstat(self._file)
+        try:
+            there = self._path is not None and os.path.samestat(self._path.stat(), status)
+        except OSError:
+            there = False
+        return there and status.st_size == self._size
+
+    def _take_back(self) -> None:
+        """Back to the last whole line; where even that fails, the next `append` opens anew and finds it torn."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _whole_bytes(descriptor: int, size: int) -> int:
+    """How much of the file is whole lines. Raises OSError for what is no file of ours: it is not cut."""
+    reach = min(size, MAX_LINE_BYTES + 1)
+    tail = os.pread(descriptor, reach, size - reach)
+    newline = tail.rfind(b"\n")
+    if newline < 0 and (reach < size or not tail.startswith(b"{"[: len(tail)])):
+        raise OSError("the file for evidence ends in what is no record")
+    return size - len(tail) + newline + 1
+
+
+# --- reading it back --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """One line as read. `id` is empty, and `record` too, for what is none."""
+
+    line: int
+    id: str
+    sha256: str
+    record: Mapping[str, Any]
+
+
+def read_evidence(path: Path) -> Iterator[StoredResult]:
+    """Every line of a file of evidence. Raises OSError."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(MAX_LINE_BYTES + 2):
+            number += 1
+            line = raw.removesuffix(b"\n")
+            record = _parsed(line)
+            record_id = record.get("id")
+            yield StoredResult(
+                number, record_id if isinstance(record_id, str) else "", sha256(line).hexdigest(), record
+            )
+
+
+def named_in(record: Mapping[str, Any]) -> Iterator[NamedResult]:
+    """What a record of the audit names. Logs of before there was evidence name none."""
+    listed = record.get("evidence")
+    for entry in listed if isinstance(listed, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and isinstance(entry.get("sha256"), str):
+            yield NamedResult(entry["id"], entry["sha256"])
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return {}
+    return record if isinstance(record, dict) else {}

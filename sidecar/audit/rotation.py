@@ -1,0 +1,243 @@
+"""Rotates the audit file and writes checkpoints when they are due.
+
+Between the writer and the file. Everything here is done by the thread that writes, between two appends: a checkpoint is
+about the record that stands before it, and a part that is set aside ends with one. Neither is ever in the way of a
+record: what of this fails is logged and tried again, and the records go on to where they went.
+
+    append     the checkpoint that is due by count; a new file where this one would grow too large
+    look       what is due by time; for whoever looks at the clock
+    seal       a checkpoint of all that there is, unless the last record is one
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sidecar.audit import record as shape
+from sidecar.audit.chain import BEGINNING, ChainEnd
+from sidecar.audit.checkpoints import Checkpoint, attest
+from sidecar.audit.file_sink import AuditFile
+from sidecar.audit.record_ids import Clock, timestamps
+from sidecar.audit.result_store import ResultFile
+from sidecar.audit.segments import aside, first_line, last_end, last_seq_of, parts_of
+from sidecar.audit.writer import RecordSink
+from sidecar.errors import SettingsError
+from sidecar.http.signing_keys import SigningKey
+
+RETRY_S: Final = 60.0  # after what could not be set aside
+
+log = logging.getLogger("sidecar.audit")
+
+Stamp = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""A record of a kind of event with id, time, instance and key; only the thread that writes may call it."""
+
+
+class ChainSink(RecordSink, Protocol):
+    """A sink that gives its records their places in a chain."""
+
+    @property
+    def end(self) -> ChainEnd:
+        """Where the chain ends."""
+
+    @property
+    def file(self) -> AuditFile | None:
+        """The file that can be set aside, if it is one."""
+
+    def settle(self) -> None:
+        """Finish what was begun, or undo it, so that `end` is where the next record follows. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attester:
+    """With which key checkpoints are signed, and how often: after so many records or seconds, if there is something
+    new."""
+
+    key: SigningKey
+    every_records: int
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """When a file is set aside, None for never; and how many parts are kept, None for all."""
+
+    max_bytes: int | None = None
+    every_s: float | None = None
+    keep: int | None = None
+
+
+class RotatingSink:
+    """One chain of records with its checkpoints, in a file that may rotate, or in another sink that may not."""
+
+    def __init__(
+        self,
+        sink: ChainSink,
+        stamp: Stamp,
+        clock: Clock,
+        *,
+        attester: Attester | None = None,
+        rotation: Rotation = Rotation(),
+        evidence: ResultFile | None = None,
+    ) -> None:
+        self.sink = sink
+        self._file = sink.file
+        self._stamp = stamp
+        self._clock = clock
+        self._attester = attester
+        self._rotation = rotation
+        self._evidence = evidence
+        self._timestamp = timestamps()
+        self._attested = BEGINNING  # where the chain ended after the last checkpoint
+        self._attested_mono_s = clock.monotonic()
+        self._begun_at_s: float | None = None  # when the first record of this file was written
+        self._not_before_mono_s = 0.0
+        self.newest: Checkpoint | None = None
+        """The last one that was made, for whoever publishes it."""
+
+    @property
+    def end(self) -> ChainEnd:
+        """Where the chain ends."""
+        return self.sink.end
+
+    def append(self, records: Sequence[dict[str, Any]]) -> int:
+        if self._is_full():
+            self._turn_over()
+        count = self.sink.append(records)
+        attester = self._attester
+        if attester is not None and self.end.seq - self._attested.seq >= attester.every_records:
+            self._tried(self.seal)
+        return count
+
+    def abandon(self) -> None:
+        self.sink.abandon()
+
+    def close(self) -> None:
+        self.sink.close()
+
+    def is_due(self) -> bool:
+        """Whether `look` has something to do, as far as one can tell from outside the thread."""
+        every_s = self._rotation.every_s
+        may_be_old = every_s is not None and self._can_turn_over() and (self._begun_at_s is None or self._is_old())
+        return may_be_old or self._is_unattested()
+
+    def look(self) -> None:
+        """Do what is due by time."""
+        if self._is_old():
+            self._turn_over()
+        if self._is_unattested():
+            self._tried(self.seal)
+
+    def seal(self) -> None:
+        """Attest where the chain ends. Raises OSError."""
+        attester = self._attester
+        if attester is None:
+            return
+        self.sink.settle()
+        end = self.end
+        if end.seq == 0 or end == self._attested:
+            return
+        checkpoint = attest(attester.key, end, self._timestamp(self._clock.time()))
+        self._say(shape.CHECKPOINT, checkpoint._asdict())
+        self._attested, self._attested_mono_s = self.end, self._clock.monotonic()
+        self.newest = checkpoint
+
+    # --- what is due ------------------------------------------------------------------------------------------------
+
+    def _is_unattested(self) -> bool:
+        attester = self._attester
+        if attester is None or self.end.seq == 0 or self.end == self._attested:
+            return False
+        return self._clock.monotonic() - self._attested_mono_s >= attester.every_s
+
+    def _is_full(self) -> bool:
+        most = self._rotation.max_bytes
+        return most is not None and self._can_turn_over() and (self._size() >= most or self._kept_bytes() >= most)
+
+    def _is_old(self) -> bool:
+        every_s = self._rotation.every_s
+        return every_s is not None and self._can_turn_over() and self._clock.time() - self._begun_s() >= every_s
+
+    def _can_turn_over(self) -> bool:
+        return self._size() > 0 and self._clock.monotonic() >= self._not_before_mono_s
+
+    def _size(self) -> int:
+        return 0 if self._file is None else self._file.size
+
+    def _kept_bytes(self) -> int:
+        return 0 if self._evidence is None else self._evidence.size
+
+    def _begun_s(self) -> float:
+        if self._begun_at_s is None:
+            self._begun_at_s = self._clock.time()
+            with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+                first = None if self._file is None else first_line(self._file.path)
+                self._begun_at_s = datetime.fromisoformat(first.fields["timestamp"]).timestamp() if first else None
+        now_s = self._clock.time()
+        self._begun_at_s = min(self._begun_at_s or now_s, now_s)  # not in the future: the clock may have gone back
+        return self._begun_at_s
+
+    # --- a new file -------------------------------------------------------------------------------------------------
+
+    def _turn_over(self) -> None:
+        """Set the file aside, its end attested; then let go of what is more than is kept."""
+        if self._file is None:
+            return
+        self._not_before_mono_s = self._clock.monotonic() + RETRY_S
+        if self._tried(self.seal) and self._tried(self._set_aside):
+            self._begun_at_s, self._not_before_mono_s = None, 0.0
+            self._tried(self._set_evidence_aside)  # if not now, then together with the next part
+            self._tried(self._let_go)
+
+    def _set_aside(self) -> None:
+        if self._file is not None:
+            self._file.turn_over(aside(self._file.path, self._clock.time(), self.end.seq))
+
+    def _set_evidence_aside(self) -> None:
+        if self._evidence is not None and self._evidence.size:
+            self._evidence.turn_over(self._clock.time(), self.end.seq)
+
+    def _let_go(self) -> None:
+        """Delete the oldest parts, each after it is on record what it was. Only where checkpoints vouch for them."""
+        keep, file = self._rotation.keep, self._file
+        if keep is None or file is None or self._attester is None:
+            return
+        removed = -1
+        for part, first_seq, end in reversed(self._parts(file.path)[keep:]):
+            self._say(
+                shape.REMOVED,
+                {"file": part.name, "first_seq": first_seq, "last_seq": end.seq, "last_hash": end.hash},
+            )
+            part.unlink()
+            removed = end.seq
+        if self._evidence is not None:  # what was kept before a part ended may be named in the next one
+            self._evidence.let_go(removed)
+
+    def _parts(self, path: Path) -> list[tuple[Path, int, ChainEnd]]:
+        """The parts of this log, newest first, with their first sequence and their end. What has only the name of one,
+        or says what another says already, is none of those that are kept, and is not deleted."""
+        found, before_seq = [], self.end.seq + 1
+        for part in reversed(parts_of(path)):
+            first, end = first_line(part), last_end(part)
+            if first is None or end is None or not first.seq <= end.seq == last_seq_of(part) < before_seq:
+                log.error("what has the name of a part of the audit is none", extra={"file": part.name})
+                continue
+            found.append((part, first.seq, end))
+            before_seq = first.seq
+        return found
+
+    def _say(self, what: str, facts: dict[str, Any]) -> None:
+        self.sink.append([self._stamp("control", shape.control(what, "sidecar", facts))])
+
+    def _tried(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except (OSError, SettingsError) as error:
+            log.error("the evidence goes on as it was", extra={"failed": act.__name__, "error": str(error)})
+            return False
+        return True

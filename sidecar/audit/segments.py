@@ -1,0 +1,106 @@
+"""Finds the files of one rotated log, in order.
+
+A log that rotates is its file and, beside it, the parts that were set aside, named by the time and by the sequence of
+their last record, so that names sort as the records do:
+
+    audit.jsonl    audit.jsonl.head    audit-20261128T141503Z-000000120000.jsonl    evidence-20261128T141503Z-….jsonl
+
+Evidence is set aside together with the log, under the same time and sequence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from sidecar.audit.chain import HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, SealedRecord, unseal
+
+SUFFIX: Final = ".jsonl"
+SEQ_DIGITS: Final = 12
+MAX_PARTS: Final = 100_000
+_STAMPED: Final = re.compile(r"-\d{8}T\d{6}Z-(\d{12,19})\Z")
+
+
+def aside(path: Path, at_s: float, last_seq: int) -> Path:
+    """What a file is called once it is set aside."""
+    stamp = datetime.fromtimestamp(at_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return path.with_name(f"{path.stem}-{stamp}-{last_seq:0{SEQ_DIGITS}d}{path.suffix}")
+
+
+def last_seq_of(part: Path) -> int:
+    """The sequence in the name of a part; -1 for what is none."""
+    match = _STAMPED.search(part.stem)
+    return -1 if match is None else int(match[1])
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """What was set aside of this file, oldest first. Raises OSError."""
+    if not path.parent.is_dir():
+        return ()
+    found = [each for each in path.parent.iterdir() if each.suffix == path.suffix and _is_part(path, each)]
+    return tuple(sorted(found, key=last_seq_of)[-MAX_PARTS:])  # the clock may have gone back; sequences do not
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The parts of a log and its file, oldest first, as far as they are there. Raises OSError."""
+    return (*parts_of(path), *((path,) if path.is_file() else ()))
+
+
+def given(path: Path) -> tuple[Path, ...]:
+    """What somebody means who names a file, or a folder: all of its logs' parts, and the file that is written now. For
+    a folder without one whatever it holds, in the order of the chain. Raises OSError; FileNotFoundError for a folder
+    with several logs, or none."""
+    if not path.is_dir():
+        return (path,)
+    names = {each.name for each in path.iterdir()}
+    current = [path / name.removesuffix(HEAD_SUFFIX) for name in names if name.endswith(HEAD_SUFFIX)]
+    if len(current) > 1:
+        raise FileNotFoundError(2, f"{len(current)} logs in one folder: name the file", str(path))
+    if current:
+        of_the_log = files_of(current[0])
+        if not of_the_log:
+            raise FileNotFoundError(2, "of the log in it only the anchor is left", str(path))
+        return of_the_log
+    files = [each for name in names if name.endswith(SUFFIX) and (each := path / name).is_file()]
+    if not files:
+        raise FileNotFoundError(2, f"no file in it ends in {SUFFIX}", str(path))
+    return in_order(files)
+
+
+def in_order(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Files of one chain by their first records; empty ones and others last."""
+
+    def place(path: Path) -> tuple[int, str]:
+        first = first_line(path)
+        return (2**63 if first is None else first.seq, path.name)
+
+    return tuple(sorted(files, key=place))
+
+
+def first_line(path: Path) -> SealedRecord | None:
+    """The first record of a file; None if it does not begin with one. Raises OSError."""
+    with path.open("rb") as file:
+        return unseal(file.readline(MAX_LINE_BYTES + 1).removesuffix(b"\n"))
+
+
+def last_end(path: Path) -> ChainEnd | None:
+    """Where a file ends; None if it does not end in a record. Raises OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - MAX_LINE_BYTES - 1))
+        lines = file.read().split(b"\n")
+    last = unseal(lines[-2]) if len(lines) > 1 and not lines[-1] else None
+    return None if last is None else ChainEnd(last.seq, last.hash)
+
+
+def all_given(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """`given`, of each."""
+    return tuple(file for path in paths for file in given(path))
+
+
+def _is_part(path: Path, other: Path) -> bool:
+    named = other.stem.startswith(f"{path.stem}-") and _STAMPED.fullmatch(other.stem, len(path.stem)) is not None
+    return named and other.is_file()  # whoever opens a pipe waits for somebody to write to it

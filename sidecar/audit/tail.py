@@ -1,0 +1,79 @@
+"""Reads a log from its first file on and follows what is appended.
+
+    lines     every line that is there
+    follow    and every one that comes, also after its file was set aside
+
+A line is given with its newline, and only when it is whole. What a start takes away (a torn tail) was never given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.audit.segments import last_seq_of, parts_of
+
+
+def lines(paths: Sequence[Path]) -> Iterator[bytes]:
+    """Every whole line of some files, in bounded memory; what is longer than a record comes in pieces. Raises
+    OSError."""
+    for path in paths:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                if line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
+                    yield line  # what has no end is no record, whatever it says
+
+
+def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]:
+    """Every whole line of the files, the last of which is written still, and then every new one. `wait` is called
+    where there is nothing new. Never ends.
+
+    What was shown is told by names and open files, never by what a line says of itself: one line that claims a high
+    sequence would else hide all that come."""
+    *older, path = paths
+    newest = max(map(last_seq_of, older or parts_of(path)), default=-1)
+    shown = {part for part in parts_of(path) if last_seq_of(part) <= newest}
+    yield from lines(older)
+    while True:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # between two names, for a moment
+            wait()
+            continue
+        with file:
+            for part in parts_of(path):
+                if _is_still(part, file):
+                    break
+                if part not in shown:
+                    shown.add(part)
+                    yield from lines([part])
+            yield from _while_it_is(path, file, wait)
+            shown |= {part for part in parts_of(path) if _is_still(part, file)}
+
+
+def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iterator[bytes]:
+    """The lines of a file as long as it has this name, to its end."""
+    whole_at, is_over = 0, False
+    while True:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if line.endswith(b"\n"):
+            whole_at += len(line)
+            yield line
+        elif is_over:
+            return
+        else:
+            whole_at = min(whole_at, os.fstat(file.fileno()).st_size)  # what was taken back, or cut
+            file.seek(whole_at)
+            is_over = not _is_still(path, file)  # then what came before it was set aside is read, and no more
+            if not is_over:
+                wait()
+
+
+def _is_still(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

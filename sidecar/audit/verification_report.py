@@ -1,0 +1,82 @@
+"""The result of a verification: extent, contradictions, what is proven and what is open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+MAX_PROBLEMS: Final = 100  # shown; all are counted
+
+Ending = Literal["sealed", "attested", "open"]
+"""`sealed`: the last two records are a stop and a checkpoint of it; `attested`: the last is a checkpoint, as in a part
+that was set aside; `open`: what came after the last checkpoint rests on the anchor alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationProblem:
+    """One contradiction. `line` counts from 1; 0 is the file as a whole."""
+
+    path: str
+    line: int
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{where}: {self.kind}: {self.message}"
+
+
+@dataclass(slots=True)
+class VerificationReport:
+    """What a verification found. `ok`: nothing contradicts the evidence; `unproved` says what that leaves open.
+
+    `unfinished` are decisions without an outcome: calls that a crash cut off, or that are still under way;
+    `signed_up_to` is the last record under a signature that was checked; `instances` are who wrote control records.
+    """
+
+    records: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    checkpoints: int = 0
+    signed_up_to: int = 0
+    instances: list[str] = field(default_factory=list)
+    end: Ending = "open"
+    problems: list[VerificationProblem] = field(default_factory=list)
+    problem_count: int = 0
+    proved: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unfinished: set[bytes] = field(default_factory=set)
+
+    @property
+    def ok(self) -> bool:
+        return self.problem_count == 0
+
+    def add(self, path: Path, line: int, kind: str, message: str) -> None:
+        """Count a problem, and keep it while there is room."""
+        self.problem_count += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(VerificationProblem(str(path), line, kind, message))
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "ok": self.ok,
+            "records": self.records,
+            "first_seq": self.first_seq,
+            "last_seq": self.last_seq,
+            "events": dict(self.events),
+            "checkpoints": self.checkpoints,
+            "signed_up_to": self.signed_up_to,
+            "instances": self.instances,
+            "end": self.end,
+            "problem_count": self.problem_count,
+            "problems": [asdict(problem) for problem in self.problems],
+            "proved": self.proved,
+            "not_proved": self.unproved,
+            "notes": self.notes,
+            "unfinished": len(self.unfinished),
+        }

@@ -1,0 +1,150 @@
+"""`sidecar agent list`, `runs`, `show` and `logs`.
+
+sidecar agent list
+sidecar agent runs --agent summariser --status failure
+sidecar agent show 0199a2b4-…
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from sidecar.cli.agent.formatting import amount, ending, facts, figures
+from sidecar.cli.agent.options import as_json, config
+from sidecar.cli.operator_socket import told
+from sidecar.cli.text_tables import aligned
+from sidecar.protocols.hidden_characters import shown
+from sidecar.tasks.programs.run_states import RunState, RunStatus
+
+TAIL_LINES = 20
+STATES, STATUSES = [one.value for one in RunState], [one.value for one in RunStatus]
+
+
+@click.command(name="list")
+@config
+@as_json
+def list_(path: Path, as_json: bool) -> None:
+    """Every agent that is a program: how many of its runs are at work or wait, and the last of them."""
+    answer = told(path, "/api/agents", as_json)
+    if as_json:
+        return
+    rows = [("agent", "mode", "access", "running", "waiting", "last run"), *map(_agent, answer["agents"])]
+    if len(rows) == 1:
+        click.echo("there is no agent")
+        return
+    click.echo("\n".join(aligned(rows)))
+
+
+@click.command()
+@click.option("--agent", default="", help="Only those of this one.")
+@click.option("--active", is_flag=True, help="Only those that are not over.")
+@click.option(
+    "--state", type=click.Choice(STATES), default=None, help="Only those in this state; idle is those that wait."
+)
+@click.option(
+    "--status",
+    type=click.Choice(STATUSES),
+    default=None,
+    help="Only those that came to this.",
+)
+@click.option("--schedule", default="", help="Only those that this schedule ordered.")
+@click.option("--owner", default="", help="Only those on behalf of this principal (user:<id> or nhi:<id>).")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How many at most.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="How many to pass over; the end of a list names it.")
+@config
+@as_json
+def runs(
+    agent: str,
+    active: bool,
+    state: str | None,
+    status: str | None,
+    schedule: str,
+    owner: str,
+    limit: int,
+    offset: int,
+    path: Path,
+    as_json: bool,
+) -> None:
+    """Runs, newest first."""
+    asked = {"agent": agent, "state": state, "status": status, "schedule": schedule, "owner": owner, "limit": limit}
+    asked |= {"offset": offset, "active": "true" if active else ""}
+    query = urlencode({word: value for word, value in asked.items() if value})
+    answer = told(path, f"/api/runs?{query}", as_json)
+    if as_json:
+        return
+    rows = [("run", "agent", "state", "began", "took", "for"), *map(_run, answer["runs"])]
+    if len(rows) == 1:
+        click.echo(_none_of(asked) if answer["next_offset"] is None else "none among the newest runs")
+    else:
+        click.echo("\n".join(aligned(rows)))
+    if answer["next_offset"] is not None:
+        click.echo(f"and more: --offset {answer['next_offset']}")
+
+
+@click.command()
+@click.argument("run")
+@config
+@as_json
+def show(run: str, path: Path, as_json: bool) -> None:
+    """One run: what became of it, each change of state, its tries, what it took, and the end of what it said."""
+    answer = told(path, f"/api/runs/{quote(run, safe='')}", as_json)
+    if not as_json:
+        click.echo("\n".join(_in_full(answer)))
+
+
+def _none_of(asked: Mapping[str, Any]) -> str:
+    narrowed = any(value for word, value in asked.items() if word != "limit")
+    return "no run is like that" if narrowed else "there are no runs yet: `sidecar agent run AGENT` orders one"
+
+
+def _agent(one: Mapping[str, Any]) -> tuple[str, ...]:
+    last = one["last_run"]
+    busy = f"{one['running']} of {one['places']}" if one["enabled"] else "disabled"
+    ended = "-" if last is None else f"{ending(last)}  {last['created_at']}"
+    return one["name"], one["mode"], one["access_type"], busy, str(one["waiting"]), ended
+
+
+def _run(one: Mapping[str, Any]) -> tuple[str, ...]:
+    took = "-" if one["duration_s"] is None else f"{one['duration_s']:.1f} s"
+    whom = " → ".join(one["caller"]) + (f" ({one['schedule']})" if one["schedule"] else "")
+    return one["id"], one["agent"], ending(one), one["started_at"] or "-", took, whom
+
+
+def _in_full(one: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{one['id']}  {one['agent']}  {ending(one)}"
+    yield from facts(
+        {
+            "on behalf of": " → ".join(one["caller"]),
+            "conversation": one["context"],
+            "schedule": one["schedule"],
+            "ordered": one["created_at"],
+            "began": one["started_at"],
+            "ended": one["ended_at"],
+            "took": None if one["duration_s"] is None else f"{one['duration_s']:.3f} s of {one['timeout_s']:g} s",
+            "tries": f"{one['retries'] + 1} of {one['max_retries'] + 1}",
+            "exit code": one["exit_code"],
+            "signal": one["signal"],
+            "error": one["error"] and f"{one['error']['category']}: {one['error']['message']}",
+            "usage": figures(one["usage"]),
+            "said": amount(one["output_bytes"]),
+        }
+    )
+    for name, lines in (
+        ("states", [f"{each['at']}  {each['state']:<9}  {each['why'] or ''}" for each in one["transitions"]]),
+        ("earlier tries", [_try(each) for each in one["tries"]]),
+        ("told", one["input"].splitlines()[-TAIL_LINES:]),
+        ("output", one["output"].splitlines()[-TAIL_LINES:]),
+    ):
+        if lines:
+            yield f"  {name}"
+            yield from (f"    {shown(line.expandtabs())}".rstrip() for line in lines)
+
+
+def _try(one: Mapping[str, Any]) -> str:
+    why = f"{one['error']['category']}: {one['error']['message']}" if one["error"] else one["status"]
+    return f"{one['started_at']}  {why}"

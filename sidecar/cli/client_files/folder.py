@@ -1,0 +1,392 @@
+"""Turns a client's MCP servers into upstreams of a working folder.
+
+Each gets a name of ours, a definition, a file of its secrets where it has any, and one rule to start from. Nothing
+secret stands in sidecar.yaml: it goes to `keys/`, mode 0600, or stays the `${VAR}` that it was. A rule never allows
+everything: where the client's file does not name tools, it allows one that does not exist, so that the server can be
+looked at and nothing be used until somebody has read its list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sidecar.cli.client_files.configuration import LOGINS, ClientFile, ClientServer
+from sidecar.cli.client_files.references import (
+    ReferencePlaces,
+    filled_in,
+    literal_in,
+    translated,
+    variable_name,
+    variables_in,
+    without_defaults,
+)
+from sidecar.cli.client_files.secret_detection import looks_secret, may_stand_in_clear, names_a_secret
+from sidecar.cli.client_files.snippets import CLIENTS, client_of
+from sidecar.errors import Fault
+from sidecar.settings.credentials import CREDENTIAL_HEADERS
+from sidecar.settings.field_types import seconds_from
+from sidecar.settings.upstreams import UpstreamSettings
+from sidecar.settings.validation_errors import findings_of
+from sidecar.settings.yaml_nodes import Loc
+
+PRINCIPAL = "nhi:planner"
+VARIABLES_PATH = "keys/variables.env"
+_BEARER = re.compile(r"bearer\s+(.+)", re.IGNORECASE | re.DOTALL)
+_OPTION = re.compile(r"(--?[\w-]+)=(.*)", re.DOTALL)
+_PARAMETER = re.compile(r"(?P<before>[?&])(?P<name>[^=&#]+)=(?P<value>[^&#]+)")
+_SEGMENT = re.compile(r"(?<=/)[^/?#]+")
+_HARMLESS_WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"})
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_PRINTABLE = re.compile(r"[!-~]+( [!-~]+)*")
+
+
+@dataclass
+class Import:
+    """What a client's servers come to. `secrets` are files for mode 0600; paths start at the folder."""
+
+    upstreams: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rules: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    needed: dict[str, str] = field(default_factory=dict)
+    """Variables that must be set when the sidecar starts → why."""
+    names: dict[Loc, str] = field(default_factory=dict)
+
+
+def imported(
+    file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapping[Loc, str], *, home: Path
+) -> Import:
+    """The servers that have a name of ours and are not switched off. Raises SettingsError with every fault, in the
+    file's places."""
+    faults: list[Fault] = []
+    result = Import(names=dict(names))
+    places = ReferencePlaces(file.workspace, home, file.inputs, bare=client_of(file) is CLIENTS["gemini"])
+    for server in file.servers:
+        if server.loc not in names:
+            result.notes.append(f"{server.name} leads to a sidecar already and was left out")
+        elif server.disabled:
+            result.notes.append(f"{server.name} is switched off there and was left out")
+        else:
+            _Importer(file, server, result, faults, places, folder, environ).run()
+    if file.elsewhere:
+        result.notes.append(f'{file.elsewhere} servers under "projects" are not read: they belong to single projects')
+    if not result.upstreams and not faults:
+        faults.append(file.text.document.fault((), "no server of this file is left", "C101"))
+    if faults:
+        file.text.document.refuse(faults)
+    return result
+
+
+@dataclass
+class _Importer:
+    file: ClientFile
+    server: ClientServer
+    result: Import
+    faults: list[Fault]
+    places: ReferencePlaces
+    folder: Path
+    environ: Mapping[str, str]
+
+    def run(self) -> None:
+        name, server = self.name, self.server
+        if name != server.name:
+            self.note(f"is called {name} here")
+        mcp = self.program() if server.url is None else self.address()
+        section: dict[str, Any] = {"mcp": mcp}
+        if (timeout_s := self.timeout_s()) is not None:
+            mcp["timeout_s"] = timeout_s
+        secret, beside = self.headers()
+        if credential := self.credential(secret):
+            section["credential"] = credential
+        if beside:
+            mcp["headers"] = beside
+        if logins := LOGINS.intersection(server.unread):
+            self.note(f"{', '.join(sorted(logins))}: the client logged in by itself; give the upstream a credential")
+        if unread := [key for key in server.unread if key not in LOGINS]:
+            self.note(f"{', '.join(unread)}: for the client alone, not taken over")
+        self.check(section)
+        self.result.upstreams[name] = section
+        self.result.rules[f"policies/agent_to_tool.{name}.csv"] = rules_of(name, server.capabilities)
+
+    @property
+    def name(self) -> str:
+        return self.result.names[self.server.loc]
+
+    def note(self, text: str) -> None:
+        self.result.notes.append(f"{self.server.name}: {text}")
+
+    def fault(self, loc: Loc, message: str, code: str, hint: str = "") -> None:
+        self.faults.append(self.file.text.document.fault((*self.server.loc, *loc), message, code, hint))
+
+    # What it is
+
+    def program(self) -> dict[str, Any]:
+        server = self.server
+        command = self.ours(("command",), server.command or "")
+        if "/" in command and not command.startswith(("/", "${")):
+            command = str(self.places.workspace / command)
+        found: dict[str, Any] = {"command": command}
+        if args := self.arguments():
+            found["args"] = args
+        clear, hidden = self.environment()
+        if clear:
+            found["env"] = clear
+        if hidden:
+            path = f"keys/{self.name}.env"
+            self.result.secrets[path] = self.env_lines(hidden, ("env",))
+            self.note(f"{', '.join(hidden)} went to {path}")
+            found["env_path"] = path
+        if server.env_file is not None:
+            self.env_file(found)
+        if server.cwd is not None:
+            found["cwd"] = str(self.places.workspace / self.ours(("cwd",), server.cwd))
+        return found
+
+    def env_file(self, found: dict[str, Any]) -> None:
+        if "env_path" in found:
+            self.fault(("envFile",), "envFile beside secrets in env", "C104", "move those into the file")
+            return
+        found["env_path"] = str(self.places.workspace / self.ours(("envFile",), self.server.env_file or ""))
+
+    def arguments(self) -> list[str]:
+        found: list[str] = []
+        for index, argument in enumerate(self.server.args):
+            text = self.ours(("args", index), argument)
+            option = found[-1] if found and found[-1].startswith("-") else ""
+            found.append(self.argument(text, option))
+        return found
+
+    def argument(self, text: str, option: str) -> str:
+        """Without what is secret in it, and with its whole path where it names a file of the workspace."""
+        named = _OPTION.fullmatch(text)
+        if named and (names_a_secret(named[1]) or looks_secret(named[2])) and literal_in(named[2]):
+            return f"{named[1]}={self.hidden(named[2], named[1])}"
+        secret = literal_in(text) if "=" not in option and names_a_secret(option) else ""
+        if (secret and not text.startswith("-")) or looks_secret(literal_in(text)):
+            return self.hidden(text, option)
+        if "://" in text:
+            return self.without_secrets_in_url(text)
+        is_relative = "/" in text or "." in text
+        if is_relative and not text.startswith(("/", "-", "$", "@")) and (self.places.workspace / text).exists():
+            self.note(f"{text} is a path of {self.places.workspace}, and was written whole")
+            return str((self.places.workspace / text).resolve())
+        return text
+
+    def environment(self) -> tuple[dict[str, str], dict[str, str]]:
+        """What may stand in sidecar.yaml, and what may not."""
+        clear: dict[str, str] = {}
+        hidden: dict[str, str] = {}
+        for name, value in self.server.env.items():
+            text = self.ours(("env", name), value)
+            literal = literal_in(text)
+            if may_stand_in_clear(name, literal) or not literal:
+                clear[name] = text
+            elif literal and text != literal:  # a secret with a reference in it, or as its default
+                clear[name] = self.reference(text, name)
+            else:
+                hidden[name] = text
+        return clear, hidden
+
+    def reference(self, text: str, name: str) -> str:
+        bare = without_defaults(text)
+        if variables_in(bare) and not literal_in(bare):
+            self.note(f"the default of {name} was left out: it may be secret")
+            self.need(bare)
+            return bare
+        return self.hidden(text, name)
+
+    def address(self) -> dict[str, Any]:
+        url = self.ours((self.server.url_key,), self.server.url or "")
+        found: dict[str, Any] = {"url": self.without_secrets_in_url(url)}
+        if self.server.transport != "auto":
+            found["transport"] = self.server.transport
+        return found
+
+    def without_secrets_in_url(self, url: str) -> str:
+        def parameter(found: re.Match[str]) -> str:
+            literal = literal_in(found["value"])
+            secret = literal and (names_a_secret(found["name"]) or looks_secret(literal))
+            value = self.hidden(found["value"], found["name"]) if secret else found["value"]
+            return f"{found['before']}{found['name']}={value}"
+
+        def segment(found: re.Match[str]) -> str:
+            return self.hidden(found[0], "url") if looks_secret(found[0]) else found[0]
+
+        head, scheme, rest = url.partition("://")
+        host, slash, path = rest.partition("/")
+        path = _SEGMENT.sub(segment, f"/{path}")[1:] if slash else ""
+        return _PARAMETER.sub(parameter, f"{head}{scheme}{host}{slash}{path}")
+
+    def headers(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Those that are a secret, and those that say something beside."""
+        secret, beside = dict[str, str](), dict[str, str]()
+        for name, value in self.server.headers.items():
+            if name.lower() in ("accept", "content-type", "user-agent"):
+                continue
+            (secret if self.is_secret(name, value) else beside)[name] = value
+        return secret, beside
+
+    def is_secret(self, name: str, value: str) -> bool:
+        return name.lower() in CREDENTIAL_HEADERS or "$" in value or names_a_secret(name) or looks_secret(value)
+
+    def credential(self, headers: Mapping[str, str]) -> dict[str, str] | None:
+        if len(headers) > 1:
+            hint = "the sidecar shows a server one secret: take out what it can do without"
+            self.fault(("headers",), f"{len(headers)} headers with secrets: {', '.join(headers)}", "C104", hint)
+            return None
+        for name, value in headers.items():
+            return self.one_header(name, value)
+        return None
+
+    def one_header(self, name: str, value: str) -> dict[str, str] | None:
+        secret, unset = filled_in(self.ours(("headers", name), value), self.environ)
+        for variable in unset:
+            hint = "set it for this command: its value goes to a file in keys/"
+            self.fault(("headers", name), f"the variable {variable} is not set", "C105", hint)
+        bearer = _BEARER.fullmatch(secret) if name.lower() == "authorization" else None
+        secret = bearer[1] if bearer else secret
+        if unset:
+            return None
+        if not _PRINTABLE.fullmatch(secret):
+            self.fault(("headers", name), "this is not one line of printable ASCII", "C104")
+            return None
+        path = f"keys/{self.name}.{'token' if bearer else 'header'}"
+        self.result.secrets[path] = f"{secret}\n"
+        self.note(f"the header {name} went to {path}")
+        return {"bearer_path": path} if bearer else {"header": name, "value_path": path}
+
+    def timeout_s(self) -> float | None:
+        if self.server.timeout is None:
+            return None
+        try:
+            value = seconds_from(self.server.timeout)
+        except ValueError:  # pydantic's own kind of it
+            self.fault(("timeout",), "this is no duration", "C104", "write 500ms, 30s, 5m or 1h")
+            return None
+        return value if isinstance(value, float) else None
+
+    # How it is said
+
+    def ours(self, loc: Loc, text: str) -> str:
+        found = translated(text, self.places)
+        for problem in found.problems:
+            self.fault(loc, problem, "C105", "known are ${VAR}, ${VAR:-default}, ${env:VAR}, ${input:id}, ${userHome}")
+        for identity, name in found.inputs.items():
+            self.note(f"what VS Code asks for as {identity} is the variable {name} here")
+        if loc[0] != "headers":
+            self.need(found.text)
+        return found.text
+
+    def need(self, text: str) -> None:
+        for name in variables_in(text):
+            self.result.needed.setdefault(name, self.server.name)
+
+    def hidden(self, text: str, what: str) -> str:
+        """A reference to a variable instead of a secret; its value goes to the file of variables."""
+        value, unset = filled_in(text, self.environ)
+        for variable in unset:
+            self.fault((), f"the variable {variable}, which stands beside a secret, is not set", "C105")
+        wanted = name = variable_name(self.name, what)
+        number = 2
+        while name in self.result.needed:
+            name, number = f"{wanted}_{number}", number + 1
+        before = self.result.secrets.get(VARIABLES_PATH, "")
+        self.result.secrets[VARIABLES_PATH] = before + self.env_lines({name: value}, ())
+        self.result.needed[name] = self.server.name
+        self.note(f"a secret ({what or 'an argument'}) went to {VARIABLES_PATH} as {name}")
+        return f"${{{name}}}"
+
+    def check(self, section: Mapping[str, Any]) -> None:
+        """What sidecar.yaml would say against it, said of the client's file."""
+        try:
+            UpstreamSettings.model_validate(_with_any_values(section), context={"folder": self.folder})
+        except ValidationError as error:
+            for finding in findings_of(error, UpstreamSettings):
+                loc = tuple(self.server.url_key if step == "url" else step for step in finding.at[1:])
+                self.fault(loc, finding.message, "C104", finding.hint)
+
+    def env_lines(self, variables: Mapping[str, str], loc: Loc) -> str:
+        """Lines that `variables_in_file` reads, and shells too."""
+        lines = []
+        for name, value in variables.items():
+            quote = "'" if "'" not in value else '"'
+            if not _VARIABLE_NAME.fullmatch(name):
+                self.fault((*loc, name), "this is no name of a variable", "C104", "letters, digits and underscores")
+            elif "\n" in value or "\0" in value or (quote == '"' and any(c in value for c in '"\\$`')):
+                hint = "put it into a file of its own, and name that"
+                self.fault((*loc, name), "this secret does not fit into one line", "C104", hint)
+            lines.append(f"{name}={quote}{value}{quote}\n")
+        return "".join(lines)
+
+
+def _with_any_values(value: Any) -> Any:
+    """The same with something in the place of each reference: what is checked is what stands around it."""
+    if isinstance(value, Mapping):
+        return {key: _with_any_values(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_with_any_values(below) for below in value]
+    return re.sub(r"\$\{[^}]*\}", "1", value) if isinstance(value, str) else value
+
+
+def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
+    """The first rules for one server: CSV of `agent_to_tool`."""
+    lines = [
+        f"# Who may use what of {name}: `sidecar mcp tools {name}` lists it.",
+        "# subject, object, action, expires_at, max_calls_per_hour, when, effect        (- means none)",
+        "",
+    ]
+    tools = [capability.partition(".")[2] for capability in capabilities]
+    named = [tool for tool in tools if tool not in ("*", "")]
+    for tool in dict.fromkeys(named):
+        lines += [f"#: id={_id_of(name, tool)}", f"p, {PRINCIPAL}, tool:{name}/{tool}, use, -, 600, -, allow"]
+    if len(named) < len(tools):
+        lines += ["", "# Its configuration names all tools; name those that are meant:"]
+    if not named:
+        lines += [
+            "# Allows nothing yet: there is no such tool. It lets the agent connect; put a real name in its place.",
+            f"#: id={name}-first",
+            f"p, {PRINCIPAL}, tool:{name}/put-a-tool-here, tools/call, -, 600, -, allow",
+        ]
+    lines += ["", "# All whose name begins with `get_`, a hundred calls an hour:"]
+    lines += [f"# p, {PRINCIPAL}, tool:{name}/get_*, tools/call, -, 100, -, allow", ""]
+    return "\n".join(lines)
+
+
+def _id_of(name: str, tool: str) -> str:
+    return f"{name}-{re.sub(r'[^a-z0-9]+', '-', tool.lower())}"
+
+
+def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]], indent: str = "  ") -> str:
+    """The definitions as lines of sidecar.yaml, below `upstreams:`."""
+    return "".join(f"{indent}{line}\n" for name, section in upstreams.items() for line in _lines(name, section))
+
+
+def _lines(key: str, value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield f"{yaml_scalar(key)}:"
+        for name, below in value.items():
+            yield from (f"  {line}" for line in _lines(name, below))
+    elif isinstance(value, list):
+        yield f"{yaml_scalar(key)}: [{', '.join(map(yaml_scalar, value))}]"
+    else:
+        yield f"{yaml_scalar(key)}: {yaml_scalar(value)}"
+
+
+def yaml_scalar(value: object) -> str:
+    """A value as every YAML reader takes it: quoted unless it is a plain word."""
+    if not isinstance(value, str):
+        return str(value)
+    if _HARMLESS_WORD.fullmatch(value) and value.lower() not in _YAML_WORDS:
+        return value
+    quoted = json.dumps(value, ensure_ascii=False)
+    return "".join(
+        c if c.isprintable() else f"\\u{ord(c):04x}" if ord(c) < 2**16 else f"\\U{ord(c):08x}" for c in quoted
+    )

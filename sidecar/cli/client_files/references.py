@@ -1,0 +1,118 @@
+"""Translates `${...}` references of client files into those of sidecar.yaml.
+
+    ${VAR}  ${VAR:-default}           stay: sidecar.yaml knows them
+    ${env:VAR}                        VS Code, Cursor: ${VAR}
+    ${input:id}                       VS Code asks a person; here it is the variable ID
+    ${workspaceFolder}  ${userHome}   the folders themselves
+
+    $VAR                              Gemini CLI (`bare`): ${VAR}
+
+A bare `$VAR` is text in every other client, and so it is here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_REFERENCE = re.compile(r"\$\{([^}]*)\}")
+_VARIABLE = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-.*)?", re.DOTALL)
+_BARE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_OURS = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlaces:
+    """The folders that a client knows, and the ids of what it asks people for."""
+
+    workspace: Path
+    home: Path
+    inputs: frozenset[str] = frozenset()
+    bare: bool = False
+
+    def folders(self) -> Mapping[str, str]:
+        """What their names stand for."""
+        here = str(self.workspace)
+        return {
+            "workspaceFolder": here,
+            "workspaceRoot": here,
+            "workspaceFolderBasename": self.workspace.name,
+            "userHome": str(self.home),
+            "pathSeparator": "/",
+            "/": "/",
+        }
+
+
+@dataclass(slots=True)
+class TranslatedText:
+    """A text whose references are ours; what was not understood; and the variables that stand for a client's inputs."""
+
+    text: str
+    problems: list[str] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)
+
+
+def translated(text: str, places: ReferencePlaces) -> TranslatedText:
+    """The text in the words of sidecar.yaml."""
+    result = TranslatedText("")
+    if places.bare:
+        text = _BARE.sub(r"${\1}", text)
+
+    def ours(found: re.Match[str]) -> str:
+        said = found[1]
+        if (folder := places.folders().get(said)) is not None:
+            return folder
+        if said.startswith("input:"):
+            return _input(said.removeprefix("input:"), places, result)
+        if variable := _VARIABLE.fullmatch(said):
+            return f"${{{variable[1]}{variable[2] or ''}}}"
+        result.problems.append(f"{found[0]} is not understood here")
+        return ""
+
+    result.text = _REFERENCE.sub(ours, text)
+    if "${" in _REFERENCE.sub("", text):
+        result.problems.append("a ${ that does not end")
+    return result
+
+
+def variables_in(text: str) -> tuple[str, ...]:
+    """The variables that a translated text needs: those without a default."""
+    return tuple(found[1] for found in _OURS.finditer(text) if found[2] is None)
+
+
+def without_defaults(text: str) -> str:
+    """The same references, nothing instead of them."""
+    return _OURS.sub(lambda found: f"${{{found[1]}}}", text)
+
+
+def literal_in(text: str) -> str:
+    """What of a translated text stands there in clear: all but the references, defaults included."""
+    return _OURS.sub(lambda found: found[2] or "", text)
+
+
+def filled_in(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """A translated text with its values, and the variables that are not set."""
+    unset = [name for name in variables_in(text) if name not in environ]
+
+    def value(found: re.Match[str]) -> str:
+        known = environ.get(found[1], "")
+        return known if found[2] is None else known or found[2]
+
+    return _OURS.sub(value, text), unset
+
+
+def variable_name(*words: str) -> str:
+    """A name for the environment: `my-token` → `MY_TOKEN`."""
+    name = re.sub(r"[^A-Z0-9]+", "_", "_".join(words).upper()).strip("_")
+    return name if name[:1].isalpha() else f"V_{name}"
+
+
+def _input(identity: str, places: ReferencePlaces, result: TranslatedText) -> str:
+    if identity not in places.inputs:
+        result.problems.append(f"no input of this file has the id {identity}")
+        return ""
+    name = variable_name(identity)
+    result.inputs[identity] = name
+    return f"${{{name}}}"

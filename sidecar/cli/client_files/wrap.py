@@ -1,0 +1,237 @@
+"""Rewrites a client's configuration to lead through the sidecar, and restores it.
+
+The text is edited, never written anew: comments, order and what else stands in an entry stay. What was there before
+stands in a backup beside it, which nothing here overwrites; a later wrap, of servers that came since, makes another.
+
+Nothing is remembered beside those: wrapping a backup again, with the addresses that the file has now, gives the file as
+it is unless somebody edited it. Then unwrapping is the backup, byte for byte; else our entries alone go back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.cli.client_files.configuration import (
+    HOW_TO_REACH,
+    URL_KEYS,
+    ClientFile,
+    ClientServer,
+    read_client_file,
+    slugs,
+)
+from sidecar.cli.client_files.jsonc import JsonMember, JsonText, parse_jsonc
+from sidecar.cli.client_files.snippets import ClientKind, client_of, program
+from sidecar.settings.yaml_nodes import Loc
+
+BACKUP = ".before-sidecar"
+MAX_BACKUPS = 100
+_OURS = re.compile(r"https?://[^/\s]+(?:/[^\s?#]*)?/mcp/[a-z0-9]+(?:-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """The text as it leads through us, and which servers were changed: place → address."""
+
+    text: str
+    changed: Mapping[Loc, str]
+
+
+def leads_here(server: ClientServer, base: str) -> bool:
+    """Whether an entry has an address of the sidecar at `base`."""
+    return server.address.startswith(f"{base}/mcp/")
+
+
+def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
+    """Each server in `names` at `<base>/mcp/<name>`."""
+    addresses = {loc: f"{base}/mcp/{name}" for loc, name in names.items()}
+    return wrapped_at(file, addresses, headers)
+
+
+def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
+    """Each of these entries at its address."""
+    client = client_of(file)
+    changed: dict[Loc, str] = {}
+    edits: list[tuple[int, int, str]] = []
+    for server in file.servers:
+        address = addresses.get(server.loc)
+        if address is None or server.address == address:
+            continue
+        edits += _edits(file.text, server, address, client, headers or {})
+        changed[server.loc] = address
+    return Wrapped(_edited(file.text.text, edits), changed)
+
+
+def names_of(file: ClientFile, base: str, taken: frozenset[str] = frozenset()) -> dict[Loc, str]:
+    """Our names for the servers that do not lead to `base` yet."""
+    ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
+    return slugs(tuple(server for server in file.servers if not leads_here(server, base)), taken | ours)
+
+
+def wrapped_before(file: ClientFile, base: str) -> tuple[str, ...]:
+    """Which servers a backup shows to have been wrapped to another base. Raises SettingsError, OSError."""
+    found = []
+    for backup in backups_of(file.path):
+        original = read_client_file(parse_jsonc(backup.read_bytes(), backup))
+        old = {server.loc: server for server in original.servers}
+        found += [
+            server.name
+            for server in file.servers
+            if not leads_here(server, base) and _is_ours(server, old.get(server.loc))
+        ]
+    return tuple(dict.fromkeys(found))
+
+
+# The edit
+
+
+def _edits(
+    text: JsonText, server: ClientServer, address: str, client: ClientKind, headers: Mapping[str, str]
+) -> list[tuple[int, int, str]]:
+    """Every key that says how the server was reached goes; the address stands where the first of them stood."""
+    node = text.document.nearest(server.loc)
+    assert isinstance(node.value, dict)
+    members = [(key, text.members[(*server.loc, key)]) for key in node.value]
+    going = [member for key, member in members if key in HOW_TO_REACH]
+    staying = [member for key, member in members if key not in HOW_TO_REACH]
+    first, others = going[0], going[1:]
+    lines = _said(address, client, server, headers)
+    before = _before(text.text, first.start)
+    joint = ",\n" + before if not before.strip() and "\n" in text.text[: first.start] else ", "
+    edits = [(first.start, first.end, joint.join(lines))]
+    edits += [_removal(text.text, member) for member in others]
+    last = max([first, *staying], key=lambda member: member.start)
+    if members[-1][1].comma < 0 and last.comma >= 0:  # what stands last now must have no comma either
+        edits.append((last.comma, last.comma + 1, ""))
+    return edits
+
+
+def _said(address: str, client: ClientKind, server: ClientServer, headers: Mapping[str, str]) -> list[str]:
+    if client.programs_only:
+        bridge = program(address, needs_key=bool(headers))
+        return [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in bridge.items()]
+    kept = client.kind and server.url is not None and server.url_key in URL_KEYS
+    lines = [f'"type": {json.dumps(client.kind)}'] if client.kind else []
+    lines.append(f'"{server.url_key if kept else client.url_key}": {json.dumps(address)}')
+    if headers:
+        lines.append(f'"headers": {json.dumps(dict(headers))}')
+    return lines
+
+
+def _before(text: str, at: int) -> str:
+    """What stands before an offset on its line."""
+    return text[text.rfind("\n", 0, at) + 1 : at]
+
+
+def _removal(text: str, member: JsonMember) -> tuple[int, int, str]:
+    """A member with its comma, and its line where nothing else stands on it."""
+    start = member.start
+    end = member.comma + 1 if member.comma >= 0 else member.end
+    rest = re.compile(r"[ \t\r]*").match(text, end)
+    assert rest is not None
+    behind = rest.end()
+    before = _before(text, start)
+    if not before.strip() and text[behind : behind + 1] == "\n" and "\n" in text[:start]:
+        return (start - len(before), behind + 1, "")
+    if text[end:behind] and text[behind : behind + 1] != "\n":
+        return (start, behind, "")
+    return (start, end, "")
+
+
+def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
+    for start, end, instead in sorted(edits, reverse=True):
+        text = text[:start] + instead + text[end:]
+    return text
+
+
+# Back
+
+
+@dataclass(frozen=True)
+class Unwrapped:
+    """What the file holds then; which entries went back; which lead to a sidecar still; whether all of it is what it
+    was, byte for byte."""
+
+    raw: bytes
+    restored: tuple[str, ...]
+    left: tuple[str, ...] = ()
+    exactly: bool = False
+
+
+def unwrap_all(now: bytes, backups: Sequence[bytes], path: Path) -> Unwrapped:
+    """What `now` was before it was wrapped; the oldest backup comes first. Raises SettingsError if any of them is not
+    understood."""
+    restored: list[str] = []
+    exactly = True
+    for before in reversed(backups):
+        done = _unwrap(now, before, path)
+        now, exactly = done.raw, exactly and done.exactly
+        restored += done.restored
+    addressed = read_client_file(parse_jsonc(now, path)).servers
+    originals = {server.loc: server for server in read_client_file(parse_jsonc(backups[0], path)).servers}
+    left = tuple(
+        server.name
+        for server in addressed
+        if server.loc not in originals and server.name not in restored and _OURS.fullmatch(server.address)
+    )
+    return Unwrapped(now, tuple(dict.fromkeys(restored)), () if exactly else left, exactly)
+
+
+def _unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
+    current = read_client_file(parse_jsonc(now, path))
+    original = read_client_file(parse_jsonc(before, path))
+    old = {server.loc: server for server in original.servers}
+    ours = [server for server in current.servers if _is_ours(server, old.get(server.loc))]
+    addresses = {server.loc: server.address for server in ours}
+    names = tuple(server.name for server in ours)
+    if wrapped_at(original, addresses, _headers_of(ours[0]) if ours else {}).text.encode() == now:
+        return Unwrapped(before, names, exactly=True)
+    edits = []
+    for server in ours:
+        member = current.text.members[server.loc]
+        edits.append((member.value, member.end, original.text.piece(server.loc)))
+    return Unwrapped(_edited(current.text.text, edits).encode(), names)
+
+
+def _headers_of(server: ClientServer) -> Mapping[str, str]:
+    """What shows who the client is; of a bridge, that it has something to show."""
+    return {"X-API-Key": ""} if "--api-key-path" in server.args else server.headers
+
+
+def _is_ours(server: ClientServer, old: ClientServer | None) -> bool:
+    return old is not None and _OURS.fullmatch(server.address) is not None and server.address != old.address
+
+
+# Files
+
+
+def backups_of(path: Path) -> list[Path]:
+    """What stands beside a file from earlier wraps, the oldest first."""
+    found = [_backup(path, number) for number in range(1, MAX_BACKUPS + 1)]
+    return [backup for backup in found if backup.exists()]
+
+
+def keep_backup(path: Path, raw: bytes) -> Path:
+    """The file as it is, beside it, its mode kept. Nothing is overwritten. Raises OSError."""
+    mode = path.stat().st_mode & 0o777
+    for number in range(1, MAX_BACKUPS + 1):
+        backup = _backup(path, number)
+        try:
+            descriptor = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        except FileExistsError:
+            continue
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(raw)
+            file.flush()
+            os.fsync(descriptor)
+        return backup
+    raise FileExistsError(17, f"there are {MAX_BACKUPS} backups already")
+
+
+def _backup(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}{BACKUP}{'' if number == 1 else f'-{number}'}")

@@ -1,0 +1,59 @@
+"""Inserts upstreams into an existing sidecar.yaml without reformatting it.
+
+As lines below `upstreams:`, and not one other byte changes. The result is read again before it is believed.
+
+    C108  sidecar.yaml cannot be added to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sidecar.cli.client_files.folder import upstreams_yaml
+from sidecar.errors import SettingsError
+from sidecar.settings.yaml_document import Document, read_document
+from sidecar.settings.yaml_nodes import YamlNode
+
+
+def upstreams_in(path: Path) -> dict[str, Any]:
+    """What is written there as upstreams, by name. Raises SettingsError."""
+    data = read_document(path).data
+    upstreams = data.get("upstreams") if isinstance(data, dict) else None
+    return upstreams if isinstance(upstreams, dict) else {}
+
+
+def with_upstreams(text: str, path: Path, upstreams: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text with these upstreams too; none of them is there yet. Raises SettingsError."""
+    document = read_document(path, text=text)
+    added = _added(text, document, upstreams)
+    before = document.data or {}
+    wanted = {**before, "upstreams": {**(before.get("upstreams") or {}), **upstreams}}
+    try:
+        good = read_document(path, text=added).data == wanted
+    except SettingsError:
+        good = False
+    if not good:
+        hint = "write upstreams: as lines below it, without braces"
+        document.refuse([document.fault(("upstreams",), "no upstream can be added here", "C108", hint, key=True)])
+    return added
+
+
+def _added(text: str, document: Document, upstreams: Mapping[str, Mapping[str, Any]]) -> str:
+    node = document.root.child("upstreams")
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    if node is None:
+        return "".join([*lines, "\nupstreams:\n", upstreams_yaml(upstreams)])
+    at, indent = _place(node)
+    return "".join([*lines[:at], upstreams_yaml(upstreams, indent), *lines[at:]])
+
+
+def _place(node: YamlNode) -> tuple[int, str]:
+    """Before which line, counted from 0, and how far in: where its first entry stands, or directly below the key."""
+    first = next(iter(node.value.values()), None) if isinstance(node.value, dict) else None
+    if first is not None and first.key is not None:
+        return first.key.line - 1, " " * (first.key.column - 1)
+    return (node.key.line if node.key else 0), "  "

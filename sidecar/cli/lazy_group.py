@@ -1,0 +1,93 @@
+"""A command group that imports each command only when it is used."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from sidecar.errors import ConfigError, visible_lines
+
+INVALID = 3
+
+
+class Group(click.Group):
+    """A group of commands that names the nearest command where an unknown one is asked for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        from sidecar.settings.validation_errors import did_you_mean
+
+        raise click.UsageError(f"there is no command {name!r}; {did_you_mean(name, self.list_commands(ctx))}", ctx)
+
+
+class LazyGroup(Group):
+    """Imports a command's file when the command is used, so that `--help` and completion stay quick.
+
+    `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
+    `a-b`), and to its one line of help.
+    """
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._commands_in = commands_in
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does; a message of wrong usage quotes names of files, and no terminal obeys it."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            vars(error).update(message=visible_lines(error.message))
+            raise
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._commands_in)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._commands_in:
+            return None
+        module = importlib.import_module(self._commands_in[cmd_name][0])
+        name = cmd_name.replace("-", "_")
+        command = getattr(module, f"{name}_", None) or getattr(module, name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._commands_in.items()])
+
+
+class Root(LazyGroup):
+    """The program itself. A command ends in a message where a file of the operator's is wrong or out of reach, also
+    where the command itself does not expect it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # the name of a file need not be UTF-8
+        for word in args:
+            if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
+                raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            click.echo(visible_lines(str(error)), err=True)
+            raise SystemExit(INVALID) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click ends quietly
+                raise
+            what = error.strerror or str(error)
+            told = f"{error.filename}: {what}" if error.filename else what
+            raise click.ClickException(visible_lines(told)) from None

@@ -1,0 +1,1 @@
+"""The policy enforcement point: one pipeline that every request passes, and the frontends that speak each protocol."""

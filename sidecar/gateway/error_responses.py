@@ -1,0 +1,234 @@
+"""Writes refusals as each protocol and era expects them.
+
+One refusal, told in the protocol it came in: a JSON-RPC error with the HTTP status of its era, a tool result where
+the model itself should mend the arguments, or `application/problem+json` outside any protocol. The table is
+`errors.ANSWERS`; CONTRACT 6 shows it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import orjson
+
+from sidecar.errors import Answer, ErrorCode, Reason, Refusal
+from sidecar.protocols.jsonrpc import Id
+
+JSON = "application/json"
+PROBLEM_JSON = "application/problem+json"
+UNEXPLAINED = "This call is not permitted"
+_EXPLANATION = re.compile(r', error_description="[^"]*"')
+RETRY_WITHOUT_HINT_S = 1  # a 503 always names a time; ours when nobody knows better
+
+REFUSAL_URN = "urn:sidecar:refusal:"
+
+DenyStyle = Literal["auto", "http", "jsonrpc", "tool_result"]
+Disclosure = Literal["reason", "kind", "hide"]
+
+
+class AnswerShape(StrEnum):
+    """In which form the caller is spoken to."""
+
+    STATELESS = "stateless"
+    SESSION = "session"
+    LIVE = "live session"  # of the session era, and the session is there
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """An answer of ours, ready for any HTTP server."""
+
+    status: int
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class McpError:
+    """The seed's error, and at the same time a problem document (RFC 9457). What is None is left out."""
+
+    type: Annotated[str, "what happened: `urn:sidecar:…`, or `about:blank` where that is kept back"]
+    title: Annotated[str, "the same for people, from a closed set"]
+    status: Annotated[int, "the HTTP status"]
+    message: Annotated[str, "title and detail in one"]
+    decision_id: Annotated[str, "the request's id in the audit"]
+    error_code: Annotated[ErrorCode | None, "the coarse word; missing only with `answers.disclosure: hide`"] = None
+    reason: Annotated[str | None, "why it was refused, from a closed set"] = None
+    detail: Annotated[str | None, "where exactly the fault is; never a value"] = None
+    details: Annotated[Mapping[str, Any] | None, "particulars: an argument's place, a tool's error"] = None
+    retry_after_s: Annotated[int | None, "when to come again, in seconds"] = None
+    limit: Annotated[str | None, "the name of the limit that refused, where `answers.disclosure` is `reason`"] = None
+    most: Annotated[float | None, "how much it allows"] = None
+    remaining: Annotated[float | None, "what is left of it"] = None
+    unit: Annotated[str | None, "of both, where it is not calls that count: usd, tokens"] = None
+    reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
+
+    def encoded(self) -> bytes:
+        """As JSON."""
+        members = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return orjson.dumps({name: value for name, value in members if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class DenyManner:
+    """How the operator wants refusals told (`answers:` in sidecar.yaml)."""
+
+    deny_style: DenyStyle = "auto"
+    disclosure: Disclosure = "reason"
+
+
+def tell(
+    refusal: Refusal,
+    shape: AnswerShape,
+    *,
+    decision_id: str,
+    request_id: Id | None = None,
+    method: str = "",
+    manner: DenyManner = DenyManner(),
+    resource_metadata: str = "",
+) -> ErrorResponse:
+    """The whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
+    answer = refusal.answer
+    facts = _facts(refusal, answer, decision_id, manner.disclosure)
+    headers = headers_of(refusal, facts, resource_metadata)
+    if shape is AnswerShape.PLAIN:
+        return _problem(refusal, answer, facts, headers)
+    if _as_tool_result(refusal, answer, method, manner):
+        return ErrorResponse(200, _tool_result(refusal, shape, request_id, facts), JSON, headers)
+    status = _status(answer, shape, manner)
+    return ErrorResponse(status, error_body(refusal, request_id, facts), JSON, headers)
+
+
+def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
+    """The JSON-RPC error of a refusal."""
+    error = {"code": refusal.code, "message": message_of(refusal, facts), "data": _data(refusal, facts)}
+    return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+def facts_of(refusal: Refusal, decision_id: str, manner: DenyManner) -> Mapping[str, Any]:
+    """What every refusal carries, for an error inside a stream."""
+    return _facts(refusal, refusal.answer, decision_id, manner.disclosure)
+
+
+def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Disclosure) -> dict[str, Any]:
+    facts: dict[str, Any] = {"decision_id": decision_id}
+    if disclosure == "hide" and answer.status == "permission_denied":
+        return facts
+    kind_only = disclosure == "kind" and answer.status == "permission_denied"
+    facts = {"reason": "denied" if kind_only else refusal.reason.value, "error_code": answer.seed, **facts}
+    if refusal.retry_after_s is not None:
+        facts["retry_after_s"] = _whole_seconds(refusal.retry_after_s)
+    if refusal.limit is not None:
+        if disclosure == "reason":
+            facts["limit"] = refusal.limit.told
+        facts["most"], facts["remaining"] = refusal.limit.limit, refusal.limit.remaining
+        if refusal.limit.unit:
+            facts["unit"] = refusal.limit.unit
+        if refusal.limit.reset_at is not None:
+            facts["reset_at"] = datetime.fromtimestamp(refusal.limit.reset_at, UTC).isoformat(timespec="seconds")
+    return facts
+
+
+def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: str) -> dict[str, str]:
+    """What HTTP's head says of a refusal, whatever protocol its body is in."""
+    answer, headers = refusal.answer, dict[str, str]()
+    if answer.http == 401 or refusal.reason is Reason.INSUFFICIENT_SCOPE:
+        parts = [f'resource_metadata="{resource_metadata}"'] if resource_metadata else []
+        if refusal.challenge:
+            told = _reason_told(refusal, facts)
+            parts.append(refusal.challenge if told else _EXPLANATION.sub("", refusal.challenge))
+        headers["WWW-Authenticate"] = f"{refusal.scheme} {', '.join(parts)}" if parts else refusal.scheme
+    if refusal.allow:  # RFC 9110 15.5.6 asks for it with every 405
+        headers["Allow"] = ", ".join(refusal.allow)
+    if answer.http == 429 or answer.http == 503:
+        headers["Retry-After"] = str(_whole_seconds(refusal.retry_after_s or RETRY_WITHOUT_HINT_S))
+    if refusal.limit is not None:
+        # draft-ietf-httpapi-ratelimit-headers-11: the policy's name is a quoted string, seconds are integers.
+        limit = refusal.limit
+        name = '"limit"'
+        window = f";w={max(1, round(limit.window_s))}" if limit.window_s else ""  # concurrency has none
+        # Its numbers are whole, so what costs is told in millionths, and that is said.
+        scale, unit = (1_000_000, f';qu="micro-{limit.unit}"') if limit.unit else (1, "")
+        headers["RateLimit-Policy"] = f"{name};q={round(limit.limit * scale)}{unit}{window}"
+        left, wait_s = round(limit.remaining * scale), _whole_seconds(refusal.retry_after_s or 0)
+        headers["RateLimit"] = f"{name};r={left};t={wait_s}"
+    return headers
+
+
+def _whole_seconds(seconds: float) -> int:
+    return max(0, math.ceil(seconds))
+
+
+def message_of(refusal: Refusal, facts: Mapping[str, Any]) -> str:
+    """The refusal as a sentence, as far as the operator lets it be explained."""
+    if not _reason_told(refusal, facts):
+        return UNEXPLAINED
+    if refusal.words:
+        return refusal.words
+    return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message
+
+
+def _data(refusal: Refusal, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**refusal.data, **facts} if _reason_told(refusal, facts) else facts
+
+
+def _reason_told(refusal: Refusal, facts: Mapping[str, Any]) -> bool:
+    # No sentence may tell what the operator keeps back.
+    return facts.get("reason") == refusal.reason.value
+
+
+def _status(answer: Answer, shape: AnswerShape, manner: DenyManner) -> int:
+    carried = answer.http != answer.session_http
+    if carried and manner.deny_style == "http" and not (shape is not AnswerShape.STATELESS and answer.http == 404):
+        return answer.http  # in a session 404 has one meaning: it is over
+    if carried and manner.deny_style in ("jsonrpc", "tool_result"):
+        return answer.session_http
+    if shape is AnswerShape.LIVE:
+        return answer.in_session
+    return answer.http if shape is AnswerShape.STATELESS else answer.session_http
+
+
+def _as_tool_result(refusal: Refusal, answer: Answer, method: str, manner: DenyManner) -> bool:
+    if refusal.reason is Reason.BAD_ARGUMENTS:
+        return True
+    carried = answer.http != answer.session_http
+    return carried and method == "tools/call" and manner.deny_style == "tool_result"
+
+
+def _tool_result(refusal: Refusal, shape: AnswerShape, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
+    result: dict[str, Any] = {
+        "content": [{"type": "text", "text": message_of(refusal, facts)}],
+        "isError": True,
+        "_meta": {"sidecar/refusal": _data(refusal, facts)},
+    }
+    if shape is AnswerShape.STATELESS:
+        result["resultType"] = "complete"
+    return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def plain_status(answer: Answer) -> int:
+    """The HTTP status outside of any protocol. What one carries in a success (a tool's own error) is the caller's
+    mistake there."""
+    return answer.http if answer.http >= 400 else 400
+
+
+def _problem(refusal: Refusal, answer: Answer, facts: Mapping[str, Any], headers: Mapping[str, str]) -> ErrorResponse:
+    told = _reason_told(refusal, facts)
+    problem = McpError(
+        type=f"{REFUSAL_URN}{refusal.reason.value}" if told else "about:blank",
+        title=answer.message if told else UNEXPLAINED,
+        status=plain_status(answer),
+        message=message_of(refusal, facts),
+        detail=(refusal.detail or None) if told else None,
+        details=(refusal.data or None) if told else None,
+        **facts,
+    )
+    return ErrorResponse(problem.status, problem.encoded(), PROBLEM_JSON, headers)

@@ -1,0 +1,420 @@
+"""Carries out an authorized call at its upstream.
+
+One function for each kind of intent. What goes to the upstream is our own serialisation of what was decided; what
+comes back passes `response_stream.py`. Sessions begin and end here, because they do so with the upstream's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, assert_never
+
+from aiohttp import web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.mcp_requests import (
+    EVENT_STREAM,
+    JSON,
+    AskIntent,
+    Intent,
+    LeaveIntent,
+    ListenIntent,
+    NotifyIntent,
+    PairIntent,
+    ReplyIntent,
+)
+from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.ownership import Ownership
+from sidecar.gateway.reauthorization import LOOK_EVERY_S, Reauthorization, end_of
+from sidecar.gateway.request import RequestContext, UpstreamExchange, WatchedExchange
+from sidecar.gateway.request_state import RequestStates
+from sidecar.gateway.response_filter import ResponseFilter
+from sidecar.gateway.response_stream import ResponseStream
+from sidecar.gateway.routing import EVERY
+from sidecar.gateway.snapshot import Live, Service
+from sidecar.gateway.sse_session import SseSession
+from sidecar.http.server.cors import allowed
+from sidecar.http.server.event_stream import EventStream
+from sidecar.http.server.response import WholeResponse
+from sidecar.http.server.stream_limits import StreamLimits
+from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
+from sidecar.protocols.mcp import messages, task_messages
+from sidecar.storage.task_owners import TaskOwners
+from sidecar.upstreams import UpstreamAnswer
+from sidecar.upstreams.mcp.session_store import SessionStore
+from sidecar.upstreams.mcp.sessions import Session, Sessions, upstream_id_from
+from sidecar.upstreams.statuses import refusal_of
+from sidecar.vocabulary import Caller, Decision, Question
+
+FAREWELL_DEADLINE_S = 5.0
+FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up no other's
+MAX_FAREWELLS = 10_000
+INITIALIZED = "notifications/initialized"
+NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
+# How long the server's own stream stays closed after it broke: twice as long each time, while it breaks at once.
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+
+
+class Farewell(NamedTuple):
+    """A session of ours at an upstream that is over, and that the upstream does not know to be."""
+
+    server: str
+    upstream_id: str
+    version: str
+
+
+class SessionLost(Refusal):
+    """A server lost the session that was opened there for a session on the address of all servers: it did not execute
+    the call, which may be sent once more in a new one."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.UPSTREAM_FAILED, "it lost the session; the next call opens another")
+
+
+@dataclass(slots=True)
+class Forwarder:
+    """Carries decided calls to their upstreams."""
+
+    live: Live
+    sessions: Sessions
+    switch: KillSwitch
+    tasks: TaskOwners
+    oversight: Reauthorization
+    places: StreamLimits
+    states: RequestStates
+    roaming: SessionStore
+    farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
+    pairs: dict[str, SseSession] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> set[WatchedExchange]:
+        """All that pass an event stream on right now."""
+        return self.oversight.streams
+
+    async def carry_out(
+        self,
+        turn: RequestContext,
+        service: Service,
+        caller: Caller,
+        decision: Decision,
+        intent: Intent,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """The answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and denials
+        of what the upstream asked in return. The outcome is on record before the answer is complete."""
+        exchange = self.opened(turn, service, caller, decision, intent, timeout_s)
+        match intent:
+            case AskIntent():
+                async with exchange.under_way(self.oversight.calls):
+                    return await self._ask(exchange, intent)
+            case NotifyIntent():
+                sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
+                return await self._deliver(exchange, sent)
+            case PairIntent():
+                return await self._pair(exchange)
+            case ReplyIntent():
+                return await self._deliver(exchange, intent.message)
+            case ListenIntent():
+                return await self._listen(exchange, intent)
+            case LeaveIntent():
+                return await self.leave(turn, intent.session)
+            case _:
+                assert_never(intent)
+
+    def opened(
+        self,
+        turn: RequestContext,
+        service: Service,
+        caller: Caller,
+        decision: Decision,
+        intent: Intent,
+        timeout_s: float | None,
+    ) -> UpstreamExchange:
+        """The exchange that carries a decided call out."""
+        limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
+        longest_s = min(service.longest_s, timeout_s or service.longest_s)
+        until = end_of(caller, decision, turn.now)
+        return UpstreamExchange(
+            turn,
+            caller,
+            intent.call,
+            limit_s,
+            self.streams,
+            turn.now,
+            until,
+            service=service,
+            session=intent.session,
+            outward=turn.outward,
+            longest_s=longest_s,
+        )
+
+    async def _ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
+        asked, catalogue = intent.message, exchange.service.catalogue
+        if messages.located_uri(asked) not in ("", exchange.call.question.name):
+            await catalogue.learn_spellings(exchange.patience_s)
+        asked = messages.with_normal_uris(asked, catalogue.spellings.spelled)
+        message = Request(asked.id, asked.method, _forwarded(exchange, asked))
+        creator = exchange.call.question if task_messages.may_become_task(message.method, message.params) else None
+        if message.method == "subscriptions/listen":
+            exchange.has_no_end()
+            with self.place(exchange), await exchange.post(message) as answer:
+                return await self.relay(exchange, (message.id,)).answer(answer)
+        with await exchange.post(message) as answer:
+            if message.method == "initialize":
+                return await self._begin(exchange, message, answer)
+            if exchange.session is not None:
+                self.check_alive(exchange.session, answer)
+                exchange.session.remember(message.id, exchange.asked, creator)
+            creators = {message.id: creator} if creator is not None else {}
+            return await self.relay(exchange, (message.id,), creators).answer(answer)
+
+    async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
+        """A session begins with the upstream's yes, and is told with it. Whatever comes between leaves nothing: no
+        entry here, no session there, and no other session of the caller's gone for it (threats S9)."""
+        relay, server = self.relay(exchange, (message.id,)), exchange.turn.server
+        if answer.status != 200:
+            return await relay.answer(answer)
+        upstream_id = upstream_id_from(answer.headers.get("mcp-session-id"))
+        with ExitStack() as undo:
+            undo.callback(self.part, server, upstream_id, exchange.call.protocol_version)
+            passed = await relay.whole(answer)
+            if not passed.version:
+                return await relay.respond(passed)
+            session = self._session(exchange, passed.version, upstream_id)
+            undo.callback(self._abandon, session)
+            if not session.paired and exchange.service is not None and exchange.service.upstream.roams(upstream_id):
+                await self.roaming.keep(session)
+            response = await relay.respond(passed, {"Mcp-Session-Id": session.id})
+            undo.pop_all()
+            return response
+
+    def _abandon(self, session: Session) -> None:
+        """Its client was never told of it."""
+        self.sessions.end(session)
+        self.roaming.forget_soon(session)
+
+    def _session(self, exchange: UpstreamExchange, version: str, upstream_id: str | None) -> Session:
+        """The session that the upstream agreed to: a new one, or the one whose stream is there already."""
+        if exchange.session is not None:
+            exchange.session.begin(version, upstream_id)
+            return exchange.session
+        return self._start(exchange, version=version, upstream_id=upstream_id)
+
+    def _start(self, exchange: UpstreamExchange, **how: Any) -> Session:
+        session, ended = self.sessions.start(exchange.caller, exchange.turn.server, **how)
+        for other in ended:
+            self.say_farewell(other)
+        return session
+
+    async def _deliver(self, exchange: UpstreamExchange, message: Message) -> web.StreamResponse:
+        """Send what has no answer: the upstream takes it, or the caller hears that it did not."""
+        with await exchange.post(message) as answer:
+            if exchange.session is not None:
+                self.check_alive(exchange.session, answer)
+            if answer.status not in (200, 202, 204):
+                raise refusal_of(answer)
+        if exchange.turn.paired is not None and exchange.call.method == INITIALIZED:
+            exchange.turn.paired.begin_to_hear()
+        return await empty(exchange.turn, 202)
+
+    async def _listen(self, exchange: UpstreamExchange, intent: ListenIntent) -> web.StreamResponse:
+        with self.place(exchange):
+            return await self._listen_in(exchange, intent)
+
+    async def _listen_in(self, exchange: UpstreamExchange, intent: ListenIntent) -> web.StreamResponse:
+        session, close = intent.session, partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
+        session.open_stream(close)
+        try:
+            with await exchange.listen(intent.last_event_id) as answer:
+                self.check_alive(session, answer)
+                if answer.status == 405:
+                    raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream", allow=("POST", "DELETE"))
+                exchange.has_no_end()
+                return await self.relay(exchange, session.sent, session.creators).stream(answer)
+        finally:
+            session.close_stream(close)
+
+    async def _pair(self, exchange: UpstreamExchange) -> web.StreamResponse:
+        """A session that is a stream: it begins with it, and ends with it here and at the upstream."""
+        with self.place(exchange):
+            return await self._pair_in(exchange)
+
+    async def _pair_in(self, exchange: UpstreamExchange) -> web.StreamResponse:
+        turn, session = exchange.turn, self._start(exchange, paired=True)
+        exchange.session = session
+        exchange.has_no_end()
+        paired = SseSession(partial(self._hear, exchange, session))
+        close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
+        session.open_stream(close)
+        self.pairs[session.id] = paired
+        try:
+            endpoint = f"{turn.prefix}/mcp/{turn.server}/messages?session_id={session.id}"
+            return await self.relay(exchange, ()).hold(paired, endpoint)
+        finally:
+            del self.pairs[session.id]
+            session.close_stream(close)
+            self.sessions.end(session)
+            self.say_farewell(session)
+
+    async def recall(self, turn: RequestContext, caller: Caller) -> None:
+        """Have the session here that a request names, wherever it began. Raises Refusal."""
+        named = turn.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not turn.plain else ()
+        if len(named) == 1:
+            server = EVERY if turn.front == EVERY else turn.server
+            for other in await self.roaming.recall(named[0], caller, server):
+                self.say_farewell(other)
+
+    def place(self, exchange: UpstreamExchange) -> AbstractContextManager[None]:
+        """A place for one more stream without an end. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        return self.places.place(exchange.caller, exchange.turn.now.settings.streams)
+
+    def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, SseSession]:
+        """The caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
+        session = self.sessions.find(session_id, caller, server, paired=True)
+        paired = self.pairs.get(session.id)
+        if paired is None:  # its stream is closing
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        return session, paired
+
+    async def _hear(self, exchange: UpstreamExchange, session: Session, outlet: EventStream) -> None:
+        """Pass on what the server says unasked. This caller cannot come back for what it missed: it is fetched for it.
+        Raises Refusal where the stream must not go on."""
+        exchange.call = exchange.call._replace(protocol_version=session.version)
+        relay, pause_s = self.relay(exchange, session.sent), MIN_PAUSE_S
+        while True:
+            begun_s = asyncio.get_running_loop().time()
+            try:
+                with await exchange.listen(relay.last_event_id) as answer:
+                    self.check_alive(session, answer)
+                    if answer.status == 405:
+                        return  # it has no stream
+                    if answer.status == 200 and answer.media_type == EVENT_STREAM:
+                        await relay.pass_on(answer, outlet)
+            except Refusal as refusal:
+                if refusal.reason not in (Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT):
+                    raise
+            lasted_s = asyncio.get_running_loop().time() - begun_s
+            pause_s = MIN_PAUSE_S if lasted_s > MAX_PAUSE_S else min(2 * pause_s, MAX_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            exchange.service = self.live.current.services.get(session.server, exchange.service)
+
+    async def leave(self, turn: RequestContext, session: Session) -> web.StreamResponse:
+        """End a session, at the caller's word. Raises Refusal(STORE_UNAVAILABLE), and then it goes on."""
+        await self.roaming.forget(session)
+        self.sessions.end(session)
+        self.say_farewell(session)
+        return await empty(turn, 204)
+
+    async def metadata(self, turn: RequestContext, server: str, folder: str, alias: str = "") -> web.StreamResponse:
+        """RFC 9728: who issues tokens for this address. Open to all, and the same for every name."""
+        body = turn.now.resource_metadata(server, folder, alias)
+        turn.method = "metadata"
+        await turn.record.outcome(http_status=200, bytes_out=len(body))
+        return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
+
+    async def issuer(self, turn: RequestContext) -> web.StreamResponse:
+        """RFC 8414, as clients of MCP 2025-03-26 ask for it: at the server, which leads to its issuer. Open to all.
+        Raises Refusal(ROUTE_UNKNOWN) where there is none."""
+        url = turn.now.issuer_metadata_url
+        if not url:
+            raise Refusal(Reason.ROUTE_UNKNOWN)
+        turn.method = "metadata"
+        await turn.record.outcome(http_status=307, bytes_out=0)
+        return WholeResponse(307, headers={"Location": url, "Cache-Control": "max-age=300"})
+
+    async def preflight(self, turn: RequestContext, verb: str) -> web.StreamResponse:
+        """A browser asks whether a page of an origin that may call us may send this."""
+        turn.method = "preflight"
+        await turn.record.outcome(http_status=204, bytes_out=0)
+        return WholeResponse(204, headers=allowed(verb, turn.headers))
+
+    async def key_set(self, turn: RequestContext) -> web.StreamResponse:
+        """RFC 7517: with which keys do we sign? Open to all."""
+        body = turn.now.key_set
+        turn.method = "jwks"
+        await turn.record.outcome(http_status=200, bytes_out=len(body))
+        return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
+
+    def drain(self) -> None:
+        """End the streams that would never end by themselves; calls in flight go on to their answers."""
+        for exchange in {*self.streams, *self.oversight.calls}:  # some wait for their first event still
+            if exchange.endless and not self._awaited(exchange):
+                exchange.cut_off(Reason.DRAINING)
+
+    def cut_off(self) -> None:
+        """End all that is under way: the grace time is over."""
+        for exchange in {*self.streams, *self.oversight.calls}:
+            exchange.cut_off(Reason.DRAINING)
+
+    def _awaited(self, exchange: WatchedExchange) -> bool:
+        """Whether answers are still to go out on this stream."""
+        session = exchange.session if isinstance(exchange, UpstreamExchange) else None
+        paired = self.pairs.get(session.id) if session is not None else None
+        return paired is not None and paired.busy
+
+    def say_farewell(self, session: Session) -> None:
+        """Have the upstream told that a session is over, and the other replicas."""
+        self.roaming.forget_soon(session)
+        for one in (session, *session.parts.values()):
+            self.part(one.server, one.upstream_id, one.version)
+
+    def part(self, server: str, upstream_id: str | None, version: str) -> None:
+        """Have one upstream told that its session is over."""
+        if upstream_id is not None and not self.farewells.full():  # with so many waiting, its own time-out must do
+            self.farewells.put_nowait(Farewell(server, upstream_id, version))
+
+    async def run_farewells(self) -> None:
+        """Send the DELETEs that ended sessions owe their upstreams. Runs as long as the process."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(FAREWELLS_AT_ONCE):
+                group.create_task(self._send_farewells())
+
+    async def _send_farewells(self) -> None:
+        while True:
+            farewell = await self.farewells.get()
+            service = self.live.current.services.get(farewell.server)
+            if service is not None:
+                await service.upstream.end_session(farewell.upstream_id, farewell.version, FAREWELL_DEADLINE_S)
+
+    async def run_sweeps(self) -> None:
+        """End what is over: sessions that nobody uses, streams that nobody may have. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.oversight.look()
+            await self.roaming.look()
+            for session in self.sessions.sweep():
+                if not await self.roaming.is_used(session):
+                    self.say_farewell(session)
+
+    def relay(
+        self, exchange: UpstreamExchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING
+    ) -> ResponseStream:
+        """What moves the answer of this exchange to its caller; what `creators` asked may be answered with a task."""
+        passage = ResponseFilter(exchange, expected, creators, self.live.clock, self.switch, self.states)
+        return ResponseStream(exchange, passage, Ownership(self.tasks, exchange.caller, exchange.call))
+
+    def check_alive(self, session: Session, answer: UpstreamAnswer) -> None:
+        """The upstream forgot the session: so do we, and the caller starts anew."""
+        if answer.status == 404 and session.upstream_id is not None:
+            self.sessions.end(session)
+            self.roaming.forget_soon(session)
+            if session.whole is not None:  # the others of its session go on
+                raise SessionLost
+            raise Refusal(Reason.SESSION_UNKNOWN)
+
+
+def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> dict[str, Any]:
+    # At the address of all servers an id does not say whose task it names: there are none.
+    tasks = not exchange.caller.is_anonymous and exchange.outward is None
+    return messages.forwarded_params(message, exchange.call.protocol_version, tasks=tasks)
+
+
+async def empty(turn: RequestContext, status: int) -> web.StreamResponse:
+    """An answer that says all with its status, on record."""
+    await turn.ended(status, 0)
+    return WholeResponse(status)

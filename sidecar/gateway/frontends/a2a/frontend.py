@@ -1,0 +1,421 @@
+"""The A2A frontend: reads operations, carries them out at agents, and answers.
+
+It is understood (`request_reader.py`), its tasks are looked up (`task_ownership.py`), and once policy, limits and
+evidence have had their say, it is carried out: the operation goes to the agent's wire, and what comes back is judged
+and written anew in the words of who called (`response_writers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from aiohttp import web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway import routing
+from sidecar.gateway.forwarder import Forwarder
+from sidecar.gateway.frontends.a2a import cards
+from sidecar.gateway.frontends.a2a.push_configs import PushRewriter
+from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs
+from sidecar.gateway.frontends.a2a.reported_costs import CostReader
+from sidecar.gateway.frontends.a2a.request_reader import (
+    AgentOperation,
+    CalledName,
+    extensions_of,
+    read_call,
+    read_http,
+    read_rpc,
+    version_of,
+    version_said,
+)
+from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, ResponseWriter
+from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
+from sidecar.gateway.frontends.a2a.task_pages import TaskPages
+from sidecar.gateway.reauthorization import end_of
+from sidecar.gateway.request import RequestContext, WatchedExchange
+from sidecar.gateway.routing import Route
+from sidecar.http.server.response import WholeResponse
+from sidecar.limits import Lease
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import cards as documents
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation, Version
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
+from sidecar.protocols.sse import KEEP_ALIVE
+from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
+from sidecar.vocabulary import Call, Caller, Decision, Question
+
+_OF_RPC = frozenset({"", "/", "/v1", "/v1/"})  # the seed's base path is /agents/{id}/v1
+
+
+@dataclass(slots=True)
+class AgentFrontend:
+    """Serves the addresses of agents."""
+
+    exchanges: Forwarder
+    pushes: PushConfigs
+    pages: TaskPages
+    written: cards.CardText = field(default_factory=cards.CardText)
+
+    def greet(self, turn: RequestContext) -> None:
+        """Who did not come by HTTP hears every no in their own words, whatever it is about."""
+        if (called := _called(turn)) is not None:
+            turn.dialect = called.dialect
+
+    def enter(self, turn: RequestContext, route: Route) -> None:
+        """From here on refusals are told in the caller's dialect, as far as the address says it."""
+        turn.dialect = turn.dialect or _dialect_at(route, version_said(turn.headers))
+
+    async def understand(self, turn: RequestContext, route: Route) -> AgentOperation:
+        """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
+        called = _called(turn)
+        if called is not None:
+            await turn.came(called.body)
+            return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
+        if route.rest in _OF_RPC:
+            return await self._rpc(turn, route)
+        return await self._http(turn, route)
+
+    async def _rpc(self, turn: RequestContext, route: Route) -> AgentOperation:
+        dialect = turn.dialect
+        assert isinstance(dialect, JsonRpcWriter)
+        if turn.verb != "POST":
+            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
+        envelope = jsonrpc.parse_json(await turn.body(a2a=True))
+        dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.request_id_in(envelope)
+        dialect.version = version_of(turn.headers, _query(turn))  # a refusal of it is told to the request's id, too
+        message = jsonrpc.message_from(envelope)
+        return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
+
+    async def _http(self, turn: RequestContext, route: Route) -> AgentOperation:
+        query = _query(turn)
+        dialect = turn.dialect
+        assert isinstance(dialect, HttpJsonWriter)
+        version = dialect.version
+        said = version_of(turn.headers, query)
+        try:
+            address = http.address_of(turn.verb, route.rest, said)
+        except UnreadableMessage as error:
+            raise malformed(str(error), INVALID_PARAMS) from None
+        if said != version and not (said == "1.0" and address is not None):
+            raise Refusal(Reason.VERSION_UNSUPPORTED, f"this address speaks A2A {version}")
+        dialect.version = said
+        if address is None:
+            raise Refusal(Reason.ROUTE_UNKNOWN)
+        if address.operation is None or address.route is None:
+            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=address.allowed)
+        turn.asks(address.operation.action)
+        body = await _json(turn, address.operation) if address.route.has_body else None
+        extensions = extensions_of(turn.headers)
+        return _understood(turn, read_http(route.server, dialect, address, query, body, extensions))
+
+    def card_call(self, turn: RequestContext, route: Route) -> Call:
+        """What reading a card is, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        agent = cards.named(turn.now, route.server)
+        turn.goes_to(agent.name)
+        turn.asks("card")
+        return Call("a2a", "1.0", agent.name, "card", (Question(f"nhi:{agent.name}", CARD.action, ""),))
+
+    def name_of(self, turn: RequestContext, route: Route) -> str:
+        """The agent whose card an address means; for none that we have, what the address says."""
+        try:
+            return cards.named(turn.now, route.server).name
+        except Refusal:
+            return route.server
+
+    async def card(self, turn: RequestContext, route: Route, caller: Caller) -> web.StreamResponse:
+        """An agent's card, as this caller may see it. Raises Refusal."""
+        agent = cards.named(turn.now, route.server)
+        chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
+        now_s = self.exchanges.live.clock()
+        try:
+            card = await agent.cards.card()
+        except Refusal:
+            if chain:
+                raise
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
+        place = cards.place_of(turn.now, agent, route.alias, turn.base)
+        view = cards.view_of(turn.now, agent, card, chain, place, now_s)
+        signer = cards.signer_of(turn.now)
+
+        def write() -> dict[str, Any]:
+            canonical = cards.ours(agent, card, view)
+            is_seeds = route.kind == routing.SEED_CARD
+            return documents.seed_card(canonical) if is_seeds else documents.document(canonical, signer)
+
+        body = self.written.of(card, (agent.name, route.kind, signer.kid if signer else "", view), write)
+        known = ",".join(turn.headers.get("if-none-match", ()))
+        proofs = cards.proofs_of(view)
+        return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
+
+    def agent(self, turn: RequestContext, route: Route) -> AgentUpstream:
+        """The agent that was called. Asked after policy, so that only who may call it learns what is spoken there.
+        Raises Refusal: UPSTREAM_UNKNOWN, and ROUTE_UNKNOWN for a binding that is not."""
+        agent = turn.now.agent(route.server)
+        if not turn.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(turn).binding]):
+            raise Refusal(Reason.ROUTE_UNKNOWN)
+        return agent
+
+    def owning(self, caller: Caller, intent: AgentOperation) -> TaskOwnership:
+        """Whose the tasks are that the operation is about."""
+        return TaskOwnership(self.exchanges.tasks, caller, intent)
+
+    async def carry_out(
+        self,
+        turn: RequestContext,
+        agent: AgentUpstream,
+        decision: Decision,
+        intent: AgentOperation,
+        owning: TaskOwnership,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """The answer to the caller. Raises Refusal. The outcome is on record before the answer is complete. What is
+        refused before the agent was written to costs nothing."""
+        if (unable := agent.unable(intent.operation)) is not None:
+            return await _whole(turn, _dialect(turn).error(unable))
+        limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
+        until = end_of(owning.caller, decision, turn.now)
+        overseen = WatchedExchange(turn, owning.caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)
+        outgoing = OutgoingOperation(
+            intent.operation,
+            intent.params,
+            owning.caller,
+            overseen.left_s or limit_s,
+            intent.extensions,
+            routing.trace_headers(turn.headers),
+            owning.admit,
+        )
+        if intent.operation.streams:
+            with self.exchanges.places.place(owning.caller, turn.now.settings.streams):
+                return await self._stream(overseen, agent, outgoing, owning, lease, timeout_s)
+        async with overseen.under_way(self.exchanges.oversight.calls):
+            await agent.cards.prepare()
+            if intent.operation is CARD:
+                lease.forwarded = True
+                return await self._extended(overseen, agent, outgoing)
+            if intent.operation is LIST:
+                return await self._listed(overseen, agent, outgoing, owning, lease)
+            pushing = PushRewriter(self.pushes, owning.caller, intent)
+            try:
+                params = await pushing.rewritten()
+                await owning.begin()
+                lease.forwarded = True
+                answer = await agent.wire.ask(outgoing._replace(params=owning.outward(params)))
+                if isinstance(answer, AgentError):
+                    CostReader(turn).failed()
+                    return await _whole(turn, _dialect(turn).error(answer))
+                costing = CostReader(turn)
+                costing.hear(answer)
+                costing.end()
+                admitted = await self._admitted(turn, owning, answer)
+                await pushing.settle(admitted)
+                return await _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
+            finally:
+                await pushing.undo()
+
+    async def _admitted(self, turn: RequestContext, owning: TaskOwnership, result: dict[str, Any]) -> dict[str, Any]:
+        """What its caller may have of an answer or an event; the record names the task that it is about."""
+        admitted = await owning.admit(result)
+        turn.record.task_id = owning.task
+        return admitted
+
+    async def _listed(
+        self,
+        overseen: WatchedExchange,
+        agent: AgentUpstream,
+        outgoing: OutgoingOperation,
+        owning: TaskOwnership,
+        lease: Lease,
+    ) -> web.StreamResponse:
+        async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
+            lease.forwarded = True
+            return await agent.wire.ask(outgoing._replace(params=params, deadline_s=overseen.left_s or 0.001))
+
+        page, dialect = await self.pages.page(owning, ask), _dialect(overseen.turn)
+        lease.forwarded = True
+        told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
+        return await _whole(overseen.turn, told)
+
+    async def _extended(
+        self, overseen: WatchedExchange, agent: AgentUpstream, outgoing: OutgoingOperation
+    ) -> web.StreamResponse:
+        """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""
+        turn, now = overseen.turn, overseen.turn.now
+        card: dict[str, Any] | AgentError = await agent.cards.card()
+        if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
+            card = await agent.wire.ask(outgoing)
+        if isinstance(card, AgentError):
+            return await _whole(turn, _dialect(turn).error(card))
+        try:
+            documents.check(card)
+        except UnreadableMessage as error:
+            raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
+        place = cards.place_of(now, agent, turn.alias, turn.base)
+        view = cards.view_of(now, agent, card, overseen.caller.chain, place, self.exchanges.live.clock())
+        shown = cards.ours(agent, card, view)
+        return await _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
+
+    async def _stream(
+        self,
+        overseen: WatchedExchange,
+        agent: AgentUpstream,
+        outgoing: OutgoingOperation,
+        owning: TaskOwnership,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """Event by event, up to the agent's end. Until the first one is there, the answer can still be a plain no, and
+        who waits for it is watched over as one who waits for an answer."""
+        turn, dialect, calls = overseen.turn, _dialect(overseen.turn), self.exchanges.oversight.calls
+        overseen.endless, overseen.timeout_s = True, timeout_s  # it lasts as long as the task; a budget may say less
+        pushing = PushRewriter(self.pushes, owning.caller, owning.intent)
+        try:
+            async with overseen.under_way(calls):
+                await agent.cards.prepare()
+                params = await pushing.rewritten()
+                await owning.begin()
+                outgoing = outgoing._replace(params=owning.outward(params))
+                lease.forwarded = True
+                heard = await agent.wire.listen(outgoing)
+        except BaseException:
+            await pushing.undo()
+            raise
+        if isinstance(heard, AgentError):
+            CostReader(turn).failed()
+            await pushing.undo()
+            return await _whole(turn, dialect.error(heard))
+        try:
+            async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
+                async with overseen.under_way(calls):
+                    first = await anext(events, None)
+                    if first is None:
+                        raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
+                    if isinstance(first, AgentError):
+                        CostReader(turn).failed()
+                        return await _whole(turn, dialect.error(first))
+                    first = await self._admitted(turn, owning, first)
+                    await pushing.settle(first)
+                return await self._passed_on(overseen, heard, events, first, owning)
+        finally:
+            heard.close()
+            await pushing.undo()
+
+    async def pushed(self, turn: RequestContext, route: Route) -> web.StreamResponse:
+        """What an agent pushes at an address of ours: it proves itself by the secret that it was told with it."""
+        turn.asks("push")
+        token, authorization = (turn.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
+        if len(token) > 1 or len(authorization) > 1:
+            raise malformed("a credential is there more than once")
+        record = await self.pushes.knocked(route.server, "".join(token), "".join(authorization))
+        turn.goes_to(record.server)
+        turn.record.caller = record.caller
+        await self.pushes.pushed(record, await turn.body(a2a=True))
+        await turn.record.outcome(http_status=204, bytes_out=0)
+        return WholeResponse(204)
+
+    async def _passed_on(
+        self,
+        overseen: WatchedExchange,
+        heard: AgentEvents,
+        events: AsyncGenerator[dict[str, Any] | AgentError | None, None],
+        first: dict[str, Any],
+        owning: TaskOwnership,
+    ) -> web.StreamResponse:
+        turn, dialect, operation = overseen.turn, _dialect(overseen.turn), owning.intent.operation
+        called, costing = _called(turn), CostReader(turn)
+        costing.hear(first)
+        sent = await turn.open_outlet() if called is None else called.outlet()
+        try:
+            with overseen.streaming(heard, sent):
+                await sent.write(dialect.event(operation, first))
+                async for event in events:
+                    if event is None:
+                        await sent.write(KEEP_ALIVE)
+                    elif isinstance(event, AgentError):
+                        turn.tool_failed()
+                        await sent.write(dialect.error_event(event))
+                        break
+                    else:
+                        costing.hear(event)
+                        await sent.write(dialect.event(operation, await self._admitted(turn, owning, event)))
+            costing.end()
+            await turn.ended(200, sent.bytes_out)
+            await sent.end()
+        except asyncio.CancelledError:
+            if not turn.record.done:
+                await turn.ended(200, sent.bytes_out)  # leaving is how a reader ends a stream
+            raise
+        except Refusal as refusal:
+            told = await turn.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
+            if told.reason is not Reason.CALLER_GONE:
+                await self._last_word(turn, sent, dialect, told)
+        return sent.response
+
+    async def _last_word(self, turn: RequestContext, sent: Any, dialect: ResponseWriter, told: Refusal) -> None:
+        """The status line is out: why it ends follows in the protocol."""
+        try:
+            await sent.write(dialect.refusal_event(told, turn.record.decision_id, turn.now.manner))
+            await sent.end()
+        except Refusal:  # the caller left meanwhile; what happened is on record
+            return
+
+
+async def _begun(
+    heard: AgentEvents, overseen: WatchedExchange, idle_s: float
+) -> AsyncGenerator[dict[str, Any] | AgentError | None, None]:
+    """The events, signs of life left out before the first."""
+    begun = False
+    async with aclosing(heard.events(overseen.clock(), idle_s)) as events:
+        async for event in events:
+            if event is not None or begun:
+                begun = True
+                yield event
+
+
+def _dialect_at(route: Route, said: Version | None) -> ResponseWriter:
+    if route.rest in _OF_RPC:
+        return JsonRpcWriter(said or "0.3")
+    return HttpJsonWriter("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
+
+
+def _dialect(turn: RequestContext) -> ResponseWriter:
+    return cast(ResponseWriter, turn.dialect)  # `enter` said which
+
+
+def _called(turn: RequestContext) -> CalledName | None:
+    request: object = turn.request
+    return request if isinstance(request, CalledName) else None
+
+
+def _query(turn: RequestContext) -> Any:
+    try:
+        return http.query_of(turn.raw_path.partition("?")[2])
+    except UnreadableMessage as error:
+        raise malformed(str(error), INVALID_PARAMS) from None
+
+
+async def _json(turn: RequestContext, operation: Operation) -> Any:
+    """The body of HTTP+JSON. What has all that it needs in its address may leave it out."""
+    if not turn.request.body_exists and operation in (CANCEL, RESUBSCRIBE):
+        return {}
+    return jsonrpc.parse_json(await turn.body(a2a=True))
+
+
+def _understood(turn: RequestContext, intent: AgentOperation) -> AgentOperation:
+    turn.asks(intent.call.method)
+    turn.record.call = intent.call
+    turn.record.mark("parse")
+    return intent
+
+
+async def _whole(turn: RequestContext, told: Any) -> WholeResponse:
+    """A whole answer, on record before it is complete."""
+    await turn.ended(told.status, len(told.body))
+    return WholeResponse(told.status, told.body, told.content_type, told.headers)

@@ -1,0 +1,363 @@
+"""Serves A2A over gRPC.
+
+A listener of its own, with one handler for every method of both versions, unary and streaming alike (threats G4): each
+call becomes a request like any other, and goes the one way (`gateway/pipeline.py`). What differs is the dialect: bytes
+of Protocol Buffers, and gRPC's own status where HTTP has one. Whom a call is for says the port that it came to, its
+tenant (1.0), or the authority that it was sent to, which a proxy passes on in a header, as grpc does not show it; where
+there is one agent only, it is that.
+
+grpc itself waits for ever, for a message that does not come and for a reader who does not read; so messages are read
+and written here, each within its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+from aiohttp import HttpVersion11, web
+from grpc import aio
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.error_responses import DenyManner, ErrorResponse, facts_of
+from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections, Peer
+from sidecar.gateway.frontends.a2a.request_reader import CalledName
+from sidecar.gateway.frontends.a2a.response_writers import (
+    details_of,
+    grpc_status,
+    info_of,
+    sentence_for,
+    unsayable,
+    word_for,
+    written,
+)
+from sidecar.http.server.event_stream import EventStream
+from sidecar.http.server.response import SilentResponse, WholeResponse
+from sidecar.protocols.a2a.errors import AgentError, AgentErrorKind
+from sidecar.protocols.a2a.forms import WireForm, form_of
+from sidecar.protocols.a2a.operations import BY_GRPC, Binding, Operation, Version
+from sidecar.protocols.a2a.proto03 import request_name, response_name
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.a2a.status import DETAILS, encode_status
+from sidecar.protocols.a2a.wire import WIRES
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, has_nul, malformed
+
+SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+NOWHERE: Final = "/agents/-"  # no agent can be called so
+# A client takes 8 KiB of trailers; a sentence is in them twice, and once with three characters for a byte.
+MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
+READING_S: Final = 30.0  # as long as a reader over HTTP has (http/server/listeners.py), who is seen to read
+PING_S: Final = 30.0
+CONFIRM_S: Final = 2.0
+STREAMS: Final = 100  # of one connection, as HTTP/2 asks for at least
+MAX_SENT_VALUES: Final = 40_000  # in what a caller sends: what is made of them is made in Python, at 1 us for each
+READ_BYTES_PER_S: Final = 64 * 1024
+_NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_STATUS = {code.name: code for code in grpc.StatusCode}
+
+
+@dataclass(slots=True)
+class GrpcWriter:
+    """Answers in Protocol Buffers. `failure` is the status of a call that came to nothing."""
+
+    version: Version
+    failure: tuple[str, str, bytes] | None = None
+
+    binding: Binding = "grpc"
+
+    @property
+    def form(self) -> WireForm:
+        """In which parameters and results travel."""
+        return form_of(self.version, self.binding)
+
+    def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
+        """The whole answer."""
+        return ErrorResponse(200, self.event(operation, result), "application/grpc")
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        """One message of an answer."""
+        name = operation.response if self.version == "1.0" else response_name(operation, streamed=operation.streams)
+        said = written(self.form, operation, event) if name else {}
+        try:
+            return WIRES[self.version].encode(name, said)
+        except UnreadableMessage as error:
+            raise unsayable(error) from None
+
+    def error(self, error: AgentError) -> ErrorResponse:
+        """An agent's no as the whole answer."""
+        kind = error.kind
+        self._fail(kind.grpc, kind, error.message or kind.message, details_of(error))
+        return ErrorResponse(kind.http, b"", "application/grpc")
+
+    def error_event(self, error: AgentError) -> bytes:
+        """An agent's no as the end of a stream."""
+        self.error(error)
+        return b""
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
+    ) -> ErrorResponse:
+        """A refusal of ours as the whole answer."""
+        facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
+        self._fail(grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)])
+        return ErrorResponse(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
+        """A refusal of ours as the end of a stream."""
+        self.tell(refusal, decision_id=decision_id, request_id=None, manner=manner, resource_metadata="")
+        return b""
+
+    def _fail(self, status: str, word: AgentErrorKind | None, message: str, infos: Sequence[dict[str, Any]]) -> None:
+        said = f"{word.name}: {message}" if word is not None and self.version == "0.3" else message
+        said = said.encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
+        details = encode_status(status, said, list(infos))
+        if len(details) > MAX_DETAILS_BYTES:  # clients cut off a call whose trailers are longer than they like
+            details = encode_status(status, said, [{**info, "metadata": {}} for info in infos[:1]])
+        self.failure = status, said, details
+
+
+@dataclass(slots=True)
+class GrpcRequest(CalledName):
+    """A call, as the request's way sees it: what it reads of an HTTP request, and the call itself. `broken` is why its
+    message is none, "" for one that came whole."""
+
+    agent: str
+    operation: Operation
+    body: bytes
+    broken: str
+    context: Any
+    raw_headers: Sequence[tuple[bytes, bytes]]
+    dialect: GrpcWriter
+    sent: GrpcEventStream
+    method: str = "POST"
+    version: Any = HttpVersion11
+    transport: None = None
+
+    @property
+    def raw_path(self) -> str:
+        return f"/agents/{self.agent}/" if self.agent else NOWHERE
+
+    @property
+    def remote(self) -> str:
+        return _peer(self.context)[0]
+
+    def params(self) -> dict[str, Any]:
+        """The canonical parameters. Raises Refusal."""
+        if self.broken:
+            raise malformed(self.broken)
+        name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
+        try:
+            given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH, MAX_SENT_VALUES)
+            params = self.dialect.form.read_params(self.operation, given)
+        except UnreadableMessage as error:
+            raise malformed(str(error), INVALID_PARAMS) from None
+        if b"\0" in self.body and has_nul(params):  # as in JSON; that a byte is one says nothing yet
+            raise malformed("the message has a NUL character", INVALID_PARAMS)
+        if params.get("tenant") == self.agent:
+            del params["tenant"]  # it named the agent to us
+        return params
+
+    def outlet(self) -> EventStream:
+        """Where the messages of its answer go."""
+        return self.sent
+
+
+@dataclass(slots=True)
+class GrpcEventStream:
+    """The messages of an answer. `is_stuck`: nobody reads them."""
+
+    context: Any
+    response: web.StreamResponse = field(default_factory=web.StreamResponse)
+    bytes_out: int = 0
+    is_stuck: bool = False
+    resumable: bool = False
+    shared: bool = False
+
+    async def write(self, data: bytes) -> None:
+        """As `EventStream.write`; comments, which gRPC has none of, and failures, which are its status, are no
+        messages."""
+        if not data or data.startswith(b":"):
+            return
+        self.bytes_out += len(data)
+        await self.send(data)
+
+    async def send(self, message: bytes) -> None:
+        """One message. Raises Refusal(CALLER_GONE) for a reader who left, or does not read."""
+        try:
+            async with asyncio.timeout(READING_S + len(message) / READ_BYTES_PER_S):
+                await self.context.write(message)
+        except TimeoutError:
+            self.is_stuck = True
+            raise Refusal(Reason.CALLER_GONE) from None
+        except (aio.BaseError, grpc.RpcError, RuntimeError):  # it left, before this message or in the midst of it
+            raise Refusal(Reason.CALLER_GONE) from None
+
+    async def keep_alive(self) -> None:
+        """As `EventStream.keep_alive`: HTTP/2 has pings of its own."""
+
+    async def end(self) -> None:
+        """As `EventStream.end`: the call's return is its end."""
+
+
+class GrpcCalls(grpc.GenericRpcHandler):
+    """Every method of every version, at one port. `agent` is whom the port is for; of a call that names none, `meant`
+    says it by the first label of the authority that a proxy passes on in the header `authority` ("" for none).
+    `patience_s` how long a message may take to come, and `at_once` how many calls there may be; `turned_away` hears of
+    each beyond (grpc's own bound would tell nobody). `guests` are those who are connected."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        agent: str,
+        meant: Callable[[str], str],
+        authority: str,
+        *,
+        patience_s: float,
+        at_once: int,
+        turned_away: Callable[[str], None],
+        guests: GrpcConnections,
+    ) -> None:
+        self._handle = handle
+        self._agent = agent
+        self._meant = meant
+        self._authority = authority
+        self._patience_s = patience_s
+        self._at_once = at_once
+        self._turned_away = turned_away
+        self.guests = guests
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """As grpc asks for it."""
+        service, _, method = details.method[1:].partition("/")
+        version = SERVICES.get(service)
+        operation = BY_GRPC[version].get(method) if version is not None else None
+        if version is None or operation is None:
+            return None
+
+        async def called(messages: AsyncIterator[bytes], context: Any) -> None:
+            peer = _peer(context)
+            if self.guests.calls >= self._at_once:
+                self._turned_away(peer[0])
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
+            with self.guests.answering(peer):
+                await self._answer(operation, version, messages, context)
+
+        return grpc.stream_stream_rpc_method_handler(called)  # on the wire, all four kinds are this one
+
+    async def _answer(
+        self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
+    ) -> None:
+        body, broken = await self._message(messages)
+        agent = self._agent or _tenant(operation, version, body) or self._meant(_label(context, self._authority))
+        dialect, sent = GrpcWriter(version), GrpcEventStream(context)
+        name = agent if _NAME.fullmatch(agent) else ""
+        request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
+        response = await self._handle(request)  # type: ignore[arg-type]
+        if isinstance(response, SilentResponse):  # the connection may carry others' calls: this one alone ends
+            dialect.failure = "CANCELLED", "", b""
+        if dialect.failure is None and isinstance(response, WholeResponse):
+            with suppress(Refusal):
+                await sent.send(response.body or b"")
+        if sent.is_stuck:
+            dialect.failure = "CANCELLED", "nobody reads the answer", b""
+        if dialect.failure is not None:
+            status, message, details = dialect.failure
+            if details:
+                context.set_trailing_metadata(((DETAILS, details),))
+            with suppress(aio.InternalError):  # who left is told nothing
+                await context.abort(_STATUS[status], message)
+
+    async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
+        """The one message of a call, or why there is none."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await anext(aiter(messages)), ""  # a call has one; what follows it is not read
+        except TimeoutError:
+            return b"", "the message did not arrive in time"
+        except StopAsyncIteration:
+            return b"", "there is no message"
+
+
+def _peer(context: Any) -> Peer:
+    peer = unquote(context.peer())  # an IPv6 address comes with its brackets encoded
+    host, _, port = peer.partition(":")[2].rpartition(":")
+    return host.strip("[]") or "local", int(port) if port.isdecimal() else 0
+
+
+def _tenant(operation: Operation, version: Version, body: bytes) -> str:
+    if version != "1.0":
+        return ""
+    return WIRES["1.0"].text_in(operation.request, body, "tenant")
+
+
+def _label(context: Any, header: str) -> str:
+    """The first label of the authority that a call was sent to, as far as a proxy says so, once."""
+    found = {value for name, value in context.invocation_metadata() or () if name == header}
+    label, dot, _ = str(found.pop()).partition(".") if len(found) == 1 else ("", "", "")
+    return label if dot else ""
+
+
+def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:
+    """Metadata as headers, every line of it; the version is the service's, whatever is said beside."""
+    found = [(b"a2a-version", version.encode())]
+    for name, value in context.invocation_metadata() or ():
+        if name != "a2a-version" and not name.endswith("-bin"):
+            found.append((name.encode(), value.encode() if isinstance(value, str) else value))
+    return found
+
+
+async def serve(
+    address: str,
+    calls: GrpcCalls,
+    *,
+    max_bytes: int,
+    credentials: grpc.ServerCredentials | None,
+    greeting_s: float,
+    idle_s: float,
+) -> tuple[aio.Server, int]:
+    """Begin to listen; the server, and the port that it has. Whoever connects has `greeting_s` to say that it speaks
+    HTTP/2, and may do nothing for `idle_s`. Raises OSError."""
+    server = aio.server(
+        handlers=[calls],
+        options=[
+            ("grpc.max_receive_message_length", max_bytes),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", STREAMS),
+            # Nothing is remembered from one head for the next: a head of four kilobytes that only names what was
+            # remembered would be sixteen megabytes. Whoever does not confirm that in time has not heard of it.
+            ("grpc.http2.hpack_table_size.decoder", 0),
+            ("grpc.http2.settings_timeout", int(CONFIRM_S * 1000)),
+            ("grpc.server_handshake_timeout_ms", int(greeting_s * 1000)),
+            ("grpc.max_connection_idle_ms", int(idle_s * 1000)),
+            # Who vanished without a word is found out, and what it had is given back.
+            ("grpc.keepalive_time_ms", int(PING_S * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(PING_S * 1000)),
+        ],
+    )
+    try:
+        port = (
+            server.add_secure_port(address, credentials)
+            if credentials is not None
+            else server.add_insecure_port(address)
+        )
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+    await server.start()
+    calls.guests.port = port
+    return server, port
+
+
+def credentials_from(current: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
+    """The listener's key and certificate (PEM), as they are at each handshake."""
+
+    def now() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([current()])
+
+    return grpc.dynamic_ssl_server_credentials(now(), now)

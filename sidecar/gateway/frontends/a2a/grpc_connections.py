@@ -1,0 +1,145 @@
+"""Limits the connections of the gRPC server, which accepts without a bound of its own.
+
+Its listener is not ours: nobody asks us before, and nothing tells us after. But its connections are this process's, and
+the kernel says which descriptors they are and who is at the other end. So there is a look twice a second, as long as
+there may be too many, or descriptors are short; and of those that are too many the ones on which no call is under way
+are hung up on, those of the address that has most of them first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sidecar.http.server.connection_limits import peer_of
+from sidecar.http.server.fd_limits import MOST
+
+log = logging.getLogger("sidecar.guests")
+
+LOOK_EVERY_S: Final = 0.5
+TELL_EVERY_S: Final = 10.0
+KEPT_FREE: Final = 32  # descriptors, for files, reloads, and those who ask for health
+_DESCRIPTORS: Final = Path("/dev/fd")
+
+Peer = tuple[str, int]
+
+
+@dataclass(slots=True)
+class GrpcConnections:
+    """The connections of one port, which is known once it is open. `max_per_peer` 0 is no bound."""
+
+    max_connections: int
+    max_per_peer: int = 0
+    port: int = 0
+    _busy: Counter[Peer] = field(default_factory=Counter)
+    _calls: int = 0
+
+    @property
+    def calls(self) -> int:
+        """How many are under way."""
+        return self._calls
+
+    @contextmanager
+    def answering(self, peer: Peer) -> Iterator[None]:
+        """While a call of theirs is under way."""
+        self._busy[peer] += 1
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._busy[peer] -= 1
+            if not self._busy[peer]:
+                del self._busy[peer]
+
+    async def run(self) -> None:
+        """Look. Runs as long as the process."""
+        loop, gone, told_s = asyncio.get_running_loop(), 0, float("-inf")
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            in_use = _how_many()
+            short = KEPT_FREE - (_limit() - in_use)
+            if short > 0 or in_use > min(self.max_connections, self.max_per_peer or self.max_connections):
+                gone += await asyncio.to_thread(self.look, short)
+            if gone and loop.time() >= told_s + TELL_EVERY_S:
+                log.warning("idle connections of gRPC were hung up on: too many", extra={"count": gone})
+                gone, told_s = 0, loop.time()
+
+    def look(self, short: int = 0) -> int:
+        """Hang up on those that are too many, and on as many as descriptors are short; how many that were."""
+        there = dict(_connected(self.port, _descriptors()))
+        leaves = self.too_many(list(there.values()), short)
+        return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
+
+    def too_many(self, there: list[Peer], short: int = 0) -> set[Peer]:
+        """Of those who are there, who has to leave."""
+        of: dict[str, list[Peer]] = {}
+        for peer in there:
+            of.setdefault(peer_of(peer[0]), []).append(peer)
+        excess, leaves = max(len(there) - self.max_connections, short), set[Peer]()
+        for own in sorted(of.values(), key=len, reverse=True):
+            idle = [peer for peer in own if peer not in self._busy]
+            most = max(excess, len(own) - self.max_per_peer if self.max_per_peer else 0)
+            leaves.update(idle[: max(0, most)])
+            excess -= min(len(idle), max(0, most))
+        return leaves
+
+
+def _how_many() -> int:
+    try:
+        return sum(1 for _ in _DESCRIPTORS.iterdir())
+    except OSError:  # there is not one left to look with
+        return _limit()
+
+
+def _limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if soft == resource.RLIM_INFINITY else soft
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(each.name) for each in _DESCRIPTORS.iterdir()]
+    except OSError:
+        return range(_limit())
+
+
+def _connected(port: int, descriptors: Iterable[int]) -> Iterable[tuple[int, Peer]]:
+    for descriptor in descriptors:
+        if (peer := _peer_at(descriptor, port)) is not None:
+            yield descriptor, peer
+
+
+def _peer_at(descriptor: int, port: int) -> Peer | None:
+    """Who is at the other end, if this is a connection to the port."""
+    with suppress(OSError):
+        sock = socket.socket(fileno=descriptor)
+        try:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == port:
+                host, peer_port = sock.getpeername()[:2]
+                return host.removeprefix("::ffff:"), peer_port  # as grpc calls them
+        finally:
+            sock.detach()  # it is grpc's
+    return None
+
+
+def _hang_up(descriptor: int, port: int, peer: Peer) -> bool:
+    """For grpc it is as if they had left, and it closes what is its own."""
+    if _peer_at(descriptor, port) != peer:  # it left meanwhile
+        return False
+    with suppress(OSError):
+        sock = socket.socket(fileno=descriptor)
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        finally:
+            sock.detach()
+        return True
+    return False

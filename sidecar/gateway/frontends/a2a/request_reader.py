@@ -1,0 +1,285 @@
+"""Reads the canonical operation out of a request at an agent's address.
+
+    POST /agents/{agent}/                       JSON-RPC, 0.3 and 1.0 by `A2A-Version`
+    …    /agents/{agent}/v1/…                   HTTP+JSON of 0.3
+    …    /agents/{agent}/[{tenant}/]…           HTTP+JSON of 1.0
+
+All of them come to one `AgentOperation`: the canonical operation with canonical parameters. From there on nobody knows
+how it was said, but for the `ResponseWriter` that answers.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, ResponseWriter
+from sidecar.gateway.routing import Headers
+from sidecar.http.server.event_stream import EventStream
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import (
+    BY_RPC,
+    CARD,
+    LIST,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    SEND,
+    STREAM,
+    Operation,
+    OperationRoute,
+    Version,
+    version_meant,
+)
+from sidecar.protocols.a2a.proto03 import PROTO03, request_name
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
+from sidecar.vocabulary import SKILL, Call, Question
+
+MAX_EXTENSIONS: Final = 16
+MAX_NAMED: Final = 100
+_EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
+_OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
+
+
+class CalledName(ABC):
+    """A request that came as a call of one operation already, and not as HTTP: what it reads and how it is answered."""
+
+    operation: Operation
+    dialect: ResponseWriter
+    body: bytes
+
+    @abstractmethod
+    def params(self) -> dict[str, Any]:
+        """The canonical parameters. Raises Refusal."""
+
+    @abstractmethod
+    def outlet(self) -> EventStream:
+        """Where the events of its answer go."""
+
+
+class AgentOperation(NamedTuple):
+    """One operation on one agent. `tasks` are those that it names, each of which must be its caller's; `context` is the
+    conversation that it goes on with or begins."""
+
+    call: Call
+    operation: Operation
+    params: dict[str, Any]
+    version: Version
+    tasks: tuple[str, ...] = ()
+    context: str = ""
+    extensions: tuple[str, ...] = ()
+
+
+def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
+    """The version that a request is in. Raises Refusal(VERSION_UNSUPPORTED)."""
+    said = headers.get("a2a-version", ())
+    if len(said) > 1 or (said and "A2A-Version" in query and query["A2A-Version"] != said[0]):
+        raise malformed("A2A-Version must be there once")
+    version = version_meant(said[0].strip() if said else query.get("A2A-Version", ""))
+    if version is None:
+        raise Refusal(Reason.VERSION_UNSUPPORTED, "A2A 0.3 and 1.0 are spoken here", data={"supported": ["0.3", "1.0"]})
+    return version
+
+
+def version_said(headers: Headers) -> Version | None:
+    """The version in the header, before anything is checked; None for none that is known."""
+    said = headers.get("a2a-version", ())
+    return version_meant(said[0].strip()) if len(said) == 1 else None
+
+
+def extensions_of(headers: Headers) -> tuple[str, ...]:
+    """The extensions that a caller asks for, in the header of either version. Raises Refusal."""
+    lines = (*headers.get("a2a-extensions", ()), *headers.get("x-a2a-extensions", ()))
+    found = tuple(dict.fromkeys(part.strip() for line in lines for part in line.split(",") if part.strip()))
+    if len(found) > MAX_EXTENSIONS or not all(map(_EXTENSION.match, found)):
+        raise malformed("A2A-Extensions must be a short list of URIs")
+    return found
+
+
+def read_rpc(
+    agent: str, dialect: JsonRpcWriter, message: jsonrpc.Message, extensions: tuple[str, ...]
+) -> AgentOperation:
+    """What a JSON-RPC message wants. Raises Refusal."""
+    if isinstance(message, jsonrpc.Response):
+        raise malformed("A2A has requests only")
+    operation = BY_RPC[dialect.version].get(message.method)
+    if operation is None:
+        raise malformed("the method is none of this version of A2A", METHOD_NOT_FOUND)
+    dialect.streams = operation.streams
+    wanted = _operate(agent, operation, _read(dialect, operation, message.params), dialect.version, extensions)
+    if not isinstance(message, Request):
+        raise malformed("A2A has requests only, and a request has an id")
+    return wanted
+
+
+def read_http(
+    agent: str,
+    dialect: HttpJsonWriter,
+    address: http.RestAddress,
+    query: Mapping[str, str],
+    body: object,
+    extensions: tuple[str, ...],
+) -> AgentOperation:
+    """What a request of HTTP+JSON wants; `body` is None where its address has none. Raises Refusal."""
+    operation, route = address.operation, address.route
+    assert operation is not None and route is not None
+    try:
+        given = _given(operation, route, address, query, body, dialect.version)
+    except UnreadableMessage as error:
+        raise _malformed(error) from None
+    return _operate(agent, operation, _read(dialect, operation, given), dialect.version, extensions)
+
+
+def read_call(agent: str, called: CalledName, extensions: tuple[str, ...]) -> AgentOperation:
+    """What a call wants. Raises Refusal."""
+    return _operate(agent, called.operation, called.params(), called.dialect.version, extensions)
+
+
+def canonical(agent: str, operation: Operation, params: dict[str, Any]) -> AgentOperation:
+    """An operation of our own making, with parameters of 1.0. Raises Refusal where they are none."""
+    return _operate(agent, operation, _read(JsonRpcWriter("1.0"), operation, params), "1.0", ())
+
+
+def _given(
+    operation: Operation,
+    route: OperationRoute,
+    address: http.RestAddress,
+    query: Mapping[str, str],
+    body: object,
+    version: Version,
+) -> dict[str, Any]:
+    """Parameters as the body or the query has them, beside those of the path, which they may repeat only."""
+    if route.has_body and not isinstance(body, dict):
+        raise UnreadableMessage("", "must be an object")
+    schema, message = (V10, operation.request) if version == "1.0" else (PROTO03, request_name(operation))
+    given = dict(body) if isinstance(body, dict) else http.typed(schema, message, query)
+    named = _named_10(operation, address) if version == "1.0" else _named_03(operation, address.ids)
+    for name, value in named:
+        spelled = schema.messages[message].spelled[name]
+        for spelling in (spelled.name, spelled.json):
+            if given.pop(spelling, None) not in (None, "", value):
+                raise UnreadableMessage(f"/{spelling}", "is another one than the address names")
+        given[name] = value
+    return given
+
+
+def _named_10(operation: Operation, address: http.RestAddress) -> Iterator[tuple[str, str]]:
+    """What the path names, as the parameters of 1.0 do."""
+    if "task" in address.ids:
+        yield ("taskId" if operation in _OF_TASK else "id"), address.ids["task"]
+    if "config" in address.ids:
+        yield "id", address.ids["config"]
+    if address.tenant:
+        yield "tenant", address.tenant
+
+
+def _named_03(operation: Operation, ids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The same as those of 0.3 do: a resource's name."""
+    if "config" in ids:
+        yield "name", f"tasks/{ids['task']}/pushNotificationConfigs/{ids['config']}"
+    elif "task" in ids:
+        yield ("parent" if operation in _OF_TASK else "name"), f"tasks/{ids['task']}"
+
+
+def _read(dialect: ResponseWriter, operation: Operation, given: object) -> dict[str, Any]:
+    try:
+        return form_of(dialect.version, dialect.binding).read_params(operation, given)
+    except UnreadableMessage as error:
+        raise _malformed(error) from None
+
+
+def _malformed(error: UnreadableMessage) -> Refusal:
+    return malformed(str(error), INVALID_PARAMS)
+
+
+def _operate(
+    agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
+) -> AgentOperation:
+    for name in ("tenant", "id", "taskId"):
+        if params.get(name) in (".", ".."):  # in an address of the agent's it would be a way to another
+            raise malformed(f"params.{name} is no name", INVALID_PARAMS)
+    _check_skill(params)
+    first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
+    questions = [first._replace(name=first.tool)]  # so that the record of it says which skill was asked for
+    if pushes(params):  # what is smuggled inside a send is asked like the call of its own (CONTRACT 1.4)
+        questions.append(questions[0]._replace(action=PUSH_SET.action))
+    call = Call("a2a", version, agent, operation.action, tuple(questions))
+    return AgentOperation(
+        call, operation, params, version, tasks_in(operation, params), context_in(operation, params), extensions
+    )
+
+
+def _check_skill(params: Mapping[str, Any]) -> None:
+    """Raises Refusal where a message asks for one skill outside and for another inside: rules would read the one, and
+    its agent perhaps the other."""
+    outside, inside = meta_of(params), meta_of(params.get("message", {}))
+    if SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
+        raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
+
+
+def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tasks that an operation names. Raises Refusal where it must name one and does not."""
+    if operation in (SEND, STREAM):
+        message = params.get("message", {})
+        named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push_in(params).get("taskId", ""))
+        distinct = tuple(dict.fromkeys(filter(None, named)))
+        if len(distinct) > MAX_NAMED:  # each is looked up
+            raise malformed(f"params.message names more than {MAX_NAMED} tasks", INVALID_PARAMS)
+        return distinct
+    if operation in (LIST, CARD):
+        return ()
+    name = "taskId" if operation in _OF_TASK else "id"
+    task = params.get(name, "")
+    if not task:
+        raise malformed(f"params.{name} must name a task", INVALID_PARAMS)
+    return (task,)
+
+
+def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
+    """The conversation that an operation names, "" for none. Raises Refusal for a send without a message."""
+    if operation is LIST:
+        return str(params.get("contextId", ""))
+    if operation not in (SEND, STREAM):
+        return ""
+    message = params.get("message")
+    if not message or not message.get("parts") or not message.get("messageId"):
+        raise malformed("params.message must have a messageId and parts", INVALID_PARAMS)
+    return str(message.get("contextId", ""))
+
+
+def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The push configuration inside a send, empty for none."""
+    found: Mapping[str, Any] = params.get("configuration", {}).get("taskPushNotificationConfig", {})
+    return found
+
+
+def pushes(params: Mapping[str, Any]) -> bool:
+    """Whether a send brings a push configuration."""
+    return bool(push_in(params))
+
+
+def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the caller wrote beside the call."""
+    found: Mapping[str, Any] = params.get("metadata", {})
+    return found
+
+
+def asked(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as conditions and evidence see them (CONTRACT 7): the same for the same call, so without the
+    message's own id and the credentials of push configurations. The tenant is in them: an agent that has some does
+    something else for each."""
+    shown = {name: value for name, value in params.items() if name not in ("token", "authentication")}
+    if "message" in shown:
+        shown["message"] = {name: value for name, value in shown["message"].items() if name != "messageId"}
+    if pushes(params):
+        push = {name: value for name, value in push_in(params).items() if name not in ("token", "authentication")}
+        shown["configuration"] = {**shown["configuration"], "taskPushNotificationConfig": push}
+    return shown

@@ -1,0 +1,294 @@
+"""Writes answers and refusals in the version and binding that the caller speaks.
+
+A `ResponseWriter` is one of them. Results and an agent's own errors come in the canonical form; our refusals come as
+they are, and are told as the table below says (CONTRACT 6). JSON-RPC carries what A2A and JSON-RPC have words for in
+HTTP 200, as the official SDK does; what only HTTP can say has its own status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.error_responses import JSON, DenyManner, ErrorResponse, facts_of, headers_of, message_of
+from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM
+from sidecar.protocols.a2a.errors import BY_REASON, DOMAIN, ERROR_INFO, KINDS, OF_03, AgentError, AgentErrorKind
+from sidecar.protocols.a2a.forms import WireForm, form_of
+from sidecar.protocols.a2a.operations import Binding, Operation, Version
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.jsonrpc import Id
+
+A2A_JSON: Final = "application/a2a+json"
+OUR_DOMAIN: Final = "sidecar"
+# What A2A has a word of its own for. Everything else is ours, told with HTTP's status as the code.
+WORDS: Final[Mapping[Reason, str]] = {
+    Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
+    Reason.METHOD_UNKNOWN: "METHOD_NOT_FOUND",
+    Reason.VERSION_UNSUPPORTED: "VERSION_NOT_SUPPORTED",
+    Reason.BAD_ARGUMENTS: "INVALID_PARAMS",
+    Reason.UNSUPPORTED_MEDIA_TYPE: "CONTENT_TYPE_NOT_SUPPORTED",
+}
+_STATUS_OF: Final[Mapping[int, str]] = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    413: "INVALID_ARGUMENT",
+    415: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+_CODE_WORDS: Final[Mapping[int, str]] = {kind.code: kind.reason for kind in KINDS if -32700 <= kind.code <= -32600}
+
+
+def word_for(refusal: Refusal) -> AgentErrorKind | None:
+    """A2A's or JSON-RPC's own word for a refusal, where there is one."""
+    word = WORDS.get(refusal.reason)
+    if refusal.reason is Reason.MALFORMED_CALL:
+        word = _CODE_WORDS.get(refusal.code, "INVALID_REQUEST")
+    return None if word is None else BY_REASON[word]
+
+
+def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
+    """What a refusal says in words. Of a task that is not there, what agents say: another's is told from none by
+    nothing, and clients of 0.3 read the words."""
+    if refusal.reason is Reason.TASK_UNKNOWN:
+        return BY_REASON["TASK_NOT_FOUND"].message
+    return message_of(refusal, facts)
+
+
+def written(form: WireForm, operation: Operation, result: dict[str, Any]) -> Any:
+    """An agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED) for what that has no
+    words for: it is the agent's doing, and the caller's choice."""
+    try:
+        return form.write_result(operation, result)
+    except UnreadableMessage as error:
+        raise unsayable(error) from None
+
+
+def unsayable(error: UnreadableMessage) -> Refusal:
+    """The refusal of a result that the caller's form has no words for."""
+    return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be said here: {error}")
+
+
+def grpc_status(refusal: Refusal) -> str:
+    """The status of gRPC that a refusal has."""
+    word = word_for(refusal)
+    return word.grpc if word is not None else _STATUS_OF.get(refusal.answer.http, "UNKNOWN")
+
+
+class ResponseWriter(Protocol):
+    """One version in one binding."""
+
+    version: Version
+    binding: Binding
+
+    @property
+    def form(self) -> WireForm:
+        """In which parameters and results travel."""
+
+    def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
+        """The whole answer."""
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        """One event of a stream."""
+
+    def error(self, error: AgentError) -> ErrorResponse:
+        """An agent's no as the whole answer."""
+
+    def error_event(self, error: AgentError) -> bytes:
+        """An agent's no as the end of a stream."""
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
+    ) -> ErrorResponse:
+        """A refusal of ours as the whole answer."""
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
+        """A refusal of ours as the end of a stream."""
+
+
+@dataclass(slots=True)
+class JsonRpcWriter:
+    """JSON-RPC. `request_id` is known once the message is read, and whether what it asks for `streams`."""
+
+    version: Version
+    request_id: Id | None = None
+    streams: bool = False
+
+    binding: Binding = "jsonrpc"
+
+    @property
+    def form(self) -> WireForm:
+        """In which parameters and results travel."""
+        return form_of(self.version, self.binding)
+
+    def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
+        """The whole answer."""
+        said = written(self.form, operation, result) if operation.response else None
+        return ErrorResponse(200, self._response({"result": said}), JSON)
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        """One event of a stream."""
+        return _event(self._response({"result": written(self.form, operation, event)}))
+
+    def error(self, error: AgentError) -> ErrorResponse:
+        """An agent's no as the whole answer."""
+        return self._told(200, self._response({"error": self._error(error)}), {})
+
+    def error_event(self, error: AgentError) -> bytes:
+        """An agent's no as the end of a stream."""
+        return _event(self._response({"error": self._error(error)}))
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
+    ) -> ErrorResponse:
+        """A refusal of ours as the whole answer."""
+        facts = facts_of(refusal, decision_id, manner)
+        word = word_for(refusal)
+        body = self._response({"error": self._refusal(refusal, word, facts)})
+        status = _rpc_status(refusal, word, manner)
+        return self._told(status, body, headers_of(refusal, facts, resource_metadata))
+
+    def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
+        """A no; to who asked for a stream in 0.3, as a stream of one event: the official client reads no other."""
+        if self.version == "0.3" and self.streams:
+            return ErrorResponse(status, _event(body), EVENT_STREAM, headers)
+        return ErrorResponse(status, body, JSON, headers)
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
+        """A refusal of ours as the end of a stream."""
+        facts = facts_of(refusal, decision_id, manner)
+        return _event(self._response({"error": self._refusal(refusal, word_for(refusal), facts)}))
+
+    def _refusal(self, refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+        code = refusal.answer.http if word is None else word.code
+        message = sentence_for(refusal, facts)
+        if self.version == "0.3":
+            return {"code": code, "message": message, "data": dict(facts)}
+        return {"code": code, "message": message, "data": [info_of(refusal, word, facts)]}
+
+    def _error(self, error: AgentError) -> dict[str, Any]:
+        said: dict[str, Any] = {"code": error.code, "message": error.message}
+        if self.version == "0.3":
+            if error.kind.reason not in OF_03:
+                said["code"] = BY_REASON["INTERNAL_ERROR"].code
+        elif details := details_of(error):
+            said["data"] = details
+        return said
+
+    def _response(self, said: Mapping[str, Any]) -> bytes:
+        return orjson.dumps({"jsonrpc": "2.0", "id": self.request_id, **said})
+
+
+@dataclass(slots=True)
+class HttpJsonWriter:
+    """HTTP+JSON."""
+
+    version: Version
+
+    binding: Binding = "http_json"
+
+    @property
+    def form(self) -> WireForm:
+        """In which parameters and results travel."""
+        return form_of(self.version, self.binding)
+
+    @property
+    def media_type(self) -> str:
+        """Of a result. Errors are JSON, as the official SDK has them."""
+        return A2A_JSON if self.version == "1.0" else JSON
+
+    def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
+        """The whole answer."""
+        said = written(self.form, operation, result) if operation.response else {}
+        return ErrorResponse(200, orjson.dumps(said), self.media_type)
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        """One event of a stream."""
+        return _event(orjson.dumps(written(self.form, operation, event)))
+
+    def error(self, error: AgentError) -> ErrorResponse:
+        """An agent's no as the whole answer."""
+        return ErrorResponse(error.kind.http, orjson.dumps(self._error(error)), JSON)
+
+    def error_event(self, error: AgentError) -> bytes:
+        """An agent's no as the end of a stream."""
+        return _event(orjson.dumps(self._error(error)), b"error")
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
+    ) -> ErrorResponse:
+        """A refusal of ours as the whole answer."""
+        facts = facts_of(refusal, decision_id, manner)
+        word = word_for(refusal)
+        status = refusal.answer.http if word is None else word.http
+        if refusal.answer.http in (405, 415):
+            status = refusal.answer.http
+        body = orjson.dumps(self._refusal(refusal, word, facts, status))
+        return ErrorResponse(status, body, JSON, headers_of(refusal, facts, resource_metadata))
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
+        """A refusal of ours as the end of a stream."""
+        facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
+        status = refusal.answer.http if word is None else word.http
+        return _event(orjson.dumps(self._refusal(refusal, word, facts, status)), b"error")
+
+    def _refusal(
+        self, refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any], status: int
+    ) -> dict[str, Any]:
+        message = sentence_for(refusal, facts)
+        if self.version == "0.3":
+            return {"message": message, "code": status if word is None else word.code, "data": dict(facts)}
+        name = _STATUS_OF.get(status, "UNKNOWN") if word is None else word.grpc
+        info = info_of(refusal, word, facts)
+        return {"error": {"code": status, "status": name, "message": message, "details": [info]}}
+
+    def _error(self, error: AgentError) -> dict[str, Any]:
+        kind = error.kind
+        if self.version == "0.3":
+            return {"message": error.message, "code": kind.code}
+        said = {"code": kind.http, "status": kind.grpc, "message": error.message, "details": details_of(error)}
+        return {"error": said}
+
+
+def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`google.rpc.ErrorInfo` of a refusal: every fact is text there."""
+    told = str(facts.get("reason", "denied")).replace("-", "_").upper()
+    return {
+        "@type": ERROR_INFO,
+        "reason": told if word is None else word.reason,
+        "domain": OUR_DOMAIN if word is None else DOMAIN,
+        "metadata": {name: str(value) for name, value in facts.items()},
+    }
+
+
+def details_of(error: AgentError) -> list[dict[str, Any]]:
+    """An agent's details, but for those that claim to be ours; where it gave none, the one that A2A 1.0 demands."""
+    theirs = [dict(one) for one in error.data if one.get("domain") != OUR_DOMAIN]
+    if theirs:
+        return theirs
+    return [{"@type": ERROR_INFO, "reason": error.kind.reason, "domain": DOMAIN, "metadata": {}}]
+
+
+def _rpc_status(refusal: Refusal, word: AgentErrorKind | None, manner: DenyManner) -> int:
+    """The HTTP status of a refusal in JSON-RPC. What A2A has a word for is said by that; a denial, a limit or a failure
+    by the status as well, unless `deny_style` says that JSON-RPC carries it."""
+    answer = refusal.answer
+    if answer.http < 300 or refusal.reason is Reason.METHOD_UNKNOWN or (word is not None and answer.http in (400, 404)):
+        return 200
+    return answer.session_http if manner.deny_style in ("jsonrpc", "tool_result") else answer.http
+
+
+def _event(data: bytes, name: bytes = b"") -> bytes:
+    """One event; `data` is JSON of our own writing, and so one line."""
+    head = b"event: " + name + b"\n" if name else b""
+    return head + b"data: " + data + b"\n\n"

@@ -1,0 +1,96 @@
+"""Pages through an agent's tasks, keeping only those of the caller.
+
+An agent may list everybody's. How many others have is nobody's to know, so its pages are read on until one of ours is
+full, a few at a time; and its page tokens, which may well be the id of somebody's task (the official SDK's are), are
+sealed: only this chain can use one, at this agent, and nobody can read it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
+from sidecar.protocols import base64url
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
+
+MOST_LISTED: Final = 100  # A2A 1.0: of one page
+DEFAULT_LISTED: Final = 50
+MAX_READ: Final = 10  # pages of the agent's for one of ours
+MAX_TOKEN_CHARS: Final = 4096  # of an agent's own
+_NONCE_BYTES: Final = 12
+_PURPOSE: Final = b"sidecar/page/1\0"
+
+Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | AgentError]]
+"""Ask the agent for one of its pages. Raises Refusal."""
+
+
+class TaskPages:
+    """Reads lists. Replicas that share the `secret` take each other's tokens."""
+
+    __slots__ = ("_seal",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._seal = AESGCM(sha256(_PURPOSE + secret).digest())
+
+    async def page(self, owning: TaskOwnership, ask: Ask) -> dict[str, Any] | AgentError:
+        """The page that is wanted. Raises Refusal: MALFORMED_CALL for a token that is not of this list."""
+        params = owning.intent.params
+        size = int(params.get("pageSize", DEFAULT_LISTED))
+        if not 1 <= size <= MOST_LISTED:
+            raise malformed(f"params.pageSize must be from 1 to {MOST_LISTED}", INVALID_PARAMS)
+        token, skip = self._open(owning, str(params.get("pageToken", "")))
+        shown: list[dict[str, Any]] = []
+        if not await owning.can_find():
+            return _page(shown, size, "")
+        for _ in range(MAX_READ):
+            wanted = {name: value for name, value in owning.outward(params).items() if name != "pageToken"}
+            answer = await ask(
+                {**wanted, "pageSize": max(size, DEFAULT_LISTED)} | ({"pageToken": token} if token else {})
+            )
+            if isinstance(answer, AgentError):
+                return answer
+            own = (await owning.own(answer.get("tasks", [])[:MOST_LISTED]))[skip:]
+            room = size - len(shown)
+            shown += own[:room]
+            if len(own) > room:
+                return _page(shown, size, self._sealed(owning, token, skip + room))
+            token, skip = str(answer.get("nextPageToken", "")), 0
+            if not token or len(shown) == size:
+                break
+        return _page(shown, size, self._sealed(owning, token, 0) if token else "")
+
+    def _sealed(self, owning: TaskOwnership, token: str, skip: int) -> str:
+        if len(token) > MAX_TOKEN_CHARS:
+            raise Refusal(Reason.RESPONSE_REFUSED, f"its page token is longer than {MAX_TOKEN_CHARS} characters")
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        said = orjson.dumps([token, skip])
+        return base64url.encode(nonce + self._seal.encrypt(nonce, said, _whose(owning)))
+
+    def _open(self, owning: TaskOwnership, sealed: str) -> tuple[str, int]:
+        if not sealed:
+            return "", 0
+        try:
+            raw = base64url.decode(sealed)
+            said = self._seal.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _whose(owning))
+        except (ValueError, InvalidTag):
+            raise malformed("params.pageToken is not one of this list", INVALID_PARAMS) from None
+        token, skip = orjson.loads(said)
+        return token, skip
+
+
+def _page(tasks: list[dict[str, Any]], size: int, token: str) -> dict[str, Any]:
+    return {"tasks": tasks, "nextPageToken": token, "pageSize": size, "totalSize": len(tasks)}
+
+
+def _whose(owning: TaskOwnership) -> bytes:
+    intent: Mapping[str, Any] = owning.intent.params
+    return orjson.dumps([owning.caller.binding, owning.intent.call.upstream, intent.get("tenant", "")])

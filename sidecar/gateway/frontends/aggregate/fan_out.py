@@ -1,0 +1,198 @@
+"""Asks many servers one question and gathers their answers within a deadline.
+
+All are asked at once. Each has its own deadline, and its failure is its own: it is named in the result, and nobody
+waits for it longer than that. Only where none answered is there no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.forwarder import Forwarder, SessionLost
+from sidecar.gateway.frontends.aggregate.cursors import MAX_CURSOR_CHARS
+from sidecar.gateway.frontends.aggregate.member_sessions import MemberSessions, opened_exchange
+from sidecar.gateway.frontends.aggregate.names import AggregateNames
+from sidecar.gateway.frontends.aggregate.request_reader import SpreadIntent
+from sidecar.gateway.request import RequestContext
+from sidecar.gateway.response_filter import LEFT_OUT, FilteredMessage, read_answer
+from sidecar.gateway.response_stream import PROTOCOL_STATUSES
+from sidecar.gateway.snapshot import Service
+from sidecar.observability.metrics import Metrics
+from sidecar.protocols.jsonrpc import Request, Response
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.messages import LeftOut
+from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, UpstreamAnswer
+from sidecar.upstreams.statuses import refusal_of
+from sidecar.vocabulary import Caller
+
+PATIENCE_S: Final = 10.0  # of whoever lists: a server that needs longer is named, not waited for
+AT_ONCE: Final = 64
+MAX_NAMED: Final = 64  # servers in one record
+UNAVAILABLE: Final = "sidecar/unavailable"
+_METHOD_NOT_FOUND: Final = -32601
+
+
+class UnavailableServer(NamedTuple):
+    """A server that did not answer, and why."""
+
+    server: str
+    refusal: Refusal
+
+    @property
+    def told(self) -> dict[str, str]:
+        return {"server": self.server, "reason": self.refusal.reason.value}
+
+
+class GatheredPage(NamedTuple):
+    """What one server answered: a result, and what of it could not be named here."""
+
+    server: str
+    result: Mapping[str, Any]
+    unnamed: Sequence[LeftOut] = ()
+
+    @property
+    def left_out(self) -> Iterator[dict[str, str]]:
+        """What the server's list does not show, at its own address or here."""
+        meta = self.result.get("_meta", {})
+        told = meta.get(LEFT_OUT, ()) if isinstance(meta, dict) else ()
+        yield from ({"server": self.server, **one} for one in (*told, *(one.told for one in self.unnamed)))
+
+    @property
+    def cursor(self) -> str | None:
+        """Where its list goes on."""
+        cursor = self.result.get("nextCursor")
+        return cursor if isinstance(cursor, str) and cursor else None
+
+
+Found = GatheredPage | UnavailableServer
+
+
+@dataclass(slots=True)
+class FanOut:
+    """Asks servers and puts on record which of them answered."""
+
+    exchanges: Forwarder
+    parts: MemberSessions
+    metrics: Metrics
+
+    async def each(
+        self, turn: RequestContext, servers: Sequence[Service], ask: Callable[[Service], Awaitable[GatheredPage]]
+    ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
+        """Every server's page, in the order of the servers, and those that have none. Raises Refusal if none has."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def bounded(service: Service) -> Found:
+            async with room:
+                return await self._one(service, ask)
+
+        tasks = [asyncio.ensure_future(bounded(service)) for service in servers]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        pages = [one for one in found if isinstance(one, GatheredPage)]
+        missing = [one for one in found if isinstance(one, UnavailableServer)]
+        note(turn, servers, missing)
+        if missing and not pages:
+            told = {"unavailable": [one.told for one in missing]}
+            raise Refusal(missing[0].refusal.reason, "none of the servers answered", data=told)
+        return pages, missing
+
+    async def _one(self, service: Service, ask: Callable[[Service], Awaitable[GatheredPage]]) -> Found:
+        loop, patience_s = asyncio.get_running_loop(), patience_of(service)
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(patience_s):
+                page = await ask(service)
+        except TimeoutError:
+            found: Found = UnavailableServer(service.name, Refusal(Reason.UPSTREAM_TIMEOUT))
+        except Refusal as refusal:
+            found = UnavailableServer(service.name, refusal)
+        else:
+            found = page
+            self.metrics.upstream_answered(service.name, loop.time() - begun)
+        self.count(service.name, found)
+        return found
+
+    def count(self, server: str, found: Found | None) -> None:
+        """In metrics: that a server did not answer."""
+        if isinstance(found, UnavailableServer):
+            self.metrics.federation_missed(server, found.refusal.reason.value)
+
+    async def page(
+        self, turn: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, params: dict[str, Any]
+    ) -> GatheredPage:
+        """One server's answer to the request of a spread, with names as they are here. Raises Refusal."""
+        assert isinstance(spread.message, Request)
+        request = spread.message._replace(params=params)
+        service.account.breaker.check()  # before anybody waits for its tools
+        if request.method == "tools/list":
+            await service.catalogue.learn(patience_of(service))  # what is listed must be callable
+        try:
+            return await self._ask(turn, service, caller, spread, request)
+        except SessionLost:  # a list may be asked for again, in a new session
+            return await self._ask(turn, service, caller, spread, request)
+
+    async def _ask(
+        self, turn: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, request: Request
+    ) -> GatheredPage:
+        patience_s, part = patience_of(service), None
+        if spread.session is not None:
+            part = await self.parts.at(turn, service, caller, spread.session, patience_s)
+        version = part.version if part is not None else spread.call.protocol_version
+        question = messages.server_question(service.name, request.method)
+        call = spread.call._replace(upstream=service.name, questions=(question,), protocol_version=version)
+        exchange = opened_exchange(turn, service, caller, call, part, self.exchanges, patience_s)
+        names = exchange.outward = AggregateNames(service.name)
+        if part is not None:
+            part.remember(request.id, exchange.asked)
+        with await exchange.post(request) as answer:
+            if part is not None:
+                self.exchanges.check_alive(part, answer)
+            if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
+                return GatheredPage(service.name, _nothing(await _protocol_error(answer)))
+            passed = await self.exchanges.relay(exchange, (request.id,)).whole(answer)
+        return GatheredPage(service.name, _checked(passed), names.left_out)
+
+
+def patience_of(service: Service) -> float:
+    """How long one of many servers is waited for."""
+    return min(service.timeout_s, PATIENCE_S)
+
+
+def note(turn: RequestContext, servers: Sequence[Service], missing: Sequence[UnavailableServer]) -> None:
+    """Who was asked, and who did not answer, for the record."""
+    turn.record.federation = {
+        "servers": [service.name for service in servers[:MAX_NAMED]],
+        "unavailable": [one.told for one in missing[:MAX_NAMED]],
+    }
+
+
+async def _protocol_error(answer: UpstreamAnswer) -> Mapping[str, Any]:
+    message = read_answer(await answer.read(MAX_ERROR_BYTES))
+    if not isinstance(message, Response) or message.error is None:
+        raise refusal_of(answer)
+    return message.error
+
+
+def _checked(passed: FilteredMessage) -> Mapping[str, Any]:
+    if passed.result is None:
+        return _nothing(orjson.loads(passed.out or b"{}").get("error", {}))
+    cursor = passed.result.get("nextCursor")
+    if isinstance(cursor, str) and len(cursor) > MAX_CURSOR_CHARS:
+        raise Refusal(Reason.RESPONSE_REFUSED, "its cursor is too long")
+    return passed.result
+
+
+def _nothing(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A server that does not know the method has nothing of the kind. Any other error is a failure."""
+    if error.get("code") == _METHOD_NOT_FOUND:
+        return {}
+    raise Refusal(Reason.UPSTREAM_FAILED, "it answered with an error")

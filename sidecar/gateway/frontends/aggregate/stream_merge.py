@@ -1,0 +1,312 @@
+"""Merges the streams of many servers into one.
+
+Each server's stream is read, judged and translated as it would be alone, and written into one pipe; the caller's end of
+the pipe is a stream like any other, with all that ends one (`gateway/response_stream.py`). A server's stream that
+breaks is opened again, ever less often while it breaks at once; none of them ends the whole.
+
+Session era: the streams of the session's parts, each from when it is opened. Stateless era: one subscription at each
+server, and one acknowledgement of ours for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sidecar.errors import ANSWERS, Reason, Refusal
+from sidecar.gateway.forwarder import Forwarder
+from sidecar.gateway.frontends.aggregate.fan_out import UNAVAILABLE, FanOut, UnavailableServer, note, patience_of
+from sidecar.gateway.frontends.aggregate.member_sessions import opened_exchange
+from sidecar.gateway.frontends.aggregate.names import AggregateNames, wrapped
+from sidecar.gateway.frontends.aggregate.request_reader import SpreadIntent
+from sidecar.gateway.reauthorization import end_of
+from sidecar.gateway.request import RequestContext, UpstreamExchange
+from sidecar.gateway.snapshot import Live, Service, Snapshot
+from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.jsonrpc import Notification, Request
+from sidecar.protocols.mcp import messages
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, AnswerPipe, BuiltUpstream, UpstreamAnswer
+from sidecar.upstreams.statuses import refusal_of
+from sidecar.vocabulary import Caller
+
+ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
+LOOK_EVERY_S: Final = 5.0  # how long a server that was added stays unheard; one that went is cut off elsewhere
+MAX_PAUSE_S: Final = 60.0
+STEADY_S: Final = 60.0  # a stream that lasted so long may be opened anew at once
+_CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resourcesListChanged": "resources"}
+
+See = Callable[[Snapshot], Sequence[Service]]
+
+
+@dataclass(slots=True)
+class _Into:
+    """The pipe as an `outlets.Sink`: one server's part of the stream."""
+
+    pipe: AnswerPipe
+    bytes_out: int = 0
+    resumable: bool = False
+    shared: bool = False
+
+    async def write(self, data: bytes) -> None:
+        self.pipe.write(data)
+
+
+@dataclass(slots=True, eq=False)
+class StreamMerge:
+    """The servers' streams behind one stream of a caller. `see` says which servers there are under newer rules."""
+
+    turn: RequestContext
+    caller: Caller
+    spread: SpreadIntent
+    exchanges: Forwarder
+    gathering: FanOut
+    live: Live
+    see: See
+    pipe: AnswerPipe = field(default_factory=AnswerPipe)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _accepted: dict[str, list[Any]] = field(default_factory=dict)
+    _failed: dict[str, UnavailableServer] = field(default_factory=dict)
+    _settled: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def running(self, servers: Sequence[Service]) -> AsyncIterator[BuiltUpstream]:
+        """While the merged stream is read."""
+        keeper = self._begun(self._keep(servers))
+        try:
+            yield BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, given_up=lambda: None)
+        finally:
+            tasks = [keeper, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            self.pipe.end()
+            for bug in ends:
+                if isinstance(bug, Exception):
+                    raise bug
+
+    def hear(self, name: str, last_event_id: str | None = None) -> None:
+        """Listen to one more server, unless we do already."""
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            self._tasks[name] = self._begun(self._hear(name, last_event_id))
+
+    def _begun(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A bug in one stream ends the whole, so that it is not overlooked."""
+        if not task.cancelled() and task.exception() is not None:
+            self.pipe.end(Refusal(Reason.INTERNAL))
+
+    # --- which servers ------------------------------------------------------------------------------------------------
+
+    async def _keep(self, servers: Sequence[Service]) -> None:
+        """Begin with these servers, and keep up with those that come and go. Runs as long as the stream."""
+        seen, names = self._rules(), [service.name for service in servers]
+        self._start(names, self.spread.resumed)
+        if self._subscribes:
+            await self._acknowledge(servers)
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = self._rules()
+            if all(one is other for one, other in zip(now, seen, strict=True)):
+                continue
+            seen, found = now, [service.name for service in self.see(self.live.current)]
+            if found != names:
+                self._stop(set(names).difference(found))
+                names = found
+                self._start(names)
+                self._tell_of_change()
+
+    def _stop(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (task := self._tasks.pop(name, None)) is not None:
+                task.cancel()
+
+    def _rules(self) -> tuple[object, ...]:
+        """All that says who sees which server: each is another object when it says something else."""
+        return self.live.current, self.exchanges.switch.disabled, self.exchanges.switch.switched_off
+
+    def _start(self, names: Sequence[str], resumed: tuple[str, str] | None = None) -> None:
+        session = self.spread.session
+        for name in names:
+            if session is None or name in session.parts:
+                self.hear(name, resumed[1] if resumed is not None and name == resumed[0] else None)
+
+    @property
+    def _subscribes(self) -> bool:
+        return self.spread.message is not None
+
+    def _tell_of_change(self) -> None:
+        """There are other servers now: so there are other tools."""
+        for wanted, what in _CHANGES.items():
+            if not self._subscribes or self._wanted.get(wanted) is True:
+                self._say(f"notifications/{what}/list_changed", {})
+
+    def _say(self, method: str, params: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
+        if isinstance(self.spread.message, Request):
+            meta = {SUBSCRIPTION: self.spread.message.id, **(meta or {})}
+        if meta:
+            params = {**params, "_meta": meta}
+        self.pipe.write(sse.encode_event(jsonrpc.encode_notification(Notification(method, params))))
+
+    # --- one acknowledgement for all ----------------------------------------------------------------------------------
+
+    @property
+    def _wanted(self) -> dict[str, Any]:
+        message = self.spread.message
+        wanted: dict[str, Any] = message.params.get("notifications", {}) if message is not None else {}
+        return wanted
+
+    async def _acknowledge(self, servers: Sequence[Service]) -> None:
+        """Say what was accepted as soon as every server has answered, or had its time."""
+        patience_s = max(map(patience_of, servers), default=0.0)
+        try:
+            async with asyncio.timeout(patience_s), self._settled:
+                await self._settled.wait_for(lambda: len(self._accepted.keys() | self._failed.keys()) >= len(servers))
+        except TimeoutError:
+            late = Refusal(Reason.UPSTREAM_TIMEOUT)
+            for service in servers:
+                if service.name not in self._accepted:
+                    self._failed.setdefault(service.name, UnavailableServer(service.name, late))
+        missing = [self._failed[name] for name in sorted(self._failed)]
+        for one in missing:
+            self.gathering.count(one.server, one)
+        note(self.turn, servers, missing)
+        meta = {UNAVAILABLE: [one.told for one in missing]} if missing else {}
+        self._say(ACKNOWLEDGED, {"notifications": self._honored()}, meta)
+        self._acknowledged.set()
+
+    def _honored(self) -> dict[str, Any]:
+        """What any of them does. Other servers may come, so a change of the whole is always told."""
+        honored: dict[str, Any] = {wanted: True for wanted in _CHANGES if self._wanted.get(wanted) is True}
+        uris = [
+            wrapped(name, uri)
+            for name in sorted(self._accepted)
+            for uri in self._spelled(name)
+            if uri in self._accepted[name]
+        ]
+        return {**honored, "resourceSubscriptions": uris} if self.spread.also else honored
+
+    def _spelled(self, name: str) -> list[str]:
+        """The URIs at one server that were subscribed to, as it writes them."""
+        service = self.live.current.services.get(name)
+        return [service.catalogue.spellings.spelled(uri) for uri in self.spread.wanted(name)] if service else []
+
+    async def _settle(self, name: str, accepted: list[Any] | None, failure: Refusal | None) -> None:
+        async with self._settled:
+            if accepted is not None:
+                self._accepted.setdefault(name, accepted)
+                self._failed.pop(name, None)
+            elif failure is not None and name not in self._accepted and not self._acknowledged.is_set():
+                self._failed[name] = UnavailableServer(name, failure)
+            self._settled.notify_all()
+
+    # --- one server's stream ------------------------------------------------------------------------------------------
+
+    async def _hear(self, name: str, last_event_id: str | None) -> None:
+        loop, pause_s = asyncio.get_running_loop(), 1.0
+        while (service := self.live.current.services.get(name)) is not None:
+            begun = loop.time()
+            failure = await self._listen(service, last_event_id)
+            await self._settle(name, None, failure or Refusal(Reason.UPSTREAM_FAILED, "it ended the subscription"))
+            if failure is not None and _is_final(failure):
+                return
+            last_event_id = None
+            pause_s = 1.0 if loop.time() - begun > STEADY_S else min(pause_s * 2, MAX_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    async def _listen(self, service: Service, last_event_id: str | None) -> Refusal | None:
+        """Pass on what one server tells, until its stream ends; why it ended, if it was not by itself."""
+        exchange = self._exchange(service)
+        try:
+            self._judge(exchange)
+            with await self._opened(exchange, last_event_id) as answer:
+                if answer.status == 405:
+                    raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream")
+                if exchange.session is not None:
+                    self.exchanges.check_alive(exchange.session, answer)
+                if answer.status != 200 or answer.media_type != EVENT_STREAM:
+                    raise refusal_of(answer)
+                with exchange.streaming(answer):
+                    await self._pass_on(exchange, answer)
+        except Refusal as refusal:
+            return refusal if exchange.cut is None else Refusal(exchange.cut)
+        return None
+
+    def _exchange(self, service: Service) -> UpstreamExchange:
+        part = self.spread.session.parts.get(service.name) if self.spread.session is not None else None
+        call = self.spread.call._replace(
+            upstream=service.name,
+            questions=(
+                messages.server_question(service.name, self.spread.call.question.action),
+                *(question for question in self.spread.also if question.server == service.name),
+            ),
+            protocol_version=part.version if part is not None else self.spread.call.protocol_version,
+        )
+        exchange = opened_exchange(self.turn, service, self.caller, call, part, self.exchanges, service.timeout_s)
+        exchange.outward = AggregateNames(service.name)
+        exchange.has_no_end()
+        return exchange
+
+    def _judge(self, exchange: UpstreamExchange) -> None:
+        """One server's stream lasts as long as its own grant. Raises Refusal where it is over."""
+        now_s, rules = self.live.clock(), exchange.judged_by
+        decision = rules.decide(self.caller.chain, exchange.call, now_s)
+        if not rules.shadows(now_s):
+            decision.or_refuse()
+        exchange.until = end_of(self.caller, decision, rules)
+
+    async def _opened(self, exchange: UpstreamExchange, last_event_id: str | None) -> UpstreamAnswer:
+        message = self.spread.message
+        if not isinstance(message, Request):
+            if exchange.session is None:  # it was forgotten; the next call begins another
+                raise Refusal(Reason.SESSION_UNKNOWN)
+            return await exchange.listen(last_event_id)
+        uris = self._spelled(exchange.service.name)
+        notifications = {**self._wanted, **({"resourceSubscriptions": uris} if uris else {})}
+        params = {**messages.forwarded_params(message, "", tasks=False), "notifications": notifications}
+        return await exchange.post(message._replace(params=params))
+
+    async def _pass_on(self, exchange: UpstreamExchange, answer: UpstreamAnswer) -> None:
+        session, name = exchange.session, exchange.service.name
+        relay = self.exchanges.relay(exchange, session.sent if session is not None else ())
+        sent, told = _Into(self.pipe), not self._subscribes
+        async for event in relay.read(answer):
+            if not told and event.message:
+                accepted = _accepted(event.message)
+                if accepted is None:
+                    raise Refusal(Reason.RESPONSE_REFUSED, "its first message is no acknowledgement")
+                told = True
+                await self._settle(name, accepted, None)
+                await self._acknowledged.wait()
+            else:
+                await relay.event(event, sent, until_answer=False)
+
+
+def _accepted(data: str) -> list[Any] | None:
+    """The URIs that an acknowledgement accepts; None for any other message."""
+    try:
+        message = jsonrpc.message_from(jsonrpc.parse_answer(data.encode()))
+    except Refusal:
+        return None
+    if not isinstance(message, Notification) or message.method != ACKNOWLEDGED:
+        return None
+    accepted = message.params.get("notifications")
+    uris = accepted.get("resourceSubscriptions") if isinstance(accepted, dict) else None
+    return uris if isinstance(uris, list) else []
+
+
+def _is_final(failure: Refusal) -> bool:
+    """Whether to try again would come to the same: there is no stream, no session, or no permission."""
+    return (
+        failure.reason in (Reason.VERB_NOT_ALLOWED, Reason.SESSION_UNKNOWN)
+        or ANSWERS[failure.reason].status == "permission_denied"
+    )

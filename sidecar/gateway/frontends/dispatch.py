@@ -1,0 +1,115 @@
+"""Dispatches a request to the frontend of its address.
+
+Each address has its front: MCP over Streamable HTTP, over HTTP+SSE, to all servers at once, or plain HTTP. All of them
+come to the same intents, so that the way from there on is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sidecar.errors import Refusal
+from sidecar.gateway import routing
+from sidecar.gateway.error_responses import AnswerShape
+from sidecar.gateway.frontends.aggregate import AggregateFrontend, AggregateReader, SpreadIntent
+from sidecar.gateway.frontends.mcp_requests import Intent, RequestReader
+from sidecar.gateway.frontends.rest import RestFrontend
+from sidecar.gateway.request import RequestContext
+from sidecar.gateway.routing import Route
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.jsonrpc import Message
+from sidecar.upstreams.mcp.sessions import Session, Sessions
+from sidecar.vocabulary import Caller
+
+Wanted = TypeVar("Wanted", bound=Intent | SpreadIntent)
+
+
+@dataclass(slots=True)
+class FrontendDispatch:
+    """Turns requests into intents; in which session, and at which server."""
+
+    sessions: Sessions
+    federation: AggregateFrontend
+    plain: RestFrontend
+    recall: Callable[[RequestContext, Caller], Awaitable[None]]
+    """Has the session here that a request names, wherever it began. Raises Refusal."""
+
+    async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Intent | SpreadIntent:
+        """Era, session, method and parameters; the message itself goes on only as what was understood of it. Raises
+        Refusal for what is malformed, unknown, or no session of the caller's."""
+        if turn.front == routing.EVERY:
+            return _understood(turn, await self._at_all(turn, caller))
+        if turn.plain:
+            return _understood(turn, await self._plainly(turn, route))
+        understanding = self._understanding(turn, caller)
+        if turn.verb == "POST":
+            message = await self._read(turn, caller, understanding)
+            return _understood(turn, understanding.of_message(message))
+        turn.shape = AnswerShape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
+        await self.recall(turn, caller)
+        if route.kind == routing.SSE:
+            return _understood(turn, understanding.of_stream())
+        return _understood(turn, understanding.of_verb(turn.verb))
+
+    def understand_paired(self, turn: RequestContext, caller: Caller, session: Session, message: Message) -> Intent:
+        """What a message wants that came beside its session's stream."""
+        understanding = self._understanding(turn, caller)
+        understanding.paired = session
+        return _understood(turn, understanding.of_message(message))
+
+    async def _at_all(self, turn: RequestContext, caller: Caller) -> Intent | SpreadIntent:
+        understanding = self.federation.understanding(turn, caller)
+        if turn.verb == "POST":
+            return understanding.of_message(await self._read(turn, caller, understanding))
+        turn.shape = AnswerShape.PLAIN
+        await self.recall(turn, caller)
+        return understanding.of_verb(turn.verb)
+
+    async def _read(
+        self, turn: RequestContext, caller: Caller, understanding: RequestReader | AggregateReader
+    ) -> Message:
+        """The message of a POST, with its session here. Raises Refusal. The message is read first, so that what is
+        wrong with its session is told to its id; a faulty request is told in its session, if that is there."""
+        try:
+            message = await read(turn)
+        except Refusal:
+            if turn.request_id is not None and turn.shape is AnswerShape.SESSION:
+                with suppress(Refusal):
+                    await self.recall(turn, caller)
+                    understanding.session()
+            raise
+        await self.recall(turn, caller)
+        return message
+
+    async def _plainly(self, turn: RequestContext, route: Route) -> Intent:
+        turn.asks("tools/list" if route.kind == routing.TOOLS else "tools/call")
+        routing.check_no_query(turn.raw_path)
+        if route.kind == routing.TOOLS:
+            return self.plain.listing(route.server)
+        return self.plain.calling(route.server, route.rest, await turn.body())
+
+    def _understanding(self, turn: RequestContext, caller: Caller) -> RequestReader:
+        head = routing.head_of(turn.headers)
+        return RequestReader(self.sessions, caller, turn.server, turn.headers, head, turn.in_session)
+
+
+async def read(turn: RequestContext) -> Message:
+    """The message that the request's body is. Raises Refusal: malformed, too large, of another media type."""
+    envelope, head = jsonrpc.parse_json(await turn.body()), routing.head_of(turn.headers)
+    try:
+        message = jsonrpc.message_from(envelope)
+    except Refusal:
+        turn.address_faulty(envelope, head)
+        raise
+    turn.address(message, head)
+    return message
+
+
+def _understood(turn: RequestContext, intent: Wanted) -> Wanted:
+    turn.goes_to(intent.call.upstream)
+    turn.record.call = intent.call
+    turn.record.mark("parse")
+    return intent

@@ -1,0 +1,228 @@
+"""Translates plain HTTP requests to MCP calls and back.
+
+Inside it is a stateless `tools/list` or `tools/call` of ours: nobody on this side can be asked anything, so it declares
+no capabilities, and only the whole answer goes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from sidecar.errors import Refusal
+from sidecar.gateway.error_responses import PROBLEM_JSON, McpError
+from sidecar.gateway.forwarder import Forwarder
+from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent, Intent
+from sidecar.gateway.frontends.rest.models import McpCallResult, McpTool, McpTools
+from sidecar.gateway.request import RequestContext, UpstreamExchange
+from sidecar.gateway.response_filter import FilteredMessage, refused
+from sidecar.gateway.response_stream import withhold
+from sidecar.gateway.routing import is_tool
+from sidecar.gateway.snapshot import Service
+from sidecar.http.server.response import WholeResponse
+from sidecar.limits import SessionCalls
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spellings
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_VERSIONS, Era
+from sidecar.upstreams import UpstreamAnswer
+from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS, OURSELVES
+from sidecar.vocabulary import Caller, Decision
+
+VERSION: Final = STATELESS_VERSIONS[-1]
+ID: Final = 1  # each request is alone in its exchange
+TOOL_ERROR: Final = "urn:sidecar:tool-error"
+SERVER_ERROR: Final = "urn:sidecar:server-error"
+ERROR_STATUS: Final = 502  # of what the other side failed at: `curl --fail` must see it
+_META: Final[Mapping[str, Any]] = {META_VERSION: VERSION, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}
+_BODY = spellings(("arguments",))
+# The list is one caller's: nobody in between may keep it for another.
+_LIST_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True)
+class RestFrontend:
+    """The front for plain calls."""
+
+    exchanges: Forwarder
+    session_calls: SessionCalls
+
+    def listing(self, server: str) -> AskIntent:
+        """The intent of a GET of the list."""
+        return _ask(server, "tools/list", {})
+
+    def calling(self, server: str, tool: str, raw: bytes) -> AskIntent:
+        """The intent of a POST to a tool. Raises Refusal(MALFORMED_CALL)."""
+        return _ask(server, "tools/call", {"name": tool, "arguments": arguments_in(raw)})
+
+    async def carry_out(
+        self,
+        turn: RequestContext,
+        service: Service,
+        caller: Caller,
+        decision: Decision,
+        intent: Intent,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """The answer to the caller, on record. Raises Refusal as `Forwarder.carry_out` does."""
+        assert isinstance(intent, AskIntent)
+        exchange = self.exchanges.opened(turn, service, caller, decision, intent, timeout_s)
+        async with exchange.under_way(self.exchanges.oversight.calls):
+            if intent.message.method == "tools/list":
+                return await self._list(exchange, intent.message)
+            return await self._call(exchange, intent.message)
+
+    async def _call(self, exchange: UpstreamExchange, message: Request) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        passed = await self._ask(exchange, message)
+        latency_ms = round((loop.time() - begun_s) * 1000, 3)
+        call_id = exchange.turn.record.decision_id
+        if passed.result is None:
+            return await _respond(exchange, _server_error(passed, call_id))
+        result = {name: value for name, value in passed.result.items() if name != "resultType"}
+        if result.get("isError") is True:
+            return await _respond(exchange, _error(TOOL_ERROR, "The tool reported an error", call_id, result))
+        return await _respond(exchange, McpCallResult(call_id, result, latency_ms))
+
+    async def _list(self, exchange: UpstreamExchange, message: Request) -> web.StreamResponse:
+        tools: list[McpTool] = []
+        cursor, room_bytes = None, exchange.turn.now.bounds.max_response_bytes
+        for _ in range(MAX_PAGES):
+            more: dict[str, Any] = {}
+            if cursor is not None:
+                self._charge(exchange)
+                more = {"cursor": cursor}
+            passed = await self._ask(exchange, message._replace(params={**message.params, **more}))
+            if passed.result is None:
+                return await _respond(exchange, _server_error(passed, exchange.turn.record.decision_id))
+            tools += _tools_in(passed.result)
+            room_bytes -= len(passed.out or b"")
+            cursor = _cursor_in(passed.result)
+            if len(tools) > MAX_TOOLS or room_bytes < 0:
+                break
+            if cursor is None:
+                return await _respond(exchange, McpTools(tools), _LIST_HEADERS)
+        raise refused("its list is longer than a plain answer may be")
+
+    def _charge(self, exchange: UpstreamExchange) -> None:
+        """Each page counts, as it does for whoever asks for it over MCP. Raises Refusal(RATE_LIMITED)."""
+        try:
+            self.session_calls.charge(exchange.caller.last.name)
+        except Refusal as refusal:
+            if not exchange.turn.excuse(refusal):
+                raise
+
+    async def _ask(self, exchange: UpstreamExchange, message: Request) -> FilteredMessage:
+        """One request, and what may pass of the whole answer to it."""
+        with await exchange.post(message) as answer:
+            passed = await self._whole(exchange, message, answer)
+            if passed.result is not None and passed.result.get("resultType", "complete") != "complete":
+                withhold(answer)
+                raise refused("it asks its caller for something, and a plain call cannot answer: call it over MCP")
+            return passed
+
+    async def _whole(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> FilteredMessage:
+        relay = self.exchanges.relay(exchange, (message.id,))
+        if answer.media_type != EVENT_STREAM:
+            return await relay.told(answer)
+        try:
+            with exchange.streaming(answer):  # it may last: who is disabled meanwhile is cut off from it
+                return await relay.told(answer)
+        except Refusal:
+            if exchange.cut is None:
+                raise
+            raise Refusal(exchange.cut) from None
+
+
+def arguments_in(raw: bytes) -> dict[str, Any]:
+    """The arguments in the body of a call. Raises Refusal(MALFORMED_CALL)."""
+    body = jsonrpc.parse_json(raw)
+    if not isinstance(body, dict):
+        raise malformed('the body must be an object: {"arguments": {…}}')
+    if not body.keys() <= {"arguments"}:
+        refuse_variants(body, _BODY, "the body")
+        raise malformed('the body has a member besides "arguments"')
+    arguments = body.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise malformed("arguments must be an object")
+    return arguments
+
+
+def _ask(server: str, method: str, params: dict[str, Any]) -> AskIntent:
+    message = Request(ID, method, {**params, "_meta": dict(_META)})
+    return AskIntent(messages.call_from(message, Era.STATELESS, VERSION, server), message, Era.STATELESS, None)
+
+
+def _tools_in(result: Mapping[str, Any]) -> list[McpTool]:
+    """What is left of a list after it was filtered. A name that no path can hold could not be called here."""
+    return [_tool_from(entry) for entry in result.get("tools", ()) if is_tool(entry["name"])]
+
+
+def _tool_from(entry: Mapping[str, Any]) -> McpTool:
+    description, schema, hints = entry.get("description"), entry.get("inputSchema"), entry.get("annotations")
+    schema, hints = (value if isinstance(value, dict) else {} for value in (schema, hints))
+    return McpTool(
+        name=entry["name"],
+        description=description if isinstance(description, str) else None,
+        input_schema=schema,
+        status="active",
+        deprecated=hints.get("deprecated") is True or schema.get("deprecated") is True,
+        tags=_tags_of(entry) or None,
+        metadata=next((entry[key] for key in ("metadata", "_meta") if isinstance(entry.get(key), dict)), None),
+    )
+
+
+def _tags_of(entry: Mapping[str, Any]) -> list[str]:
+    """As the seed has them, or as FastMCP's servers do: in `_meta`, under a name of theirs."""
+    meta = entry.get("_meta")
+    inner = [meta.get(key) for key in ("fastmcp", "_fastmcp")] if isinstance(meta, dict) else []
+    for where in (entry, meta, *inner):
+        tags = where.get("tags") if isinstance(where, dict) else None
+        if isinstance(tags, list):
+            return [tag for tag in tags if isinstance(tag, str)]
+    return []
+
+
+def _cursor_in(result: Mapping[str, Any]) -> str | None:
+    cursor = result.get("nextCursor")
+    if cursor is None or cursor == "":
+        return None
+    if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_CHARS:
+        raise refused("its cursor is no string, or too long")
+    return cursor
+
+
+def _server_error(passed: FilteredMessage, call_id: str) -> McpError:
+    error = orjson.loads(passed.out or b"{}")["error"]
+    return _error(SERVER_ERROR, "The server answered with an error", call_id, error)
+
+
+def _error(kind: str, title: str, call_id: str, details: Mapping[str, Any]) -> McpError:
+    """What the other side says went wrong there: it was delivered, and is no refusal of ours."""
+    return McpError(kind, title, ERROR_STATUS, title, call_id, error_code="ExecutionFailed", details=details)
+
+
+def _without_none(tool: McpTool) -> dict[str, Any]:
+    """A tool, `description` always with it: the seed has that, and null where there is none."""
+    members = ((each.name, getattr(tool, each.name)) for each in fields(tool))
+    return {name: value for name, value in members if value is not None or name == "description"}
+
+
+async def _respond(
+    exchange: UpstreamExchange, said: McpTools | McpCallResult | McpError, headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    status, media, body = 200, JSON, b""
+    if isinstance(said, McpError):
+        status, media, body = said.status, PROBLEM_JSON, said.encoded()
+    elif isinstance(said, McpTools):
+        body = orjson.dumps({"tools": [_without_none(tool) for tool in said.tools]})
+    else:
+        body = orjson.dumps(said)
+    await exchange.turn.ended(status, len(body))
+    return WholeResponse(status, body, media, headers or {})

@@ -1,0 +1,124 @@
+"""Decides whether a call touches a disabled principal, tool or server.
+
+Of principals any place in the chain counts, and the target: an agent, or the MCP server that the call goes to. Tools
+are named `tool:<server>/<tool>`, and `mcp:<server>` is all that a server offers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sidecar.errors import Reason, Refusal
+from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.vocabulary import Call, Chain
+
+MAX_REASON_CHARS = 500
+_NAME = re.compile(r"(user|nhi):[!#-&(-)+\--{}~]{1,256}")  # CONTRACT 1.1
+_PATTERN = re.compile(r"(user|nhi):[!#-&(-+\--{}~]{1,256}")
+
+_OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]{1,128}")  # CONTRACT 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEntry:
+    """One disabled principal, or a pattern of such; or one tool or server. `source` says what disabled it: `switch`, or
+    a file and its line. `until` and `since` are in seconds since the epoch; `until` None is until somebody enables
+    it."""
+
+    principal: str
+    source: str
+    reason: str = ""
+    until: float | None = None
+    by: str = ""
+    since: float | None = None
+
+    def lasts(self, now_s: float) -> bool:
+        """Whether it is in force."""
+        return self.until is None or now_s < self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """Everybody who is disabled by one source. Empty is false, and that is all that most calls ask."""
+
+    entries: tuple[SwitchEntry, ...] = ()
+    _named: Mapping[str, SwitchEntry] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[SwitchEntry, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        named = {entry.principal: entry for entry in self.entries if WILDCARD not in entry.principal}
+        object.__setattr__(self, "_named", named)
+        object.__setattr__(self, "_patterns", tuple(e for e in self.entries if WILDCARD in e.principal))
+
+    def find(self, name: str, now_s: float) -> SwitchEntry | None:
+        """The entry in force that means this principal."""
+        entry = self._named.get(name)
+        if entry is not None and entry.lasts(now_s):
+            return entry
+        return next((e for e in self._patterns if glob(name, e.principal) and e.lasts(now_s)), None)
+
+    def in_force(self, now_s: float) -> tuple[SwitchEntry, ...]:
+        """Its entries whose time is not over."""
+        return tuple(entry for entry in self.entries if entry.lasts(now_s))
+
+    def touched_by(self, chain: Chain, call: Call, now_s: float) -> SwitchEntry | None:
+        """The first disabled principal of a call."""
+        found = (self.find(name, now_s) for name in _names(chain, call))
+        return next((entry for entry in found if entry is not None), None)
+
+    def refuse(self, chain: Chain, call: Call, now_s: float) -> None:
+        """Raises Refusal(PRINCIPAL_DISABLED), which does not say which of them it was."""
+        if self.touched_by(chain, call, now_s) is not None:
+            raise Refusal(Reason.PRINCIPAL_DISABLED)
+
+    def turns_off(self, call: Call, now_s: float) -> bool:
+        """Whether the server of a call, or a tool that it uses, is switched off."""
+        names = (f"mcp:{call.upstream}", *(question.object for question in call.questions))
+        return any(self.find(name, now_s) is not None for name in names)
+
+    def refuse_use(self, call: Call, now_s: float) -> None:
+        """Raises Refusal(TOOL_DISABLED)."""
+        if self.entries and self.turns_off(call, now_s):
+            raise Refusal(Reason.TOOL_DISABLED)
+
+
+NOBODY = Disabled()
+
+
+def is_name(text: str) -> bool:
+    """Whether this names exactly one principal that can be disabled."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_object(text: str) -> bool:
+    """Whether this names one tool, or one MCP server and all that it offers."""
+    return _OBJECT.fullmatch(text) is not None
+
+
+def object_of(server: str, tool: str = "") -> str:
+    """The name of a tool, or of a whole server, as the switch knows it."""
+    return f"tool:{server}/{tool}" if tool else f"mcp:{server}"
+
+
+def is_pattern(text: str) -> bool:
+    """Whether this names principals of one kind; `*` is any run of characters."""
+    return _PATTERN.fullmatch(text) is not None
+
+
+def is_reason(text: str) -> bool:
+    """Whether this is a line that people can read."""
+    return len(text) <= MAX_REASON_CHARS and text.isprintable()
+
+
+def _names(chain: Chain, call: Call) -> Iterator[str]:
+    """Everybody of the chain, the server as a whole, and what else is an NHI among the objects."""
+    for principal in chain:
+        yield principal.name
+    yield f"nhi:{call.upstream}"
+    yield from _agents(question.object for question in call.questions)
+
+
+def _agents(objects: Iterable[str]) -> Iterator[str]:
+    return (name for name in objects if name.startswith("nhi:"))

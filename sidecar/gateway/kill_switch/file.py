@@ -1,0 +1,85 @@
+"""Reads policies/disabled.yaml.
+
+version: 1
+disabled:
+  - nhi:planner
+  - {principal: "nhi:batch-*", reason: Incident 12, until: 2027-03-31T00:00:00Z}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from sidecar.errors import PolicyError
+from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, NOBODY, Disabled, SwitchEntry, is_pattern, is_reason
+from sidecar.settings.field_types import Many, Section
+from sidecar.settings.timestamps import Moment
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.yaml_document import read_document
+
+DISABLED_FILE = "disabled.yaml"
+
+
+def load_disabled(path: Path) -> Disabled:
+    """Read disabled.yaml; without the file nobody is disabled by it. Raises PolicyError with every fault."""
+    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "nobody"
+        return NOBODY
+    document = read_document(path, error=PolicyError, inside=path.parent)
+    file = document.validate(DisabledFile)
+    lines = [document.position_of(("disabled", index))[0] for index in range(len(file.disabled))]
+    return Disabled(
+        tuple(
+            SwitchEntry(entry.principal, f"{path}:{line}", entry.reason, entry.until)
+            for entry, line in zip(file.disabled, lines, strict=True)
+        )
+    )
+
+
+def _pattern(text: str) -> str:
+    if not is_pattern(text):
+        hint = "write user:<id> or nhi:<id>, where * is any run of characters; roles cannot be disabled"
+        reject(ValidationFinding("this names no principal", hint=hint))
+    return text
+
+
+def _reason(text: str) -> str:
+    if not is_reason(text):
+        reject(ValidationFinding(f"a reason is one line of {MAX_REASON_CHARS} characters at most"))
+    return text
+
+
+class DisabledEntry(Section):
+    """One principal, or all that fit a pattern."""
+
+    principal: Annotated[str, AfterValidator(_pattern)]
+    reason: Annotated[str, AfterValidator(_reason)] = ""
+    until: Moment | None = None
+    """When it ends by itself."""
+
+
+def _from_name(value: Any) -> Any:
+    return {"principal": value} if isinstance(value, str) else value
+
+
+class DisabledFile(Section):
+    """disabled.yaml."""
+
+    version: Literal[1]
+    disabled: Many[Annotated[DisabledEntry, BeforeValidator(_from_name)]] = ()
+
+    @model_validator(mode="after")
+    def _each_once(self) -> DisabledFile:
+        reject_any(self._repeated())
+        return self
+
+    def _repeated(self) -> Iterator[ValidationFinding]:
+        known = set[str]()
+        for index, entry in enumerate(self.disabled):
+            if entry.principal in known:
+                hint = "keep one of them"
+                yield ValidationFinding(f"{entry.principal} stands here twice", hint=hint, at=("disabled", index))
+            known.add(entry.principal)

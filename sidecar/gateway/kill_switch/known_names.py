@@ -1,0 +1,59 @@
+"""Finds names that no rule, role, key or upstream knows, to catch misspellings.
+
+An issuer may name anybody, so nothing knows all of them. Known is who is named by a rule, a role, a budget, a key, the
+configuration or `disabled.yaml`, whom this process has charged, and every upstream and agent. A name that none of these
+has may still fit a pattern of a rule, such as `user:*`: it counts as known unless it is nearly a known name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from sidecar.gateway.kill_switch import is_name
+from sidecar.gateway.snapshot import Snapshot
+from sidecar.policy.patterns import glob
+
+ALIKE = 0.8
+
+
+class KnownNames(NamedTuple):
+    """Whether a principal of a name is known, and the known name that is nearest to it, "" if none is."""
+
+    known: bool
+    nearest: str = ""
+
+
+def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
+    """What is known of a name. `seen` are names that are known from elsewhere."""
+    texts = {*_texts(now), *seen}
+    if name in texts:
+        return KnownNames(True)
+    kind, _, _ = name.partition(":")
+    of_kind = {text.partition(":")[2]: text for text in texts if text.startswith(f"{kind}:") and is_name(text)}
+    near = get_close_matches(name.partition(":")[2][:256], of_kind, n=1, cutoff=ALIKE)
+    fits = any(glob(name, pattern) for pattern in now.engine.allowed_patterns())
+    return KnownNames(fits and not near, of_kind[near[0]] if near else "")
+
+
+def _texts(now: Snapshot) -> Iterator[str]:
+    """Names of principals, and other texts that no name is equal to."""
+    yield from now.engine.names()
+    yield from now.identity.key_owners()
+    yield from (f"nhi:{name}" for name in now.upstreams)
+    yield from (f"nhi:{name}" for name in now.settings.schedules)
+    yield from now.identity.added_schedules.values()
+    yield from (entry.pattern for entry in now.budgets.entries)
+    yield from now.budgets.asked_for
+    yield from (entry.principal for entry in now.disabled.entries)
+    yield from _strings(now.settings.model_dump(mode="json"))
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for pair in value.items() for part in pair for text in _strings(part))
+    elif isinstance(value, list):
+        yield from (text for part in value for text in _strings(part))

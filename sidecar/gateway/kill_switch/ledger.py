@@ -1,0 +1,117 @@
+"""The local file of kill switch changes, which survives restarts.
+
+All flips in one small file, written anew with each change: aside, down to the disk, then renamed. A file that cannot
+be understood stops the start: who was disabled must not come back because of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.gateway.kill_switch.entries import NOBODY, Disabled, is_object
+from sidecar.gateway.kill_switch.switch_versions import MAX_NUMBER, SwitchVersion, flip_from
+
+LEDGER_FILE = "disabled.json"
+MAX_FLIPS = 10_000
+MAX_BYTES = 16 * 2**20
+_HINT = "restore it from a backup; without the file, only the store and policies/disabled.yaml say who is disabled"
+
+
+@dataclass(slots=True)
+class SwitchLedger:
+    """The flips by principal, the newest of each. `disabled` and, of tools and servers, `switched_off` are what they
+    come to."""
+
+    path: Path
+    flips: dict[str, SwitchVersion] = field(default_factory=dict)
+    disabled: Disabled = NOBODY
+    switched_off: Disabled = NOBODY
+
+    @classmethod
+    def open(cls, path: Path) -> SwitchLedger:
+        """What the file says; nothing if there is none. Raises SettingsError."""
+        ledger = cls(path)
+        try:
+            with path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return ledger
+        except OSError as error:
+            raise _unreadable(path, f"cannot be read: {error.strerror}") from None
+        try:
+            ledger.take(_parsed(raw))
+        except ValueError as error:
+            raise _unreadable(path, f"is damaged: {error}") from None
+        return ledger
+
+    def next_number(self) -> int:
+        """One more than the highest that is known. None is higher than the highest that can be read again: whoever
+        may write to the store can bring one, and there the safer of two with one number wins."""
+        return min(max((flip.number for flip in self.flips.values()), default=0) + 1, MAX_NUMBER)
+
+    def take(self, flips: Iterable[SwitchVersion]) -> list[SwitchVersion]:
+        """Take those that are newer than what is known, and return them."""
+        newer = []
+        for flip in flips:
+            known = self.flips.get(flip.principal)
+            if known is None or flip.newer_than(known):
+                self.flips[flip.principal] = flip
+                newer.append(flip)
+        if newer:
+            self._tell()
+        return newer
+
+    def forget(self, now_s: float) -> None:
+        """Drop what nobody needs any more."""
+        stale = [name for name, flip in self.flips.items() if flip.forgotten(now_s)]
+        for name in stale:
+            del self.flips[name]
+        if stale:
+            self._tell()
+
+    def save(self, *more: SwitchVersion) -> None:
+        """Down to the disk, whole or not at all, with flips that are not taken yet. Raises OSError."""
+        flips = self.flips | {flip.principal: flip for flip in more}
+        document = {"version": 1, "flips": [flip.plain() for flip in flips.values()]}
+        content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
+        if len(content) >= MAX_BYTES:  # a store can bring more: what no start could read does not replace what it can
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        aside = self.path.with_name(f".{self.path.name}.tmp")
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _tell(self) -> None:
+        entries = [flip.entry for flip in self.flips.values() if flip.disabled]
+        self.disabled = Disabled(tuple(entry for entry in entries if not is_object(entry.principal)))
+        self.switched_off = Disabled(tuple(entry for entry in entries if is_object(entry.principal)))
+
+
+def _parsed(raw: bytes) -> list[SwitchVersion]:
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
+    document = orjson.loads(raw)
+    if not isinstance(document, dict) or document.get("version") != 1 or "flips" not in document:
+        raise ValueError("it is of another kind or version")
+    if not isinstance(document["flips"], list):
+        raise ValueError("its flips are no list")
+    return [flip_from(plain) for plain in document["flips"]]
+
+
+def _unreadable(path: Path, message: str) -> SettingsError:
+    return SettingsError([fault_in(path, message, code="D101", hint=_HINT)])

@@ -1,0 +1,286 @@
+"""Disables and enables principals at every replica.
+
+Disabling takes effect first, and is told to the disk, the evidence and the store afterwards: whatever fails then, the
+principal stays disabled and the operator hears what failed. Enabling goes the other way round. Once a second the
+store is asked what other replicas did, and told what it does not know: also what it has lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from sidecar.errors import Refusal
+from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, Disabled, SwitchEntry, is_name, is_object, is_reason
+from sidecar.gateway.kill_switch.ledger import MAX_FLIPS, SwitchLedger
+from sidecar.gateway.kill_switch.switch_versions import SwitchVersion, decode, encode
+from sidecar.storage.redis_script import script_text
+
+EVERY_S = 1.0
+KEY = "disabled"
+ROUNDS = 2  # ask, then tell what the answer showed to be missing
+MERGE: Final = script_text("kill_switch")
+
+log = logging.getLogger("sidecar.gateway.kill_switch")
+
+Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
+"""Run a script on one key that all replicas share. None: there is no such store. Raises ConnectionError where it does
+not answer now."""
+
+
+class SwitchWitness(Protocol):
+    """Puts on record what was done to a principal, and by whom. Raises Refusal if it cannot."""
+
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+class SwitchError(Exception):
+    """What an operator asked for is not done, or not all of it. `status` is that of HTTP: 400 for what never could be
+    done, 503 for what is done here and not yet told to the other replicas."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SwitchWords(NamedTuple):
+    """What evidence calls a turn of the switch, and what was turned."""
+
+    target: str
+    off: str
+    on: str
+    failed: str
+
+
+WORDS = SwitchWords("principal", "principal-disabled", "principal-enabled", "principal-enable-failed")
+TOOL_WORDS = SwitchWords("object", "tool-disabled", "tool-enabled", "tool-enable-failed")
+
+_UNTOLD = "other replicas have not heard of it: the store does not answer. They hear of it when it does"
+_FORGED = "somebody else wrote it into the store; stop all replicas, and remove it there and from disabled.json"
+
+
+class _Listed(NamedTuple):
+    """One entry of the store."""
+
+    flip: SwitchVersion
+    raw: str
+
+
+class KillSwitch:
+    """The switch of one replica. `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self, ledger: SwitchLedger, *, share: Share, witness: SwitchWitness, clock: Callable[[], float]
+    ) -> None:
+        self._ledger = ledger
+        self._share = share
+        self._witness = witness
+        self._clock = clock
+        self._token = ""
+        self._untold = dict(ledger.flips)
+        self._stale: list[str] = []
+        self._listing: Mapping[str, _Listed] = {}
+        self._unsaved = False
+        self._unheard = False
+        self._turning = asyncio.Lock()
+
+    @property
+    def disabled(self) -> Disabled:
+        """Who is disabled by hand."""
+        return self._ledger.disabled
+
+    @property
+    def saved(self) -> bool:
+        """Whether a restart would know what is known here."""
+        return not self._unsaved
+
+    @property
+    def switched_off(self) -> Disabled:
+        """Which tools and servers are switched off by hand."""
+        return self._ledger.switched_off
+
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """From now on everything that touches this principal is refused. Raises SwitchError."""
+        _check(principal, reason)
+        return await self._disable(principal, reason, until, by)
+
+    async def switch_off(self, name: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """From now on this tool, or all that this server offers, is neither listed nor called. Raises SwitchError."""
+        _check_object(name, reason)
+        return await self._disable(name, reason, until, by)
+
+    async def _disable(self, principal: str, reason: str, until: float | None, by: str) -> SwitchEntry:
+        now_s = self._clock()
+        if until is not None and until <= now_s:
+            raise SwitchError("this time is over already", 400)
+        if principal not in self._ledger.flips and len(self._ledger.flips) >= MAX_FLIPS:
+            raise SwitchError(f"more than {MAX_FLIPS} principals: use a pattern in policies/disabled.yaml")
+        flip = SwitchVersion(principal, True, self._ledger.next_number(), reason, until, by, now_s)
+        self._take(flip)  # before anything that could wait: a disk or a store that hangs holds up nothing
+        async with self._turning:
+            failed = [*await self._saved(), *await self._recorded(flip)]
+        await self.sync()
+        if failed:
+            raise SwitchError(f"{principal} is disabled here, but {' and '.join(failed)}")
+        self._check_told(flip, f"{principal} is disabled here")
+        return flip.entry
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Take back what was disabled by hand; False if it was not. Raises SwitchError, and then nothing changed."""
+        _check(principal)
+        return await self._enable(principal, by)
+
+    async def switch_on(self, name: str, *, by: str) -> bool:
+        """Take `switch_off` back, likewise."""
+        _check_object(name)
+        return await self._enable(name, by)
+
+    async def _enable(self, principal: str, by: str) -> bool:
+        async with self._turning:
+            known = self._ledger.flips.get(principal)
+            if known is None or not known.disabled:
+                return False
+            flip = SwitchVersion(principal, False, self._ledger.next_number(), "", None, by, self._clock())
+            if not flip.newer_than(known):
+                raise SwitchError(f"nothing can be newer than the entry that disables {principal}: {_FORGED}")
+            failed = await self._recorded(flip)
+            if not failed and (failed := await self._saved(flip)):
+                await self._recorded(flip, failed=True)
+            if failed:
+                raise SwitchError(f"{principal} stays disabled: {failed[0]}")
+            self._take(flip)
+        await self.sync()
+        self._check_told(flip, f"{principal} is enabled here")
+        return True
+
+    def _check_told(self, flip: SwitchVersion, done: str) -> None:
+        """Raises SwitchError for a turn that the store did not take."""
+        if self._unheard and self._untold.get(flip.principal) is flip:
+            raise SwitchError(f"{done}, but {_UNTOLD}", 503)
+
+    async def run(self) -> None:
+        """Keep up with the other replicas, and with a disk that was full. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.sync()
+            if self._unsaved:
+                async with self._turning:
+                    await self._saved()
+
+    async def sync(self) -> None:
+        """Hear what others did, and say what they may not know. Without a store that answers, nothing happens."""
+        async with self._turning:
+            for _ in range(ROUNDS):
+                sent = dict(self._untold)
+                try:
+                    told = await self._share(MERGE, KEY, self._arguments())
+                except ConnectionError:
+                    self._unheard = True
+                    return
+                self._unheard = False
+                if not _is_told(told) or not await self._heard(told, sent):
+                    return
+
+    def _arguments(self) -> list[str]:
+        told = [word for flip in self._untold.values() for word in (flip.principal, encode(flip))]
+        return [self._token, secrets.token_hex(8), str(len(self._untold)), *told, *self._stale]
+
+    async def _heard(self, told: list[bytes], sent: Mapping[str, SwitchVersion]) -> bool:
+        """Take what is new; True if there is something to tell in turn."""
+        token = told[0].decode("ascii", "replace")
+        if token == self._token and len(told) == 1:
+            self._untold = {name: flip for name, flip in self._untold.items() if sent.get(name) is not flip}
+            self._stale = []
+            return bool(self._untold)
+        listed, now_s = _listed(told[1:], self._listing), self._clock()
+        self._listing = listed
+        theirs = {name: flip for name, (flip, _) in listed.items() if not flip.forgotten(now_s)}
+        self._stale = [word for name, (_, raw) in listed.items() if name not in theirs for word in (name, raw)]
+        newer = self._ledger.take(theirs.values())
+        self._token = token
+        self._untold = {
+            name: flip
+            for name, flip in self._ledger.flips.items()
+            if name not in theirs or flip.newer_than(theirs[name])
+        }
+        for flip in newer:
+            await self._recorded(flip, via="store")
+        if newer:
+            await self._saved()
+        return bool(self._untold or self._stale)
+
+    def _take(self, flip: SwitchVersion) -> None:
+        self._ledger.take([flip])
+        self._untold[flip.principal] = flip
+
+    async def _saved(self, *more: SwitchVersion) -> list[str]:
+        """What went wrong, if anything did."""
+        self._ledger.forget(self._clock())
+        try:
+            await asyncio.to_thread(self._ledger.save, *more)
+        except OSError as error:
+            if not self._unsaved:
+                log.error("disabled principals cannot be saved", extra={"path": self._ledger.path, "error": str(error)})
+            self._unsaved = True
+            return [f"{self._ledger.path} cannot be written ({error.strerror})"]
+        self._unsaved = False
+        return []
+
+    async def _recorded(self, flip: SwitchVersion, *, failed: bool = False, **facts: object) -> list[str]:
+        words = TOOL_WORDS if is_object(flip.principal) else WORDS
+        what = words.failed if failed else words.off if flip.disabled else words.on
+        facts = {words.target: flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
+        log.warning(what, extra={"by": flip.by, **facts})
+        try:
+            await self._witness(what, flip.by, **facts)
+        except Refusal as refusal:
+            log.error("a turn of the kill switch is not on record", extra={"reason": refusal.reason})
+            return ["it cannot be recorded"]
+        return []
+
+
+def _check(principal: str, reason: str = "") -> None:
+    if not is_name(principal):
+        raise SwitchError(f"{principal[:300]!r} names no principal: write user:<id> or nhi:<id>", 400)
+    if not is_reason(reason):
+        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
+
+
+def _check_object(name: str, reason: str = "") -> None:
+    if not is_object(name):
+        raise SwitchError(f"{name[:300]!r} names no server, or no tool of one", 400)
+    if not is_reason(reason):
+        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
+
+
+def _is_told(told: Any) -> bool:
+    """Whether a store said anything that can be heard; what else it says must not end the hearing."""
+    return isinstance(told, list) and bool(told) and all(isinstance(word, bytes) for word in told)
+
+
+def _listed(told: list[bytes], before: Mapping[str, _Listed]) -> dict[str, _Listed]:
+    """What the hash holds, two words an entry. What nobody of ours wrote there is passed over, and not believed; what
+    the listing `before` had is not read again."""
+    found = {}
+    for name, raw in zip(*([iter(_texts(told))] * 2), strict=False):
+        known = before.get(name)
+        flip = known.flip if known is not None and known.raw == raw else _understood(raw)
+        if flip is not None and flip.principal == name:
+            found[name] = _Listed(flip, raw)
+        elif name:
+            log.warning("an entry of the store is not understood", extra={"entry": name})
+    return found
+
+
+def _texts(words: list[bytes]) -> Iterator[str]:
+    return (word.decode("utf-8", "replace") for word in words)
+
+
+def _understood(raw: str) -> SwitchVersion | None:
+    try:
+        return decode(raw)
+    except ValueError:
+        return None

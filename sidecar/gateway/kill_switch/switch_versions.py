@@ -1,0 +1,94 @@
+"""Orders changes of the kill switch, so that replicas agree on the newest.
+
+No clock says so: replicas have different ones. A flip's number is one more than the highest that its replica knew (a
+Lamport counter); of two with one number the safer wins: disabled before enabled, then the one that lasts longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from sidecar.gateway.kill_switch.entries import SwitchEntry, is_name, is_object, is_reason
+
+MAX_NUMBER = 10**15 - 1
+FORGOTTEN_AFTER_S = 30 * 86_400.0
+"""A flip whose effect has ended is kept this long, for a replica that was away meanwhile."""
+BY_HAND = "switch"
+
+_FOREVER = 99_999_999_999_999
+_FIELDS = frozenset({"principal", "disabled", "number", "reason", "until", "by", "at"})
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchVersion:
+    """A principal (or a tool, or a server) was disabled or enabled, at `at` (seconds since the epoch), by an operator
+    who is named as evidence names them."""
+
+    principal: str
+    disabled: bool
+    number: int
+    reason: str
+    until: float | None
+    by: str
+    at: float
+
+    @property
+    def rank(self) -> str:
+        """Digits of one length, so that the greater text is the newer flip, here and in merge.lua."""
+        until_s = _FOREVER if self.until is None else min(int(self.until), _FOREVER)
+        return f"{self.number:016d}{self.disabled:d}{until_s:014d}"
+
+    def newer_than(self, other: SwitchVersion) -> bool:
+        """Of one principal: whether it is the one that counts."""
+        return self is not other and self != other and self.rank > other.rank
+
+    @property
+    def entry(self) -> SwitchEntry:
+        """What it means while it is in force."""
+        return SwitchEntry(self.principal, BY_HAND, self.reason, self.until, self.by, self.at)
+
+    def forgotten(self, now_s: float) -> bool:
+        """Whether it changes nothing any more, for anybody who may still come back."""
+        ended = self.at if not self.disabled else self.until
+        return ended is not None and now_s - max(ended, self.at) > FORGOTTEN_AFTER_S
+
+    def plain(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def encode(flip: SwitchVersion) -> str:
+    """As the store keeps it: its rank, then what it says."""
+    return flip.rank + orjson.dumps(flip.plain()).decode()
+
+
+def decode(raw: str) -> SwitchVersion:
+    """Read what `encode` wrote. Raises ValueError for anything else."""
+    _, brace, rest = raw.partition("{")
+    return flip_from(orjson.loads(brace + rest))
+
+
+def flip_from(plain: object) -> SwitchVersion:
+    """Read what `plain` gave, also what a newer version adds to it. Raises ValueError: what is not understood must not
+    pass for "nobody is disabled"."""
+    if not isinstance(plain, dict) or not plain.keys() >= _FIELDS:
+        raise ValueError("an entry with other fields")
+    flip = SwitchVersion(**{name: plain[name] for name in _FIELDS})
+    named = _typed(flip) and (is_name(flip.principal) or is_object(flip.principal))
+    if not named or not is_reason(flip.reason) or not is_reason(flip.by):
+        raise ValueError("an entry that says nothing valid")
+    return flip
+
+
+def _typed(flip: SwitchVersion) -> bool:
+    number = isinstance(flip.number, int) and not isinstance(flip.number, bool) and 0 < flip.number <= MAX_NUMBER
+    words = isinstance(flip.principal, str) and isinstance(flip.reason, str) and isinstance(flip.by, str)
+    times = _is_time(flip.at) and (flip.until is None or _is_time(flip.until))
+    return number and words and times and isinstance(flip.disabled, bool)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _FOREVER

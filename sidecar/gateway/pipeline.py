@@ -1,0 +1,602 @@
+"""The request pipeline: identity, policy, arguments, limits, audit, then the upstream.
+
+The stages in the order of the questions. Each takes typed values and returns one, or raises a `Refusal`; the record
+that wraps them is closed exactly once.
+
+    stage       asks                 refuses with       lives in
+    routing     which address        403 404 405        routing.py
+    identity    who calls            401                identity/
+    frontend    what is asked        400 404 413 415    frontends/, tasks/api/
+                is there memory      503                http/server/body_admission.py
+    admission   is there room        429 503            http/server/load_shedding.py, http/server/refusal_throttle.py
+    switch      is one disabled      403                kill_switch/
+    policy      may they             403                policy/
+    ownership   whose task is it     404                ownership.py, storage/task_owners/
+    arguments   as pinned            403                upstreams/mcp/pins.py
+                as the schema says   a tool's error     upstreams/mcp/arguments.py
+    limits      how often            429 503            limits/
+    audit       evidence first       503                audit/
+    forwarder   then the call        502 504            forwarder.py, response_stream.py, response_filter.py
+
+In shadow mode, refusals of policy and limits are recorded and let pass, and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from sidecar.audit import Audit
+from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.gateway import ownership, routing
+from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell
+from sidecar.gateway.forwarder import Forwarder, SessionLost
+from sidecar.gateway.frontends import dispatch as fronts
+from sidecar.gateway.frontends import mcp_requests
+from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
+from sidecar.gateway.frontends.aggregate import SpreadIntent
+from sidecar.gateway.frontends.dispatch import FrontendDispatch
+from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveIntent, NotifyIntent, ReplyIntent
+from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.request import RequestContext
+from sidecar.gateway.request_metrics import measure
+from sidecar.gateway.routing import Entrance, Route
+from sidecar.gateway.snapshot import Live, Service
+from sidecar.gateway.sse_session import SseSession
+from sidecar.http.client import ConnectFailed, QueueFull
+from sidecar.http.server.body_admission import BodyAdmission
+from sidecar.http.server.cors import shared_with, wanted_verb
+from sidecar.http.server.load_shedding import LoadShedding
+from sidecar.http.server.refusal_throttle import RefusalThrottle
+from sidecar.http.server.response import SilentResponse, WholeResponse
+from sidecar.identity import Audience, Presented
+from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
+from sidecar.observability.metrics import Metrics
+from sidecar.policy.similar_keys import SIMILAR_KEY, Keys, similar_key
+from sidecar.protocols import sse
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Notification, Request, malformed
+from sidecar.protocols.mcp import eras, task_messages
+from sidecar.protocols.mcp.eras import Era
+from sidecar.storage.task_owners import TaskOwners
+from sidecar.upstreams.mcp.arguments import Violation
+from sidecar.upstreams.mcp.sessions import Session
+from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Principal
+
+DRAIN_LOOK_S = 0.05
+LAST_EVENTS_S = 0.5  # after the grace time, for those who are told that it is over
+METADATA_FOLDERS = {
+    routing.METADATA: routing.MCP,
+    routing.AGENT_METADATA: routing.AGENTS,
+    routing.TASKS_METADATA: routing.TASK_API,
+}
+TASK_ROUTES = (routing.TASKS, routing.TASK, routing.TASK_CANCEL)
+STRANGER = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
+
+log = logging.getLogger("sidecar.gateway.pipeline")
+
+
+class TaskFrontend(Protocol):
+    """The task API, which has parts that outlive requests and stands above the gateway. An operation has its `call`;
+    `here` says that it is carried out here, while its caller waits."""
+
+    async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Any:
+        """What is wanted. Raises Refusal."""
+
+    async def check(self, turn: RequestContext, caller: Caller, asked: Any) -> None:
+        """Whether it could be carried out, before anything is charged. Raises Refusal."""
+
+    async def carry_out(
+        self,
+        turn: RequestContext,
+        caller: Caller,
+        decision: Decision,
+        asked: Any,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """The answer to the caller, on record. Raises Refusal."""
+
+    def close(self) -> None:
+        """Accept no further tasks."""
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """The policy enforcement point. One instance serves every listener of the data plane."""
+
+    live: Live
+    session_calls: SessionCalls
+    limiter: Limiter
+    audit: Audit
+    metrics: Metrics
+    exchanges: Forwarder
+    fronts: FrontendDispatch
+    agents: AgentFrontend
+    task_front: TaskFrontend
+    switch: KillSwitch
+    tasks: TaskOwners
+    pressure: LoadShedding
+    refusals: RefusalThrottle
+    clock: Callable[[], float]
+    pace: BodyAdmission = field(default_factory=BodyAdmission)
+    draining: bool = False
+    inside: int = 0
+    _under_way: dict[asyncio.Task[Any], RequestContext] = field(default_factory=dict)
+    _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
+
+    async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
+        """Answer one request. `entrance` is the listener it came through."""
+        turn = self._turn(request)
+        turn.prefix = entrance.prefix
+        if entrance.shared:
+            turn.shared = shared_with(turn.headers, entrance.shared)
+        self.metrics.request_started(turn.protocol)
+        response = await self._answered(turn, self._way(turn, entrance))
+        if turn.shared and isinstance(response, WholeResponse):
+            response.add(turn.shared)
+        return response
+
+    async def _answered(self, turn: RequestContext, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+        """Whatever happens on the way, there is one answer to it, and one end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way[task] = turn
+        try:
+            return await way
+        except Refusal as refusal:
+            return await self._refuse(turn, refusal)
+        except asyncio.CancelledError:
+            if turn.cut and turn.begun is None:
+                task.uncancel()
+                return await self._refuse(turn, Refusal(Reason.DRAINING))
+            gone = Refusal(Reason.DRAINING if turn.cut else Reason.CALLER_GONE)
+            if not self._closes(turn, gone):
+                await turn.remember(gone, 499)
+            raise
+        except Exception:  # of calls, the one place: a bug is answered once, recorded once, told to nobody outside
+            log.exception("bug", extra={"decision_id": turn.record.decision_id})
+            return await self._refuse(turn, Refusal(Reason.INTERNAL))
+        finally:
+            del self._under_way[task]
+            if not turn.handed_on:
+                self._finish(turn)
+
+    def _finish(self, turn: RequestContext) -> None:
+        self.live.leave(turn.now)
+        measure(self.metrics, turn)
+        turn.let_go()
+
+    async def _way(self, turn: RequestContext, entrance: Entrance) -> web.StreamResponse:
+        """Where, who, what."""
+        self.agents.greet(turn)
+        routing.check_framing(turn.request.version, turn.headers)
+        routing.check_target(turn.request.raw_path, turn.headers)
+        routing.check_entrance(turn.headers, entrance)
+        asked = wanted_verb(turn.verb, turn.headers) if turn.shared else ""
+        route = routing.route_of(turn.raw_path, asked or turn.verb, turn.now.aliases, turn.prefix)
+        if asked:
+            return await self.exchanges.preflight(turn, asked)
+        if route.kind in METADATA_FOLDERS:
+            return await self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind], route.alias)
+        if route.kind == routing.ISSUER:
+            return await self.exchanges.issuer(turn)
+        if route.kind == routing.KEYS:
+            return await self.exchanges.key_set(turn)
+        if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
+            turn.base = f"http://{turn.headers['host'][0]}"
+        if route.kind == routing.PUSH:
+            with self._admitted(turn, begins=True):
+                return await self.agents.pushed(turn, route)
+        if route.kind in (routing.CARD, routing.SEED_CARD):
+            return await self._card(turn, route, entrance)
+        if route.kind == routing.AGENT:
+            return await self._operate(turn, route, entrance)
+        if route.kind in TASK_ROUTES:
+            return await self._task(turn, route, entrance)
+        caller = await self._identify(turn, route.server, entrance)
+        if route.kind == routing.MESSAGES:
+            return await self._take(turn, caller)
+        intent = await self.fronts.understand(turn, caller, route)
+        with self._admitted(turn, begins=_begins(intent)):
+            if isinstance(intent, SpreadIntent):
+                return await self._spread(turn, caller, intent)
+            return await self._carry(turn, caller, intent)
+
+    async def _take(self, turn: RequestContext, caller: Caller) -> web.StreamResponse:
+        """A message whose answer goes out on its session's stream (MCP 2024-11-05): taken at once, answered there."""
+        session, paired = self.exchanges.paired(routing.session_in(turn.raw_path), caller, turn.server)
+        message = await fronts.read(turn)
+        turn.shape = AnswerShape.STATELESS  # what is refused here, HTTP has to say
+        if self.draining and isinstance(message, Request):
+            raise Refusal(Reason.DRAINING)
+        task = paired.take(message, partial(self._answer_there, turn, caller, session, paired, message))
+        turn.handed_on, turn.paired, turn.shape = True, paired, AnswerShape.SESSION
+        task.add_done_callback(partial(self._abandoned, turn))
+        return WholeResponse(202)
+
+    async def _answer_there(
+        self, turn: RequestContext, caller: Caller, session: Session, paired: SseSession, message: Message
+    ) -> None:
+        turn.handed_on = False
+        response = await self._answered(turn, self._further(turn, caller, session, message))
+        if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
+            with suppress(Refusal):  # the caller left; what became of its call is on record
+                await paired.outlet().write(sse.encode_event(response.body))
+
+    async def _further(
+        self, turn: RequestContext, caller: Caller, session: Session, message: Message
+    ) -> web.StreamResponse:
+        with self._admitted(turn, begins=isinstance(message, Request)):
+            return await self._carry(turn, caller, self.fronts.understand_paired(turn, caller, session, message))
+
+    def _abandoned(self, turn: RequestContext, task: asyncio.Task[None]) -> None:
+        """The stream ended before the task had its first step."""
+        if turn.handed_on:
+            told = asyncio.create_task(turn.remember(Refusal(Reason.CALLER_GONE), 499))
+            self._telling.add(told)
+            told.add_done_callback(self._telling.discard)
+            told.add_done_callback(lambda _: self._finish(turn))
+
+    async def _carry(self, turn: RequestContext, caller: Caller, intent: Intent) -> web.StreamResponse:
+        """From the decision on: what was let in has its answer before the sidecar goes."""
+        decision = await self._ask_again(turn, caller, intent.call, self._decide(turn, caller, intent.call))
+        service = turn.now.service(turn.server)
+        if turn.front == routing.EVERY:
+            self.fronts.federation.admit(turn, service, caller)
+        if not isinstance(intent, LeaveIntent):  # a session of an upstream that is off or out can still be ended
+            self.switch.switched_off.refuse_use(intent.call, self.clock())
+            service.account.breaker.check()  # before anybody waits for its tools, or is charged
+        intent = self._resumed(caller, intent)
+        await turn.breathe()
+        await self._check_arguments(turn, service, intent, decision)
+        async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
+            if turn.front == routing.EVERY:
+                return await self._carry_federated(turn, service, caller, decision, intent, lease, timeout_s)
+            lease.forwarded = True
+            carry_out = self.fronts.plain.carry_out if turn.plain else self.exchanges.carry_out
+            return await carry_out(turn, service, caller, decision, intent, timeout_s)
+
+    async def _carry_federated(
+        self,
+        turn: RequestContext,
+        service: Service,
+        caller: Caller,
+        decision: Decision,
+        intent: Intent,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """A call of one server at the address of all servers. Where the server lost the session that we opened there,
+        it did not execute the call, which is sent once more in a new one."""
+        attach = self.fronts.federation.attach
+        attached = await attach(turn, service, caller, intent)
+        lease.forwarded = True
+        try:
+            return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
+        except SessionLost:
+            if attached is intent:  # nothing was opened for it: it is a word on what was lost with the session
+                raise
+        attached = await attach(turn, service, caller, intent)
+        return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
+
+    async def _operate(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """An agent's call: the same questions, asked of the canonical operation."""
+        self.agents.enter(turn, route)
+        caller = await self._identify(turn, route.server, entrance, routing.AGENTS, route.alias)
+        intent = await self.agents.understand(turn, route)
+        with self._admitted(turn, begins=True):
+            decision = self._decide(turn, caller, intent.call)
+            agent, owning = self.agents.agent(turn, route), self.agents.owning(caller, intent)
+            if agent.unable(intent.operation) is None:  # else nothing is told of any task
+                await owning.check()
+                turn.record.task_id = owning.task
+            agent.account.breaker.check()
+            async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
+                return await self.agents.carry_out(turn, agent, decision, intent, owning, lease, timeout_s)
+
+    async def _task(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """The task API: the same questions, asked of the operation that each of its requests is."""
+        caller = await self._identify(turn, route.server, entrance, routing.TASK_API)
+        asked = await self.task_front.understand(turn, caller, route)
+        with self._admitted(turn, begins=True):
+            decision = self._decide(turn, caller, asked.call)
+            await self.task_front.check(turn, caller, asked)
+            async with self._charged(turn, caller, asked.call, decision, here=asked.here) as (lease, timeout_s):
+                return await self.task_front.carry_out(turn, caller, decision, asked, lease, timeout_s)
+
+    async def _card(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """An agent's card: open to everybody, and more of it to who is known."""
+        name = self.agents.name_of(turn, route)  # one agent has one audience, however it is called
+        if turn.now.identity.is_nobodys(self._present(turn, entrance, turn.now.audience(name, routing.AGENTS))):
+            caller = turn.record.caller = STRANGER
+        else:
+            caller = await self._identify(turn, name, entrance, routing.AGENTS, route.alias)
+        try:
+            self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
+        except Refusal:
+            if not caller.is_anonymous:
+                raise
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
+        with self._admitted(turn, begins=True):
+            return await self.agents.card(turn, route, caller)
+
+    @asynccontextmanager
+    async def _charged(
+        self, turn: RequestContext, caller: Caller, call: Call, decision: Decision, *, here: bool = False
+    ) -> AsyncIterator[tuple[Lease, float | None]]:
+        """Reserved and on record, evidence first, then the upstream. What was not forwarded is given back; what is
+        answered `here` takes no slot at the upstream."""
+        await turn.breathe()
+        plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
+        turn.plan = plan = plan.at_creation if here else plan
+        async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
+            turn.lease = lease
+            turn.record.limits, turn.record.charged = lease.states, lease.charged
+            if lease.degraded and not turn.shadow:
+                turn.record.enforcement = "degraded"
+            turn.record.mark("limits")
+            await turn.record.decided()
+            turn.record.mark("audit")
+            try:
+                await turn.breathe()
+                yield lease, plan.timeout_s
+            except Refusal as refusal:
+                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or _unreached(refusal):
+                    # The breaker opened just now, there was no credential to show, or no connection: nothing was sent.
+                    lease.forwarded = False
+                raise
+            finally:
+                if not lease.forwarded:
+                    turn.record.charged = 0  # it comes back
+                turn.record.mark("upstream")
+
+    async def _spread(self, turn: RequestContext, caller: Caller, spread: SpreadIntent) -> web.StreamResponse:
+        """A call to all servers: the same questions, asked at each of them."""
+        servers = self.fronts.federation.enter(turn, caller, spread)
+        for _ in servers if spread.asks_each else servers[:1]:  # as many calls as it would be at their own addresses
+            self._charge_session_call(turn, caller, spread.call)
+        turn.record.mark("limits")
+        await turn.record.decided()  # evidence first, then the upstreams
+        turn.record.mark("audit")
+        try:
+            return await self.fronts.federation.carry_out(turn, caller, spread, servers)
+        finally:
+            turn.record.mark("upstream")
+
+    @contextmanager
+    def _admitted(self, turn: RequestContext, *, begins: bool) -> Iterator[None]:
+        """Inside, as long as anybody is let in. What `begins` nothing is about what is inside already: a call that
+        waits for its caller's answer would else never end."""
+        if begins:
+            if self.draining:
+                raise Refusal(Reason.DRAINING)
+            self.pressure.or_refuse()
+            self._check_refusals(turn)
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def _check_refusals(self, turn: RequestContext) -> None:
+        try:
+            self.refusals.check(turn.record.caller)
+        except Refusal as refusal:
+            if not turn.excuse(refusal):
+                raise
+
+    async def drain(self, grace_s: float) -> None:
+        """Let nobody in any more, end what would never end, and wait for the answers of those who are here, `grace_s`
+        seconds at most. Who is here then hears that the sidecar goes: 503, or the last event of a stream."""
+        self.draining = True
+        self.task_front.close()
+        await self._wait_for_answers(grace_s, self.exchanges.drain)  # again: a stream may only now have begun
+        self.exchanges.cut_off()
+        await self._wait_for_answers(LAST_EVENTS_S, self.exchanges.cut_off)
+        for task, turn in self._under_way.items():
+            turn.cut = True
+            task.cancel()
+        await self._wait_for_answers(LAST_EVENTS_S, lambda: None)
+
+    async def _wait_for_answers(self, within_s: float, again: Callable[[], None]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(
+                    turn.started_s <= now_s for turn in self._under_way.values()
+                ):  # who comes now is told at once
+                    again()
+                    await asyncio.sleep(DRAIN_LOOK_S)
+
+    async def _identify(
+        self, turn: RequestContext, server: str, entrance: Entrance, folder: str = routing.MCP, alias: str = ""
+    ) -> Caller:
+        turn.enter(server, folder, alias)
+        audience = turn.now.audience(server, folder)
+        caller = await turn.now.identity.identify(self._present(turn, entrance, audience), audience)
+        turn.record.caller = caller
+        turn.record.mark("auth")
+        return caller
+
+    def _present(self, turn: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
+        """What the caller brought to prove who it is."""
+        own = audience.gate.header if audience.gate is not None else ""
+        presented = routing.presented_by(turn.request, turn.headers, entrance, turn.now.base_url, own)
+        turn.presented = turn.now.identity.admit(presented)
+        return turn.presented
+
+    def _decide(self, turn: RequestContext, caller: Caller, call: Call) -> Decision:
+        now_s = self.clock()
+        self._refuse_disabled(turn, caller, call)
+        decision = turn.now.decide(caller.chain, call, now_s)
+        turn.record.decision = decision
+        turn.record.mark("policy")
+        if not turn.shadow:
+            decision.or_refuse()
+        if call.session:
+            self._charge_session_call(turn, caller, call)
+        elif call.method != "tools/call" and (key := _similar_key(turn, call, decision)) is not None:
+            raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
+        return decision
+
+    def _refuse_disabled(self, turn: RequestContext, caller: Caller, call: Call) -> None:
+        for disabled in (self.switch.disabled, turn.now.disabled):
+            if disabled.entries:
+                disabled.refuse(caller.chain, call, self.clock())
+
+    async def _ask_again(self, turn: RequestContext, caller: Caller, call: Call, decision: Decision) -> Decision:
+        """A task is its owner's alone, and who may not do any more what created it has lost it. Of one whose tool is
+        switched off, all that can be had is its end."""
+        now_s, questions = self.clock(), await ownership.created_by(self.tasks, caller, call)
+        for question in questions:
+            again = turn.now.engine.reconsider(caller.chain, question, now_s)
+            decision = turn.record.decision = ownership.joined(decision, again)
+            if not turn.shadow:
+                decision.or_refuse()
+        if len(call.tasks) == 1:
+            turn.record.task_id = call.tasks[0]
+        if questions and call.method != task_messages.CANCEL:
+            self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
+        return decision
+
+    def _resumed(self, caller: Caller, intent: Intent) -> Intent:
+        """A call that goes on with what its server asked for. Raises Refusal for a state that is not this call's."""
+        if not isinstance(intent, AskIntent) or "requestState" not in intent.message.params:
+            return intent
+        state = self.exchanges.states.open(caller, intent.call, intent.message.params["requestState"])
+        params = {**intent.message.params, "requestState": state}
+        return intent._replace(message=intent.message._replace(params=params))
+
+    def _charge_session_call(self, turn: RequestContext, caller: Caller, call: Call) -> None:
+        # Who must open a stream again and again shall not lose its lists and pings by it (threats S10).
+        streams = " streams" if call.method == mcp_requests.STREAM else ""
+        try:
+            self.session_calls.charge(caller.last.name + streams)
+        except Refusal as refusal:
+            if not turn.excuse(refusal):
+                raise
+
+    async def _check_arguments(
+        self, turn: RequestContext, service: Service, intent: Intent, decision: Decision
+    ) -> None:
+        """No call reaches a tool unvalidated."""
+        if not isinstance(intent, AskIntent):
+            return
+        if intent.call.method == "tools/list":
+            await service.catalogue.learn(service.timeout_s)  # what is listed must be callable
+        if intent.call.method != "tools/call":
+            return
+        question = intent.call.question
+        tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
+        if tool.schema is None:
+            raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
+        if not turn.now.approves(question.server, tool.name, tool.definition.digest):
+            raise Refusal(Reason.PIN_MISMATCH)  # in shadow mode too: nobody approved what this tool is now
+        similar = _similar_key(turn, intent.call, decision, tool.schema.keys)
+        violation = (
+            Violation(similar, SIMILAR_KEY) if similar is not None else tool.schema.violation(question.arguments)
+        )
+        if violation is not None:
+            pointer = f"/arguments{violation.pointer}"
+            data = {"pointer": pointer, "keyword": violation.keyword}
+            raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
+        if tool.param_headers:
+            if intent.era is Era.STATELESS and not turn.plain:
+                eras.check_parameter_headers(routing.head_of(turn.headers), tool.param_headers, question.arguments)
+            turn.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
+        turn.record.mark("arguments")
+
+    def _turn(self, request: web.BaseRequest) -> RequestContext:
+        headers = routing.headers_of(request)
+        record = self.audit.recording(
+            protocol=routing.protocol_of(routing.origin_form(request.raw_path), self.live.current.aliases),
+            peer=request.remote or "local",
+            trace_id=routing.trace_id_of(headers),
+            run_id=routing.correlation_of(headers, "x-run-id"),
+            thread_id=routing.correlation_of(headers, "x-thread-id"),
+        )
+        turn = RequestContext(request, self.live.take(), headers, record, self.pace, record.protocol)
+        if turn.now.shadows(self.clock()):
+            turn.shadow, record.enforcement = True, "shadow"
+        return turn
+
+    def _closes(self, turn: RequestContext, refusal: Refusal) -> bool:
+        """Count a refusal; whether it gets neither answer nor record. What was decided has an end in any case."""
+        record = turn.record
+        if record.done or record.is_decided or not self.refusals.closes(record.caller, record.peer, refusal):
+            return False
+        record.done = turn.unanswered = True
+        turn.refusal = refusal
+        return True
+
+    def _only_counts(self, turn: RequestContext, refusal: Refusal) -> bool:
+        """Whether it is answered without a record of its own. What was decided has an end in any case."""
+        record = turn.record
+        if record.done or record.is_decided or not self.refusals.only_counts(record.caller, record.peer, refusal):
+            return False
+        record.done, turn.refusal = True, refusal
+        return True
+
+    async def _refuse(self, turn: RequestContext, refusal: Refusal) -> web.StreamResponse:
+        if self._closes(turn, refusal):
+            return SilentResponse()
+        told = self._told(turn, refusal)
+        recorded = refusal if self._only_counts(turn, refusal) else await turn.remember(refusal, told.status)
+        if turn.begun is not None:  # a stream is out already: no second answer may follow it, only its end
+            turn.break_off()
+            return turn.begun
+        if recorded is not refusal:
+            told = self._told(turn, recorded)
+        response = WholeResponse(told.status, told.body, told.content_type, told.headers)
+        if turn.front is None:  # what is not understood here, somebody in front may have understood otherwise
+            response.force_close()
+        return response
+
+    def _told(self, turn: RequestContext, refusal: Refusal) -> ErrorResponse:
+        metadata_url = "" if turn.front is None else turn.now.metadata_url(turn.front, turn.folder, turn.alias)
+        if turn.dialect is not None:
+            return turn.dialect.tell(
+                refusal,
+                decision_id=turn.record.decision_id,
+                request_id=turn.request_id,
+                manner=turn.now.manner,
+                resource_metadata=metadata_url,
+            )
+        return tell(
+            refusal,
+            turn.shape,
+            decision_id=turn.record.decision_id,
+            request_id=turn.request_id,
+            method=turn.method,
+            manner=turn.now.manner,
+            resource_metadata=metadata_url,
+        )
+
+
+def _unreached(refusal: Refusal) -> bool:
+    """Whether the upstream took no part of the call. What comes after its first word is no refusal of the call, but of
+    its stream (`response_stream.py`)."""
+    return isinstance(refusal.__cause__, ConnectFailed | QueueFull)
+
+
+def _similar_key(turn: RequestContext, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
+    """A pointer to a key that a rule, or the upstream, may take for another one. What a message to an agent holds
+    matters only where a rule reads it."""
+    upstream = turn.now.settings.upstreams.get(call.upstream)
+    if upstream is not None and upstream.similar_keys == "allow":
+        return None
+    reads = turn.now.engine.names_read(decision)
+    return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
+
+
+def _begins(intent: Intent | SpreadIntent) -> bool:
+    """Whether this is anything but a word on what is under way: an answer to the server, or a notification."""
+    told = isinstance(intent, SpreadIntent) and isinstance(intent.message, Notification)
+    return not told and not isinstance(intent, ReplyIntent | NotifyIntent)

@@ -1,0 +1,188 @@
+"""Re-evaluates open streams and running calls when rules, credentials or time change.
+
+Whoever was let in is asked again while a stream is open or a call under way: at once when rules, the kill switch or a
+tool's switch changed, when a credential or a grant ends, and every so often in any case, because conditions read the
+time (threats S7, S8). A look at what nothing happened to is a few comparisons; the rest is done in slices, so that
+thousands of streams keep no call waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Final, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.kill_switch import Disabled, KillSwitch
+from sidecar.gateway.request import WatchedExchange
+from sidecar.gateway.snapshot import Live, Snapshot
+from sidecar.identity import check_caller
+from sidecar.protocols.a2a.operations import PUSH_SET, SEND, STREAM, Operation
+from sidecar.storage.webhooks.delivery import Kind, OnBehalfOf
+from sidecar.vocabulary import Call, Caller, Decision, Question
+
+LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
+SLICE_S: Final = 0.002  # of one look, before others have their turn
+
+
+class RulesInForce(NamedTuple):
+    """What an exchange was judged by. Another object whenever anything of it changed."""
+
+    snapshot: Snapshot
+    disabled: Disabled
+    switched_off: Disabled
+    keys: int
+
+
+@dataclass(slots=True)
+class Reauthorization:
+    """Looks after every stream that is open (`streams`), and every call that is under way (`calls`)."""
+
+    live: Live
+    switch: KillSwitch
+    streams: set[WatchedExchange] = field(default_factory=set)
+    calls: set[WatchedExchange] = field(default_factory=set)
+    _rules: RulesInForce | None = field(default=None, init=False)
+
+    async def look(self) -> None:
+        """One look at all of them."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SLICE_S
+        for exchange in self.reviewed(loop.time()):
+            await self._keep_alive(exchange, loop.time())
+            if loop.time() >= until_s:
+                await asyncio.sleep(0)
+                until_s = loop.time() + SLICE_S
+
+    def reviewed(self, mono_s: float) -> Iterator[WatchedExchange]:
+        """Each of them, after it was cut off if it must not go on. `mono_s` is the loop's time."""
+        rules, now_s = self._current(), self.live.clock()
+        review_s = rules.snapshot.settings.streams.review_s
+        for exchange in [*self.streams, *(self.calls - self.streams)]:
+            if exchange.reviewed_by is not rules or mono_s - exchange.reviewed_s >= review_s:
+                exchange.reviewed_by, exchange.reviewed_s = rules, mono_s
+                exchange.revoked = self._judge(exchange, rules, now_s)
+            if exchange.revoked is None and exchange.until is not None and now_s >= exchange.until:
+                exchange.revoked = Reason.EXPIRED
+            self._cut(exchange, mono_s)
+            yield exchange
+
+    def _current(self) -> RulesInForce:
+        """The same object for as long as nothing changed."""
+        now = self.live.current
+        rules = RulesInForce(now, self.switch.disabled, self.switch.switched_off, now.identity.generation)
+        if self._rules is None or not all(map(is_, rules[:3], self._rules)) or rules.keys != self._rules.keys:
+            self._rules = rules
+        return self._rules
+
+    def _judge(self, exchange: WatchedExchange, rules: RulesInForce, now_s: float) -> Reason | None:
+        """Why it must not go on; None if it may. A stream without an end is under the newest rules from now on."""
+        chain, call, now = exchange.caller.chain, exchange.call, rules.snapshot
+        if any(each.touched_by(chain, call, now_s) for each in (rules.disabled, now.disabled) if each.entries):
+            return Reason.PRINCIPAL_DISABLED
+        if rules.switched_off.entries and rules.switched_off.turns_off(call, now_s):
+            return Reason.TOOL_DISABLED
+        if not now.identity.has_keys_of(exchange.caller):
+            return Reason.BAD_CREDENTIAL
+        if exchange.judged_by is not now and (doubt := _doubt(exchange, now)) is not None:
+            return doubt
+        if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
+            return Reason.EXPIRED  # the same rules would only say that there is none any more
+        if exchange.endless and exchange.judged_by is not now:
+            exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
+        decision = now.decide(chain, call, now_s)
+        exchange.until = end_of(exchange.caller, decision, now)
+        if decision.allowed or now.shadows(now_s):
+            return None
+        return decision.reason or Reason.NO_MATCHING_RULE
+
+    def _cut(self, exchange: WatchedExchange, mono_s: float) -> None:
+        """A stream at once; a call when it has had its time, unless nobody may have anything any more."""
+        reason = exchange.revoked
+        if reason is None:
+            exchange.revoked_s = None
+            return
+        if exchange.revoked_s is None:
+            exchange.revoked_s = mono_s
+        bounds = self.live.current.settings.streams
+        waits = not exchange.endless and reason not in (Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED)
+        if waits and bounds.revoked_calls == "finish" and mono_s - exchange.revoked_s < bounds.revoked_grace_s:
+            return
+        exchange.cut_off(reason)
+
+    async def _keep_alive(self, exchange: WatchedExchange, mono_s: float) -> None:
+        """A comment where nothing went out for long: else nobody would notice a reader who is gone, and what stands
+        between us would close the silent connection."""
+        outlet = exchange.outlet
+        if outlet is None or (outlet.shared and not exchange.endless):  # a shared stream is kept alive by itself
+            return
+        if outlet.bytes_out != exchange.told_bytes:
+            exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
+        elif mono_s - exchange.told_s >= exchange.turn.now.settings.streams.keep_alive_s:
+            await outlet.keep_alive()
+            exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedPermission:
+    """May what was begun for somebody go on, although nothing of theirs is open here? Of who asked to be called back it
+    is asked when an agent pushes, and again each time that something leaves; of a program that runs for somebody at
+    every look."""
+
+    live: Live
+    switch: KillSwitch
+
+    def objection(self, kind: Kind, behalf: OnBehalfOf) -> Reason | None:
+        """Why nothing is sent for them any more; None if it may be. That a task ended may be told to who has lost the
+        permission for it, since that is what they hear; but to nobody who is disabled."""
+        caller, server, skill = behalf
+        if self._disabled(caller, server):
+            return Reason.PRINCIPAL_DISABLED
+        if kind == "task":
+            return None
+        if server not in self.live.current.agents:
+            return Reason.UPSTREAM_UNKNOWN
+        return self._no_more(caller, server, skill, (PUSH_SET,))
+
+    def ends(self, caller: Caller, agent: str, skill: str) -> Reason | None:
+        """Why a program must not run for them any more; None if it may, since they may still ask it. One that is not
+        offered any more ends what it was doing."""
+        if self._disabled(caller, agent):
+            return Reason.PRINCIPAL_DISABLED
+        return self._no_more(caller, agent, skill, (SEND, STREAM))
+
+    def _disabled(self, caller: Caller, agent: str) -> bool:
+        now, now_s = self.live.current, self.live.clock()
+        call = Call("a2a", "1.0", agent, SEND.action, (Question(f"nhi:{agent}", SEND.action, ""),))
+        return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.disabled, now.disabled))
+
+    def _no_more(self, caller: Caller, agent: str, skill: str, operations: tuple[Operation, ...]) -> Reason | None:
+        """Why none of these may be asked for any more."""
+        now, now_s = self.live.current, self.live.clock()
+        if not now.identity.vouches_for(caller):
+            return Reason.BAD_CREDENTIAL
+        first = Question(f"nhi:{agent}", "", "", skill)
+        asked = [now.engine.reconsider(caller.chain, first._replace(action=each.action), now_s) for each in operations]
+        if any(decision.allowed for decision in asked) or now.shadows(now_s):
+            return None
+        return asked[0].reason or Reason.NO_MATCHING_RULE
+
+
+def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
+    """Why its credential would not do any more: its key or issuer is gone, or the server asks for more."""
+    if not now.identity.vouches_for(exchange.caller):
+        return Reason.BAD_CREDENTIAL
+    try:
+        check_caller(exchange.caller, now.audience(exchange.call.upstream, exchange.turn.folder))
+    except Refusal as refusal:
+        return refusal.reason
+    return None
+
+
+def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
+    """When its permission ends, in seconds since the epoch: with the credential, and the grant or the shadow mode that
+    let it pass. None: never."""
+    passes_until = decision.until if decision.allowed else rules.shadow_until
+    return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)

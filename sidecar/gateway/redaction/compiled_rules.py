@@ -1,0 +1,311 @@
+"""Compiles and applies the response rules of one upstream.
+
+    screen.reading(method, tool)      what holds for the answers to one call
+    reading.message(message)          takes it out of a message, in place: a generator, to be driven to its end
+
+Searched are all texts of a message: of a result, of an error, and of what a server says or asks during a call; names
+of members too, and whole numbers for card numbers. Not searched: base64 where MCP puts it (`blob`, and `data` of images
+and sounds), what only the protocol reads (ids, cursors, state), and results that are no data but the server's
+description of itself (lists, `initialize`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.redaction.text_redaction import SLICE_CHARS, Wiping, wiped
+from sidecar.policy.patterns import glob
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.json_pointers import Pointer, parse_pointer, places
+from sidecar.protocols.jsonrpc import Message, Response
+from sidecar.protocols.secret_patterns import CLASSES, MIN_CHARS, is_card, prefixed_alike
+from sidecar.settings.responses import RedactionSettings, ResponseSettings
+
+TOOL_CALL: Final = "tools/call"
+# What answers these is data that no tool of a name gave, so that the rules for all hold.
+OTHER_DATA: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
+# What answers these is the server's description of itself, or nothing.
+NO_DATA: Final = frozenset(
+    {"initialize", "ping", "server/discover", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+    | {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"}
+)
+_ALL = "*"
+_VALUE_WORK: Final = 32  # what looking at one value costs, in characters
+# What would not work any more if it were changed: what one side gives the other to give back, and where to go.
+_OF_THE_PROTOCOL = frozenset(
+    {"resultType", "requestState", "nextCursor", "cacheScope", "progressToken", "requestId", "elicitationId", "taskId"}
+    | {"uri", "url"}
+)
+_JSON = re.compile(r"\s*[\[{]")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*(?:={1,2}[\r\n]*)?")
+
+Steps = Generator[None, None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RedactionRule:
+    """One rule, compiled."""
+
+    tools: tuple[str, ...]
+    wiping: Wiping | None
+    card_replacement: str | None
+    pointers: tuple[Pointer, ...]
+    replacement: str
+
+    @property
+    def for_all(self) -> bool:
+        return _ALL in self.tools
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledReading:
+    """What holds for the answers to one call. `of_data`: whether a result of it is searched at all."""
+
+    rules: tuple[RedactionRule, ...]
+    of_data: bool = True
+    max_bytes: int | None = None
+    checks_output: bool = False
+    keeps: bool = False
+
+    def message(self, message: Message) -> Steps:
+        """Changes the message in place; returns how much was replaced in it. Raises RESPONSE_REFUSED."""
+        if not self.rules:
+            return 0
+        if not isinstance(message, Response):
+            return (yield from self._words(message.params))
+        if message.error is not None:
+            return (yield from self._words(message.error))
+        if not self.of_data or not isinstance(message.result, dict):
+            return 0
+        replaced = yield from self._pointed(message.result)
+        return replaced + (yield from self._words(message.result))
+
+    def text(self, text: str) -> str:
+        """A short text of ours with a word of the upstream's in it."""
+        steps = wiped(text, self._wipings)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return str(end.value[0])
+
+    @property
+    def _wipings(self) -> tuple[Wiping, ...]:
+        return tuple(rule.wiping for rule in self.rules if rule.wiping is not None)
+
+    def _words(self, root: dict[str, Any]) -> Generator[None, None, int]:
+        wipings = self._wipings
+        if not wipings:
+            return 0
+        card = next((rule.card_replacement for rule in self.rules if rule.card_replacement is not None), None)
+        return (yield from _search(root, wipings, card))
+
+    def _pointed(self, result: dict[str, Any]) -> Generator[None, None, int]:
+        replaced = 0
+        for rule in self.rules:
+            for pointer in rule.pointers:
+                replaced += yield from _replace(result, pointer, rule.replacement)
+            twins = [
+                pointer[1:] for pointer in rule.pointers if pointer[0] in ("structuredContent", _ALL) and pointer[1:]
+            ]
+            if twins:
+                replaced += yield from _replace_in_twins(result, twins, rule.replacement)
+        return replaced
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseScreen:
+    """The rules of one upstream."""
+
+    rules: tuple[RedactionRule, ...]
+    settings: ResponseSettings
+
+    def reading(self, method: str, tool: str = "", *, strictly: bool = False) -> CompiledReading:
+        """What holds for the answers to a call of a method; for `tools/call`, of a tool. `strictly`: where it is not
+        sure which call it was, every rule of every tool."""
+        if method in NO_DATA:  # but anything may be said on a stream
+            return CompiledReading(self.rules, of_data=strictly)
+        if method in OTHER_DATA and not strictly:
+            return CompiledReading(tuple(rule for rule in self.rules if rule.for_all), True, self.settings.max_bytes)
+        if method != TOOL_CALL:  # nobody knows whose data it is: every rule holds
+            return CompiledReading(self.rules, True, self.settings.max_bytes)
+        return CompiledReading(
+            tuple(rule for rule in self.rules if strictly or _fits(tool, rule.tools)),
+            True,
+            self._max_bytes(tool),
+            self.settings.check_output,
+            _fits(tool, self.settings.evidence),
+        )
+
+    def _max_bytes(self, tool: str) -> int | None:
+        own = [size for pattern, size in self.settings.max_bytes_of.items() if glob(tool, pattern)]
+        return min(own) if own else self.settings.max_bytes
+
+
+def screen_from(responses: ResponseSettings | None) -> ResponseScreen | None:
+    """None where nothing is asked for: such upstreams pay nothing."""
+    if responses is None or responses == ResponseSettings():
+        return None
+    return ResponseScreen(tuple(map(_rule, responses.redact)), responses)
+
+
+def _rule(redaction: RedactionSettings) -> RedactionRule:
+    finders = [CLASSES[name] for name in redaction.classes]
+    if redaction.prefixes:
+        finders.append(prefixed_alike(redaction.prefixes))
+    return RedactionRule(
+        redaction.tools,
+        Wiping(tuple(finders), redaction.replace) if finders else None,
+        redaction.replace if "card" in redaction.classes else None,
+        tuple(map(parse_pointer, redaction.pointers)),
+        redaction.replace,
+    )
+
+
+def _fits(tool: str, patterns: Sequence[str]) -> bool:
+    return any(glob(tool, pattern) for pattern in patterns)
+
+
+# --- by place ---------------------------------------------------------------------------------------------------------
+
+
+def _replace(value: object, pointer: Pointer, replacement: str) -> Generator[None, None, int]:
+    replaced = work = 0
+    for place in places(value, pointer):
+        work += _VALUE_WORK
+        if work > SLICE_CHARS:
+            work = 0
+            yield
+        if place is not None and place[0][place[1]] != replacement:
+            place[0][place[1]] = replacement
+            replaced += 1
+    return replaced
+
+
+def _replace_in_twins(
+    result: dict[str, Any], pointers: Sequence[Pointer], replacement: str
+) -> Generator[None, None, int]:
+    """MCP has a tool say its structured content once more, as JSON in a text: there it is replaced as well."""
+    replaced = 0
+    for block in _blocks(result.get("content")):
+        text = block.get("text")
+        if not isinstance(text, str) or not _JSON.match(text):
+            continue
+        yield
+        if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # a place that nobody can look for does not pass
+            raise Refusal(Reason.RESPONSE_REFUSED, "a text of its result holds too much JSON to be searched")
+        twin = _parsed(text)
+        before = replaced
+        for pointer in pointers:
+            replaced += yield from _replace(twin, pointer, replacement)
+        if replaced != before:
+            block["text"] = orjson.dumps(twin).decode()
+    return replaced
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None  # prose: what looks like a secret in it is found by its looks
+
+
+# --- by looks ---------------------------------------------------------------------------------------------------------
+
+
+def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, int]:
+    """Every text at any depth, in place. What is the protocol's own stays."""
+    encoded, addressed = dict(_encoded(root)), {id(root), *_questions(root)}
+    replaced = work = 0
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        top, blob = id(node) in addressed, encoded.get(id(node))
+        for key, value in list(node.items()) if isinstance(node, dict) else enumerate(node):
+            work += _VALUE_WORK
+            if work > SLICE_CHARS:
+                work = 0
+                yield
+            if isinstance(value, str):
+                if len(value) < MIN_CHARS or (top and key in _OF_THE_PROTOCOL):
+                    continue
+                if key == blob and _BASE64.fullmatch(value):
+                    continue
+                work += len(value)
+                new, inside = yield from _searched_inside(value, wipings, card)
+                node[key], found = yield from wiped(new, wipings)
+                replaced += inside + found
+            elif isinstance(value, dict | list):
+                waiting.append(value)
+            elif card is not None and type(value) is int and is_card(value):
+                node[key] = card
+                replaced += 1
+        if isinstance(node, dict) and any(len(name) >= MIN_CHARS for name in node):
+            replaced += yield from _search_names(node, wipings)
+    return replaced
+
+
+def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, tuple[str, int]]:
+    """A text that is JSON stays JSON, and hides nothing in its escapes. As each level of JSON in JSON takes more
+    escapes than the last, there are few."""
+    if not _JSON.match(text) or text.count(",") > jsonrpc.MAX_ANSWER_VALUES:
+        return text, 0
+    value = _parsed(text)
+    if value is None:
+        return text, 0
+    holder = {"": value}
+    replaced = yield from _search(holder, wipings, card)
+    return (orjson.dumps(holder[""]).decode(), replaced) if replaced else (text, 0)
+
+
+def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[None, None, int]:
+    """Names of members are texts too. Two that become one are told apart by a number."""
+    renamed: dict[str, Any] = {}
+    replaced = work = 0
+    for name, value in node.items():
+        work += _VALUE_WORK + len(name)
+        if work > SLICE_CHARS:
+            work = 0
+            yield
+        new, found = yield from wiped(name, wipings)
+        renamed[f"{new} {len(renamed)}" if found and new in renamed else new] = value
+        replaced += found
+    if replaced:
+        node.clear()
+        node.update(renamed)
+    return replaced
+
+
+def _questions(root: dict[str, Any]) -> Iterator[int]:
+    """The parameters of what a result asks of the caller: they would else be a message's own."""
+    asked = root.get("inputRequests")
+    for question in asked.values() if isinstance(asked, dict) else ():
+        if isinstance(question, dict) and isinstance(question.get("params"), dict):
+            yield id(question["params"])
+
+
+def _encoded(root: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """The objects that hold base64 by MCP's word, and the member in which they do."""
+    asked = root.get("messages")
+    said = [each.get("content") for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    for content in (root.get("content"), *said):
+        for block in _blocks(content):
+            if block.get("type") in ("image", "audio"):
+                yield id(block), "data"
+            resource = block.get("resource")
+            if block.get("type") == "resource" and isinstance(resource, dict):
+                yield id(resource), "blob"
+    for block in _blocks(root.get("contents")):
+        yield id(block), "blob"
+
+
+def _blocks(content: object) -> list[dict[str, Any]]:
+    """The blocks of a content, which is a list of them, or one."""
+    listed = content if isinstance(content, list) else [content]
+    return [block for block in listed if isinstance(block, dict)]

@@ -1,0 +1,396 @@
+"""Filters the messages of an upstream that a caller may receive.
+
+The judge of one answer, without any I/O. Every message is parsed, judged and written anew: what cannot be read does not
+pass (threats L1), what a list names is what its caller may use (I9), and what a server asks of its client needs a row
+like any call (CONTRACT 1.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.ownership import NOTHING, CreatedTasks, Owned
+from sidecar.gateway.request import OutwardNames, UpstreamExchange
+from sidecar.gateway.request_state import MAX_STATE_BYTES, RequestStates
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.hidden_characters import AmbiguousKeysError, hidden_in, without_hidden
+from sidecar.protocols.jsonrpc import Id
+from sidecar.protocols.mcp import eras, messages, task_messages
+from sidecar.protocols.mcp.messages import LeftOut
+from sidecar.upstreams.mcp.pins import digest_of
+from sidecar.upstreams.mcp.sessions import PendingRequest
+from sidecar.vocabulary import Decision, Question
+
+LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: what it does not show, and why
+MAX_LEFT_OUT = 32
+SLICE_ENTRIES = 500  # of a list that are judged before others have their turn: each takes some 10 us (threats I11)
+
+
+class FilteredMessage(NamedTuple):
+    """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
+    `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` what
+    a call came to; a task that is `created` needs its owner on record before anything goes out. The answer to an
+    earlier call may be `withheld`: its caller hears why instead."""
+
+    out: bytes | None = None
+    reply: jsonrpc.Response | None = None
+    final: bool = False
+    version: str = ""
+    result: Mapping[str, Any] | None = None
+    created: CreatedTasks | None = None
+    withheld: Reason | None = None
+
+
+@dataclass(slots=True)
+class ResponseFilter:
+    """The judge of one answer. `expected` are the ids that may be answered here, `creators` what those asked that may
+    be answered with a task. Rules are those of the exchange's own revision (`judged_by`), which for a stream without
+    end is the newest."""
+
+    exchange: UpstreamExchange
+    expected: Container[Id]
+    creators: Mapping[Id, Question]
+    now_s: Callable[[], float]
+    switch: KillSwitch
+    states: RequestStates
+
+    @property
+    def answers(self) -> Id | None:
+        """The id of the one request whose answer this is; None for a stream that answers none, or many."""
+        return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
+
+    async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> FilteredMessage:
+        """One message of the upstream; of the tasks that it is about, `owned` are its reader's. However long its lists
+        are, others have their turn in between. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks.
+        """
+        foreign = any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
+        if isinstance(message, jsonrpc.Response):
+            return await self._response(message, owned, foreign=foreign)
+        if isinstance(message, jsonrpc.Request):
+            return await self._request(message, owned, foreign=foreign)
+        return FilteredMessage() if foreign or await self._lost_one(owned) else await self._notification(message, owned)
+
+    async def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> FilteredMessage:
+        if response.id is None or response.id not in self.expected:
+            raise refused("it answers another request")
+        earlier = self._earlier(response.id)
+        if earlier is None:
+            self._answered(response)
+        if (lost := await self._lost_in_answer(earlier, owned)) is not None:
+            if earlier is None:
+                raise Refusal(lost)
+            return FilteredMessage(final=True, withheld=lost)
+        if response.error is not None:
+            return FilteredMessage(jsonrpc.encode_response(response), final=True)
+        if not isinstance(response.result, dict):
+            raise refused("its result is not an object")
+        version = agreed_version(response.result) if self._beginning else ""
+        result = await self._result(response.result)
+        created = self._creates(response.id, result)
+        if "tasks" in result:
+            result["tasks"] = self._tasks(result["tasks"], owned)
+        elif foreign:
+            raise refused("it tells of a task that is not its caller's")
+        if self._outward is not None:
+            result = self._outward.result(result)
+        out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
+        return FilteredMessage(out, final=True, version=version, result=result, created=created)
+
+    def _answered(self, response: jsonrpc.Response) -> None:
+        """What the call cost is known with its answer, whatever of that its caller may have. One that became a task
+        has not been answered yet."""
+        result = response.result if isinstance(response.result, dict) else None
+        failed = response.error is not None or (result is not None and result.get("isError") is True)
+        if failed and not self.exchange.call.session:
+            self.exchange.turn.tool_failed()
+        if result is None or task_messages.created_in(result) is None:
+            self.exchange.turn.answered(result)
+
+    def _earlier(self, request_id: Id) -> PendingRequest | None:
+        """The call that is answered, if it is not the one that this is the answer of. Raises Refusal for an id that
+        names two: nobody can say what holds for it."""
+        session = self.exchange.session
+        if session is None or request_id == self.exchange.call.request_id:
+            return None
+        asked = session.sent.get(request_id)
+        if asked is None:
+            raise refused("it answers another request")
+        return asked
+
+    async def _lost_in_answer(self, earlier: PendingRequest | None, owned: Owned) -> Reason | None:
+        """Why an answer is not to be had any more: rules and switches were others when its call was let in, or the
+        task created that it is about."""
+        if earlier is not None and not earlier.question.object.startswith("nhi:"):
+            return await self._lost(earlier.question)
+        method = self.exchange.call.method if earlier is None else earlier.method
+        return None if method in task_messages.ENDING_OR_LISTING else await self._lost_one(owned)
+
+    async def _lost_one(self, owned: Owned) -> Reason | None:
+        for record in owned.values():
+            if (lost := await self._lost(record.question)) is not None:
+                return lost
+        return None
+
+    async def _lost(self, question: Question) -> Reason | None:
+        """Why what was allowed once is not any more; where it is not, that is on record."""
+        exchange, now_s = self.exchange, self.now_s()
+        decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
+        if decision.allowed or exchange.judged_by.shadows(now_s):
+            if self.switch.switched_off.find(question.object, now_s) is None:
+                return None
+            decision = decision._replace(allowed=False, reason=Reason.TOOL_DISABLED)
+        await exchange.turn.record.judged(question, decision)
+        return decision.reason
+
+    @property
+    def _outward(self) -> OutwardNames | None:
+        return self.exchange.outward
+
+    def _creates(self, request_id: Id, result: dict[str, Any]) -> CreatedTasks | None:
+        task = task_messages.created_in(result)
+        if task is None:
+            return None
+        question = self.creators.get(request_id)
+        if question is None:
+            raise refused("it creates a task where none may be")
+        return CreatedTasks(task, question)
+
+    def _tasks(self, entries: object, owned: Owned) -> list[Any]:
+        if not isinstance(entries, list):
+            raise refused("its tasks are not a list")
+        if len(entries) > task_messages.MAX_NAMED:
+            raise refused("its tasks are too many")
+        now_s = self.now_s()
+        mine = ((entry, owned.get(task_messages.listed_id(entry))) for entry in entries)
+        return [entry for entry, task in mine if task is not None and self._is_on(task.question, now_s)]
+
+    def _is_on(self, question: Question, now_s: float) -> bool:
+        off = self.switch.switched_off.find(question.object, now_s) is not None
+        return not off and self._may_list(question, now_s)
+
+    @property
+    def _beginning(self) -> bool:
+        """Whether this answers an `initialize`."""
+        return self.exchange.call.method == "initialize"
+
+    async def _result(self, result: dict[str, Any]) -> dict[str, Any]:
+        if len(result) > messages.MAX_MEMBERS:
+            raise refused("its result has too many members")
+        if messages.evades(result):
+            raise refused("its result has a member in another spelling")
+        left_out: list[LeftOut] = []
+        for member in messages.LISTS:
+            if member in result:
+                result[member] = await self._entries(member, result[member], left_out)
+        self._tell_of(left_out, result)
+        if "instructions" in result:  # a model reads them as it does descriptions
+            for text in self._legible([result.pop("instructions")]):
+                result["instructions"] = text
+        if result.get("resultType", "complete") not in messages.RESULT_TYPES:
+            raise refused("its resultType is not one that was asked for")
+        for method in messages.asked_of_client(result):
+            (await self._ask(method)).or_refuse()
+        if self.exchange.caller.is_anonymous and isinstance(result.get("capabilities"), dict):
+            result["capabilities"] = messages.without_tasks(result["capabilities"])
+        if "requestState" in result:
+            result["requestState"] = self._sealed(result["requestState"])
+        if "cacheScope" in result:
+            # It passed a policy for one caller; no shared cache may serve it to another.
+            result["cacheScope"] = "private"
+        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were asked
+            messages.narrow_to_sessions(result)
+        return result
+
+    def _sealed(self, state: object) -> str:
+        if not isinstance(state, str) or len(state.encode()) > MAX_STATE_BYTES:
+            raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
+        return self.states.seal(self.exchange.caller, self.exchange.call, state)
+
+    def _tell_of(self, left_out: list[LeftOut], result: dict[str, Any]) -> None:
+        """Name in the result what its list does not show although its reader may use it. No server says that for us."""
+        meta = result.get("_meta")
+        if isinstance(meta, dict):
+            meta.pop(LEFT_OUT, None)
+        if left_out:
+            told = [one.told for one in left_out[:MAX_LEFT_OUT]]
+            result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
+
+    async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:
+        if not isinstance(entries, list):
+            raise refused(f"its {member} are not a list")
+        now_s, shown = self.now_s(), []
+        for start in range(0, len(entries), SLICE_ENTRIES):
+            if start:
+                await asyncio.sleep(0)
+            part = entries[start : start + SLICE_ENTRIES]
+            listed = [entry for entry in part if self._listed(member, entry, now_s, left_out)]
+            legible = self._legible(listed)
+            if len(legible) < len(listed):
+                left_out += self._illegible(member, listed)
+            shown += legible
+        return shown
+
+    def _listed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None = None) -> bool:
+        """Whether an entry is shown. One that is not, although its reader may use it, joins `left_out`."""
+        exchange = self.exchange
+        question = messages.entry_question(member, exchange.service.name, entry)
+        if question is None:
+            self._unnamed(member, entry, now_s, left_out)
+            return False
+        if not self._may_list(question, now_s):
+            return False
+        if member in _LOCATED:
+            exchange.service.catalogue.spellings.learn(question.name, _LOCATED[member](entry))
+        if member != "tools" or self._usable(question, entry, now_s):
+            return True
+        tool = exchange.service.catalogue.tools.get(question.name)
+        if left_out is not None and tool is not None and tool.schema is None:
+            left_out.append(LeftOut("tool", tool.name, tool.quarantine_reason))
+        return False
+
+    def _unnamed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None) -> None:
+        if left_out is None or len(left_out) >= MAX_LEFT_OUT:
+            return
+        one = messages.unnamed(member, entry)
+        if one is not None and self._may_list(messages.left_out_question(one, self.exchange.service.name), now_s):
+            left_out.append(one)
+
+    def _illegible(self, member: str, entries: list[Any]) -> Iterator[LeftOut]:
+        """Those that are left out for what is hidden in them."""
+        for entry in entries:
+            if not self._legible([entry]):
+                named = messages.entry_question(member, self.exchange.service.name, entry)
+                yield LeftOut(messages.KINDS[member], named.name if named else "", "hidden characters in its texts")
+
+    def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
+        """Whether the tool is on and can be called, and where tools are pinned, whether this very entry is what was
+        pinned: the server might show another to our enquiry (threats L6)."""
+        if self.switch.switched_off.find(question.object, now_s) is not None:
+            return False
+        catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
+        if question.server not in rules.required:
+            return catalogue.usable(question.name)
+        digest = digest_of(entry)
+        if not rules.approves(question.server, question.name, digest):
+            self.exchange.service.sightings.add(question.name, entry)
+        elif catalogue.usable(question.name, digest):
+            return True
+        return False
+
+    def _legible(self, entries: list[Any]) -> list[Any]:
+        """What a model will read, as the upstream's `hidden_text` says of what people cannot see in it (threats L7)."""
+        treatment = self.exchange.service.definition.hidden_text
+        if treatment == "flag":
+            return entries
+        if treatment == "refuse":
+            return [entry for entry in entries if not hidden_in(entry)]
+        return [entry for entry in map(_stripped, entries) if entry is not None]
+
+    def _may_list(self, question: Question, now_s: float) -> bool:
+        """What is listed is what can be called: in shadow mode, all."""
+        rules = self.exchange.judged_by
+        return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
+
+    async def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> FilteredMessage:
+        session = self.exchange.session
+        if self._beginning:
+            return FilteredMessage()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
+        if session is None:
+            if request.method == "ping":  # a server goes on without its answer
+                return FilteredMessage()
+            raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
+        shown = request if self._outward is None else self._outward.request(request)
+        if shown is None or (request.method != "ping" and request.method not in messages.SERVER_REQUESTS):
+            return FilteredMessage(reply=_no(request.id, _UNKNOWN_METHOD))
+        if foreign or await self._lost_one(owned):
+            return FilteredMessage(reply=_no(request.id, _NOT_PERMITTED))
+        if request.method != "ping":
+            if not (await self._ask(request.method)).allowed:
+                return FilteredMessage(reply=_no(request.id, _NOT_PERMITTED))
+            self.exchange.wait_for_caller()
+        session.expect(request.id, request.method)
+        # Its client declared no tasks of its own, and answers as if none had been asked for (MCP 2025-11-25).
+        params = {key: value for key, value in shown.params.items() if key != "task"}
+        return FilteredMessage(jsonrpc.encode_request(shown._replace(params=params)))
+
+    async def _ask(self, method: str) -> Decision:
+        """What holds for a question of the server; in shadow mode yes, and policy's own answer is on record."""
+        exchange, now_s = self.exchange, self.now_s()
+        question = messages.server_question(exchange.service.name, method)
+        decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
+        shadow = exchange.judged_by.shadows(now_s)
+        await exchange.turn.record.judged(question, decision, "shadow" if shadow else "enforce")
+        return decision._replace(allowed=True) if shadow else decision
+
+    async def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> FilteredMessage:
+        if notification.method not in messages.SERVER_NOTIFICATIONS:
+            return FilteredMessage()  # unknown means no
+        if notification.method == "notifications/tools/list_changed":
+            self.exchange.service.catalogue.stale()
+        if notification.method == "notifications/resources/updated" and not self._listed(
+            "resources", notification.params, self.now_s()
+        ):
+            return FilteredMessage()
+        if notification.method in task_messages.NOTIFICATIONS and not await self._may_hear(notification.params, owned):
+            return FilteredMessage()
+        if notification.method == "notifications/subscriptions/acknowledged":
+            notification = task_messages.acknowledged(notification, self.exchange.call.tasks)
+        if self._outward is not None:
+            notification = self._outward.notification(notification)
+        return FilteredMessage(jsonrpc.encode_notification(notification))
+
+    async def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
+        """Whether it is its hearer's, and may ask of them what it asks."""
+        if task_messages.listed_id(task) not in owned:
+            return False
+        try:
+            decisions = [await self._ask(method) for method in messages.asked_of_client(task)]
+            return all(decision.allowed for decision in decisions)
+        except Refusal:
+            return False
+
+
+def _stripped(entry: Any) -> Any:
+    try:
+        return without_hidden(entry)
+    except AmbiguousKeysError:  # which of the two would be shown is nobody's to choose
+        return None
+
+
+# Where an entry of a list bears its URI, or its template of URIs.
+_LOCATED: Mapping[str, Callable[[Any], str]] = {
+    "resources": itemgetter("uri"),
+    "resourceTemplates": itemgetter("uriTemplate"),
+}
+_UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}
+_NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"}
+
+
+def _no(request_id: Id, error: dict[str, Any]) -> jsonrpc.Response:
+    return jsonrpc.Response(request_id, error=error)
+
+
+def read_answer(raw: bytes) -> jsonrpc.Message:
+    """One message of the upstream's. Raises Refusal(RESPONSE_REFUSED); its own fault is never the caller's 400."""
+    try:
+        return jsonrpc.message_from(jsonrpc.parse_answer(raw))
+    except Refusal as refusal:
+        raise refused(refusal.detail) from None
+
+
+def agreed_version(result: dict[str, Any]) -> str:
+    """The revision that an `initialize` result agrees on; one that we do not know is no agreement."""
+    version = result.get("protocolVersion")
+    if version not in eras.SESSION_VERSIONS:
+        raise refused("it agrees on a revision that is not known here")
+    return str(version)
+
+
+def refused(detail: str) -> Refusal:
+    return Refusal(Reason.RESPONSE_REFUSED, detail)

@@ -1,0 +1,155 @@
+"""Applies an upstream's response rules to each message.
+
+Size, `outputSchema`, redaction, evidence: in that order, as a schema speaks of what the server said and evidence shows
+what the caller was told. What is taken out is `screening/`'s to know; here are the call it belongs to, the record, and
+the turns of others in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.ownership import Owned
+from sidecar.gateway.redaction import CompiledReading, ResponseScreen
+from sidecar.gateway.request import UpstreamExchange
+from sidecar.gateway.response_filter import FilteredMessage, refused
+from sidecar.protocols.jsonrpc import Message, Response
+from sidecar.protocols.mcp import task_messages
+from sidecar.upstreams.mcp.sessions import PendingRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRules:
+    """A message that was looked at, before it is judged. `result` is that of an answer that is to be kept."""
+
+    exchange: UpstreamExchange
+    asked: PendingRequest
+    replaced: int
+    result: dict[str, Any] | None
+
+    async def settle(self, passed: FilteredMessage) -> None:
+        """It was judged, and may go out: put on record what was taken out of it, and keep it if it is to be kept.
+        Raises Refusal: RESPONSE_REFUSED for what is too large to be kept, AUDIT_UNAVAILABLE."""
+        record = self.exchange.turn.record
+        record.replaced(self.replaced)
+        if self.result is not None and passed.out is not None:
+            await record.keep(
+                server=self.exchange.service.name,
+                tool=self.asked.tool,
+                invocation=self.asked.decision_id,
+                args_hash=self.asked.args_hash,
+                redacted=self.replaced > 0,
+                data=_normal(self.result),
+                said=_of_evidence(self.result.get("_meta")),
+            )
+
+
+async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str, owned: Owned) -> ResponseRules | None:
+    """Take out of a message, in place, what its caller may not have; None where there are no rules. `raw` is the
+    message as it came, `owned` are those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
+    screen = _screen_of(exchange)
+    if screen is None:
+        return None
+    first = _asked(exchange, message)
+    asked, result = _in_the_end(first, message, owned)
+    # What is fetched later is remembered only for a while: then too, no rule of any call is got round.
+    strictly = first != exchange.asked
+    reading = screen.reading(asked.method, asked.tool, strictly=strictly)
+    if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
+        raise refused(f"it is larger than {reading.max_bytes} bytes")
+    if reading.checks_output and result is not None:
+        await _check_output(exchange, asked.tool, result, reading)
+    if isinstance(message, Response) and message.result is result:
+        replaced = await _screened(reading, message)
+    else:  # what a server says beside an answer is about some call: on a line of one direction, about whichever
+        around = screen.reading(first.method, first.tool, strictly=strictly or not isinstance(message, Response))
+        replaced = await _screened(around, message)
+        if result is not None:  # its places are those of a result by itself
+            replaced += await _screened(reading, Response(0, result))
+    return ResponseRules(exchange, asked, replaced, result if reading.keeps else None)
+
+
+def _screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
+    """A stream without an end is under the newest rules, as everything on it is."""
+    service = exchange.service
+    return exchange.judged_by.services.get(service.name, service).screen
+
+
+def _asked(exchange: UpstreamExchange, message: Message) -> PendingRequest:
+    """The call that the message belongs to. An answer on a stream that was opened later is to an earlier call."""
+    session = exchange.session
+    if session is None or not isinstance(message, Response) or message.id == exchange.call.request_id:
+        return exchange.asked
+    asked = session.sent.get(message.id) if message.id is not None else None
+    if asked is None:  # nobody can say what holds for it
+        raise refused("it answers another request")
+    return asked
+
+
+def _in_the_end(asked: PendingRequest, message: Message, owned: Owned) -> tuple[PendingRequest, dict[str, Any] | None]:
+    """The call whose result a message holds, and that result: of a task, those of the call that created it."""
+    if isinstance(message, Response) and not asked.method.startswith("tasks/"):
+        plain = isinstance(message.result, dict) and task_messages.created_in(message.result) is None
+        return asked, message.result if plain else None
+    result = task_messages.result_in(message, whole=asked.method == "tasks/result")
+    if result is None or (not owned and not isinstance(message, Response)):  # without an owner it is dropped
+        return asked, None
+    if len(owned) != 1:
+        raise refused("its result is of a task that nobody can name")
+    (record,) = owned.values()
+    return asked._replace(method=record.action, question=record.question), result
+
+
+async def _screened(reading: CompiledReading, message: Message) -> int:
+    steps = reading.message(message)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return int(end.value)
+        await asyncio.sleep(0)  # 64 KiB are read: others have their turn (threats I11)
+
+
+async def _check_output(
+    exchange: UpstreamExchange, tool: str, result: dict[str, Any], reading: CompiledReading
+) -> None:
+    """MCP: a tool with an `outputSchema` must answer with structured content that fits it, unless it failed."""
+    if result.get("isError") is True:
+        return
+    catalogue = exchange.service.catalogue
+    known = catalogue.known(tool) or await catalogue.tool(tool, exchange.patience_s)
+    if known.schema is None:  # changed since it was called, to what cannot be used
+        raise refused("its tool has no schema that can be used")
+    if known.output is None:
+        return
+    if "structuredContent" not in result:
+        if result.get("resultType", "complete") != "complete":  # it will come, in answer to a later call
+            return
+        pointer, keyword = "/structuredContent", "required"
+    else:
+        violation = known.output.violation(result["structuredContent"])
+        if violation is None:
+            return
+        pointer, keyword = reading.text(f"/structuredContent{violation.pointer}"), violation.keyword
+    data = {"pointer": pointer, "keyword": keyword}
+    raise Refusal(Reason.RESPONSE_REFUSED, f"its {pointer} does not satisfy {keyword}", data=data)
+
+
+_OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
+
+
+def _normal(result: dict[str, Any]) -> dict[str, Any]:
+    """A result as all eras have it: what the tool said, without what the protocol says beside it."""
+    return {name: value for name, value in result.items() if name not in _OF_THE_ERA}
+
+
+def _of_evidence(meta: object) -> object:
+    """What a tool says of its result as evidence."""
+    return meta.get("evidence") if isinstance(meta, dict) else None
+
+
+def _size(raw: bytes | str) -> int:
+    return len(raw) if isinstance(raw, bytes) else len(raw.encode("utf-8", "replace"))

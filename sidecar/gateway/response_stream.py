@@ -1,0 +1,373 @@
+"""Streams an upstream's answer to the caller.
+
+The answer's way, as `pipeline.py` is the call's: one body, or a stream event by event, and on record before it is
+complete. What passes is `response_filter.py`'s to judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+from aiohttp import web
+
+from sidecar.audit import Recording
+from sidecar.errors import ANSWERS, Reason, Refusal
+from sidecar.gateway.error_responses import error_body, facts_of
+from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON
+from sidecar.gateway.ownership import NOTHING, Ownership
+from sidecar.gateway.request import Closable, UpstreamExchange
+from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter, read_answer, refused
+from sidecar.gateway.response_rules import inspect
+from sidecar.gateway.sse_session import SseSession
+from sidecar.http.client import ANSWERS as LARGE_ANSWERS
+from sidecar.http.server.event_stream import EventSink, EventStream
+from sidecar.http.server.response import NO_HEADERS, WholeResponse
+from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.streamed import Streamed, addressed
+from sidecar.upstreams import UpstreamAnswer, WaitingCall
+from sidecar.upstreams.mcp.streamable_http import hold
+from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES
+from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
+
+LONG_BYTES = 2**20  # of one message
+# How much of a stream is read before others have their turn: 16 KiB of the smallest events take 10 ms (threats I11).
+SLICE_BYTES = 16 * 1024
+# What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
+PROTOCOL_STATUSES = frozenset({400, 404})
+# When the rest of a stream is asked for, unless the upstream says (WHATWG HTML, 9.2.2, leaves it to the reader).
+RETRY_S = 1.0
+MIN_RETRY_S = 0.05
+
+Passing = Callable[[EventStream], Awaitable[bool]]
+
+
+@dataclass(slots=True)
+class ResponseStream:
+    """Moves one upstream's answer to one caller, and writes down how it ended. `passage` None is for an answer whose
+    messages were judged one by one before. `last_event_id` is how far it came, for who fetches the rest; `retry_s` when
+    the upstream wants that, in seconds."""
+
+    exchange: UpstreamExchange
+    passage: ResponseFilter | None
+    custody: Ownership | None = None
+    last_event_id: str | None = field(default=None, init=False)
+    retry_s: float = field(default=RETRY_S, init=False)
+
+    async def answer(self, answer: UpstreamAnswer) -> web.StreamResponse:
+        """The answer to a request: one JSON object, or a stream that ends with it."""
+        if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
+            return await self._respond(jsonrpc.encode_response(await self._error(answer)), answer.status)
+        if answer.status == 200 and answer.media_type == EVENT_STREAM:
+            return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
+        try:
+            return await self.respond(await self.whole(answer))
+        except Refusal:
+            withhold(answer)
+            raise
+
+    async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
+        """The one message that answers, out of a body or a stream; what else a stream holds is left out."""
+        if answer.status != 200:
+            raise await self._refusal(answer)
+        if answer.media_type == EVENT_STREAM:
+            async with aclosing(self.read(answer)) as events:
+                async for event in events:
+                    passed = await self._hear(event.message) if event.message else FilteredMessage()
+                    if passed.final:
+                        return passed
+            raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
+        if answer.media_type != JSON:
+            raise refused("its media type is neither JSON nor an event stream")
+        passed = await self._read(await answer.read(self._max_bytes))
+        if not passed.final:
+            raise refused("its body is not an answer")
+        return passed
+
+    async def told(self, answer: UpstreamAnswer) -> FilteredMessage:
+        """As `whole`, and also an error that a server says with a status of its own."""
+        if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
+            return FilteredMessage(jsonrpc.encode_response(await self._error(answer)), final=True)
+        try:
+            return await self.whole(answer)
+        except Refusal:
+            withhold(answer)
+            raise
+
+    async def _hear(self, data: str) -> FilteredMessage:
+        """What may pass of one message of a stream: nothing of one that is dropped."""
+        raw, passage = data.encode(), self.passage
+        if passage is None or self.custody is None:
+            return FilteredMessage(raw)
+        reader = Streamed(passage.expected, passage.answers, self.exchange.service.account.message_dropped)
+        try:
+            message = reader.read(raw)
+        except Refusal as refusal:
+            raise refused(refusal.detail) from None
+        if message is None:
+            return FilteredMessage()
+        if isinstance(message, jsonrpc.Notification) and message.method == "notifications/progress":
+            self.exchange.progressed()
+        return await self._judge(passage, self.custody, message, raw)
+
+    async def _read(self, raw: bytes) -> FilteredMessage:
+        """What may pass of a whole body."""
+        if self.passage is None or self.custody is None:
+            return FilteredMessage(raw)
+        message = addressed(read_answer(raw), self.passage.answers)
+        return await self._judge(self.passage, self.custody, message, raw)
+
+    async def _judge(
+        self, passage: ResponseFilter, custody: Ownership, message: jsonrpc.Message, raw: bytes
+    ) -> FilteredMessage:
+        """What may pass of one message; whose a task is that it creates is on record before it goes out."""
+        if len(raw) > LONG_BYTES:  # to read it took milliseconds, and to write it will: others have their turn
+            await asyncio.sleep(0)
+        owned = await custody.of(message)
+        inspection = await inspect(self.exchange, message, raw, owned)
+        passed = await passage.judge(message, owned)
+        if inspection is not None:
+            await inspection.settle(passed)
+        if passed.withheld is not None:
+            passed = passed._replace(out=self._instead(message, passed.withheld))
+        if passed.created is not None:
+            await custody.keep(passed.created)
+            self._record.task_id = passed.created.task.id
+        return passed
+
+    def _instead(self, message: jsonrpc.Message, reason: Reason) -> bytes:
+        """What the caller of an earlier call hears instead of its answer."""
+        refusal, request_id = Refusal(reason), message.id if isinstance(message, jsonrpc.Response) else None
+        return error_body(
+            refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.turn.now.manner)
+        )
+
+    async def respond(self, passed: FilteredMessage, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
+        """The judged answer as one JSON object, on record."""
+        return await self._respond(passed.out or b"", 200, headers)
+
+    async def stream(self, answer: UpstreamAnswer) -> web.StreamResponse:
+        """A stream that answers nothing in particular: the session's own, or a resumed one."""
+        if answer.status != 200:
+            raise refusal_of(answer)
+        if answer.media_type != EVENT_STREAM:
+            raise refused("its media type is not an event stream")
+        return await self._stream(answer, partial(self.pass_on, answer), until_answer=False)
+
+    async def hold(self, paired: SseSession, endpoint: str) -> web.StreamResponse:
+        """The stream that all answers of a session share, for as long as it lasts."""
+        return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
+
+    async def _refusal(self, answer: UpstreamAnswer) -> Refusal:
+        """What the caller hears of a status that is no answer; where it is passed on, in the words of the error in its
+        body. Raises Refusal where these may not pass."""
+        refusal = refusal_of(answer)
+        if not passes_on(refusal) or answer.media_type != JSON:
+            return refusal
+        try:
+            raw = await answer.read(MAX_ERROR_BYTES)
+            said = read_answer(raw)
+        except Refusal:
+            return refusal
+        if not isinstance(said, jsonrpc.Response) or said.error is None:
+            return refusal
+        error = said.error
+        own = jsonrpc.Response(self.exchange.turn.request_id, error=error)
+        if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
+            await inspection.settle(FilteredMessage())
+        return in_words_of(refusal, error)
+
+    async def _error(self, answer: UpstreamAnswer) -> jsonrpc.Response:
+        raw = await answer.read(MAX_ERROR_BYTES)
+        message = read_answer(raw)
+        if not isinstance(message, jsonrpc.Response) or message.error is None:
+            raise refusal_of(answer)
+        # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
+        # a client that looks for the era must hear its 400.
+        own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
+        self.exchange.turn.answered()
+        if not self.exchange.call.session:
+            self.exchange.turn.tool_failed()
+        if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
+            await inspection.settle(FilteredMessage())
+        return own
+
+    async def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
+        await self.exchange.turn.ended(status, len(body))
+        return WholeResponse(status, body, JSON, headers)
+
+    async def _stream(self, source: Closable, passing: Passing, *, until_answer: bool) -> web.StreamResponse:
+        """`passing` writes the events of `source`, and says whether the answer was among them."""
+        sent = await self.exchange.turn.open_outlet()
+        try:
+            complete = await self._events(source, passing, sent, until_answer)
+            if until_answer and not complete and not sent.resumable:
+                raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
+            if not self._record.done:
+                await self.exchange.turn.ended(200, sent.bytes_out)
+            await sent.end()
+        except asyncio.CancelledError:
+            await self._caller_left(sent)
+            raise
+        except Refusal as refusal:
+            if refusal.reason is Reason.CALLER_GONE:
+                await self._caller_left(sent)
+            withhold(source)
+            await self._break_off(refusal, sent, until_answer)
+        return sent.response
+
+    async def _caller_left(self, sent: EventStream) -> None:
+        """Leaving is how a stream without an end ends, and how a resumed one does once its answer has come."""
+        if not self.exchange.endless or self._record.done:
+            return
+        try:
+            await self.exchange.turn.ended(200, sent.bytes_out)
+        except Refusal as unrecorded:
+            await self.exchange.turn.remember(unrecorded, 499)
+
+    async def _break_off(self, refusal: Refusal, sent: EventStream, until_answer: bool) -> None:
+        """The status line is out: the refusal follows in the protocol, as the answer or as a stream's last words."""
+        told = await self.exchange.turn.remember(refusal, 200)
+        if told.reason is Reason.CALLER_GONE:
+            return
+        facts = facts_of(told, self._record.decision_id, self.exchange.turn.now.manner)
+        try:
+            if until_answer:
+                await sent.write(sse.encode_event(error_body(told, self.exchange.turn.request_id, facts)))
+            else:
+                await sent.write(sse.encode_farewell(str(facts.get("reason", "denied"))))
+            await sent.end()
+        except Refusal:  # the caller left meanwhile; what happened is on record
+            return
+
+    async def _events(self, source: Closable, passing: Passing, sent: EventStream, until_answer: bool) -> bool:
+        """Pass events on until the answer, or the end of the stream; True when the answer came."""
+        try:
+            with self.exchange.streaming(source, sent):
+                return await passing(sent)
+        except Refusal:
+            cut = self.exchange.cut
+            if cut is None:
+                raise
+            if until_answer or ANSWERS[cut].status == "permission_denied":
+                raise Refusal(cut) from None
+            await sent.write(sse.encode_farewell(cut.value))
+            return False  # a stream that was cut off because it was not needed any more has ended well
+
+    async def _until_answer(self, answer: UpstreamAnswer, sent: EventStream) -> bool:
+        if await self.pass_on(answer, sent, until_answer=True):
+            return True
+        return sent.shared and await self._rest(sent)
+
+    async def _rest(self, sent: EventStream) -> bool:
+        """A server may leave a stream early and have its reader come back (MCP 2025-11-25, polling). This caller
+        cannot, so the rest is fetched for it, within the call's deadline."""
+        while self.last_event_id is not None:
+            await asyncio.sleep(min(self.retry_s, self.exchange.patience_s))
+            with await self.exchange.listen(self.last_event_id) as rest:
+                if rest.status != 200 or rest.media_type != EVENT_STREAM:
+                    return False
+                with self.exchange.streaming(rest):
+                    if await self.pass_on(rest, sent, until_answer=True):
+                        return True
+        return False
+
+    async def pass_on(self, answer: UpstreamAnswer, sent: EventStream, *, until_answer: bool = False) -> bool:
+        """Pass a stream's events on to its end, or to the answer; True when that came. Raises Refusal."""
+        async with aclosing(self.read(answer)) as events:
+            async for event in events:
+                if await self.event(event, sent, until_answer):
+                    return True
+        return False
+
+    async def read(self, answer: UpstreamAnswer) -> AsyncGenerator[sse.SseEvent, None]:
+        """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
+        once, others have their turn in between."""
+        parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
+        slices, share = _slices(answer.chunks(deadline=deadline)), LARGE_ANSWERS.share()
+        async with aclosing(slices):
+            async for piece in slices:
+                last = None
+                await hold(share, parser.held_bytes + len(piece), deadline)
+                for event in parser.feed(piece):
+                    if not (event.comment and last is sse.COMMENT):
+                        yield event
+                    last = event
+                    if deadline.at is not None and loop.time() >= deadline.at:
+                        # Who says more than can be judged is never waited for, and never late by itself.
+                        raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not come to an end in time")
+        share.close()
+
+    async def event(self, event: sse.SseEvent, sent: EventSink, until_answer: bool) -> bool:
+        """Pass one event on; True when it was the answer."""
+        if event.comment:
+            await sent.write(sse.KEEP_ALIVE)
+            return False
+        self._mark(event)
+        event_id = None if sent.shared else self._sealed(event.id)
+        sent.resumable = sent.resumable or event_id is not None
+        if not event.message:
+            if not sent.shared:
+                await sent.write(_hint(event, event_id))
+            return False
+        passed = await self._hear(event.message)
+        if passed.reply is not None:
+            await self._reply(passed.reply)
+        if passed.out is None:
+            return False
+        final = until_answer and passed.final
+        written = sse.encode_event(passed.out, id=event_id)
+        if final:  # evidence before the answer is complete
+            await self.exchange.turn.ended(200, sent.bytes_out + len(written))
+        await sent.write(written)
+        return final
+
+    def _mark(self, event: sse.SseEvent) -> None:
+        if event.id:
+            self.last_event_id = event.id
+        if event.retry_ms is not None:
+            self.retry_s = max(MIN_RETRY_S, event.retry_ms / 1000)
+
+    @property
+    def _record(self) -> Recording:
+        return self.exchange.turn.record
+
+    @property
+    def _max_bytes(self) -> int:
+        return self.exchange.turn.now.bounds.max_response_bytes
+
+    def _sealed(self, event_id: str | None) -> str | None:
+        session, outward = self.exchange.session, self.exchange.outward
+        sealed = session.sealed_event_id(event_id) if session is not None and event_id else None
+        return sealed if sealed is None or outward is None else outward.event_id(sealed)
+
+    async def _reply(self, reply: jsonrpc.Response) -> None:
+        """Answer the server in the caller's place: it asked for something that the caller may not be asked."""
+        with await self.exchange.post(reply):
+            pass
+
+
+def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
+    """What the caller hears of an event without a message: how far the stream is, when to come back for the rest, or
+    only that it is alive."""
+    if event.data and event_id is None and event.retry_ms is None:  # one of another type
+        return sse.KEEP_ALIVE
+    return sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data == "")
+
+
+def withhold(answer: object) -> None:
+    """What the upstream asked in its answer does not reach the caller, who will not come back with a word on it."""
+    if isinstance(answer, WaitingCall):
+        answer.withhold()
+
+
+async def _slices(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk[:SLICE_BYTES]
+            for start in range(SLICE_BYTES, len(chunk), SLICE_BYTES):
+                await asyncio.sleep(0)
+                yield chunk[start : start + SLICE_BYTES]

@@ -1,0 +1,421 @@
+"""Routes requests by address and checks their envelope.
+
+HTTP's own questions, asked before anybody is identified: the listener, Host and Origin, the path, the verb, the media
+type, the size. The path is matched on its raw bytes against a strict grammar, never on what a library decoded
+(threats H5); every header is read line by line, because a second copy is how two readers come to differ (H4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, StreamReader, web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.server.framing import TooManyChunks
+from sidecar.http.server.listeners import GaveWay, ServerConnection
+from sidecar.http.tls import shown_on
+from sidecar.identity import UNIX, Presented
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.protocols.mcp.eras import EraHeaders
+from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER, MAX_BASE_PATH
+
+Body = TypeVar("Body", bytes, bytearray)
+Headers = Mapping[str, Sequence[str]]
+"""Every header line, by lower-case name, in the order they came."""
+Aliases = Mapping[str, str]
+"""Whose is a path beside the usual ones: the name of an agent."""
+NO_ALIASES: Aliases = MappingProxyType({})
+
+PARAMETER = "mcp-param-"
+METADATA_PATH = "/.well-known/oauth-protected-resource"
+MCP, METADATA, KEYS = "mcp", "metadata", "keys"
+ISSUER = "issuer"  # where clients of MCP 2025-03-26 look for it
+ISSUER_PATH = "/.well-known/oauth-authorization-server"
+AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
+PUSH = "push"  # where agents push to; what stands in a server's place is a handle
+TASKS, TASK, TASK_CANCEL, TASKS_METADATA = "tasks", "task", "cancel a task", "tasks metadata"  # of the task API
+TASK_API = "a2a/tasks"  # the folder of its addresses
+AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of servers
+EVERY = ""  # where a server's name would stand: all that the caller may see
+SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
+TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
+_TASK = "([A-Za-z0-9-]{1,64})"
+_SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
+_STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a dot at its beginning has two readings in a path
+_NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
+# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
+# an empty one is the address of all of them. A second names a tool, a task, or what follows an agent's name.
+ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
+    (MCP, re.compile(rf"/mcp/{_SERVER}/?\Z"), ("POST", "GET", "DELETE")),
+    (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
+    (MESSAGES, re.compile(rf"/mcp/{_SERVER}/messages\Z"), ("POST",)),
+    (TOOLS, re.compile(rf"/mcp/{_SERVER}/tools\Z"), ("GET",)),
+    (TOOL, re.compile(rf"/mcp/{_SERVER}/tools/{_NAME}\Z"), ("POST",)),
+    (MCP, re.compile(r"/mcp()/?\Z"), ("POST", "GET", "DELETE")),
+    (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}/?\Z"), ("GET",)),
+    (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()/?\Z"), ("GET",)),
+    (ISSUER, re.compile(r"/\.well-known/oauth-authorization-server()\Z"), ("GET",)),
+    (KEYS, re.compile(r"/\.well-known/jwks\.json()\Z"), ("GET",)),
+    (PUSH, re.compile(r"/a2a/push/([A-Za-z0-9_\-]{43})\Z"), ("POST",)),
+    (CARD, re.compile(rf"/agents/{_SERVER}/\.well-known/agent-card\.json\Z"), ("GET",)),
+    (AGENT, re.compile(rf"/agents/{_SERVER}((?:/[^/]+)*/?)\Z"), ("GET", "POST", "DELETE")),
+    (SEED_CARD, re.compile(rf"/\.well-known/agents/{_SERVER}\Z"), ("GET",)),
+    (SEED_CARD, re.compile(rf"/api/nhi/a2a/agent-card/{_SERVER}\Z"), ("GET",)),
+    (TASKS, re.compile(r"(?:/api/nhi)?/a2a/tasks()\Z"), ("GET", "POST")),
+    (TASK, re.compile(rf"(?:/api/nhi)?/a2a/tasks()/{_TASK}\Z"), ("GET",)),
+    (TASK_CANCEL, re.compile(rf"(?:/api/nhi)?/a2a/tasks()/{_TASK}/cancel\Z"), ("POST",)),
+    (TASKS_METADATA, re.compile(r"/\.well-known/oauth-protected-resource/a2a/tasks()\Z"), ("GET",)),
+    (AGENT_METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/agents/{_SERVER}\Z"), ("GET",)),
+)
+
+_ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
+_TOOL = re.compile(rf"{_NAME}\Z")
+_A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
+_PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
+_SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
+_PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
+_JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
+_A2A_JSON = re.compile(_JSON.pattern.replace("application/json", r"application/(?:a2a\+)?json"), _JSON.flags)
+_REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
+_TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
+_CORRELATION = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
+# What a proxy in front of a private listener would add: a local listener has no proxy in front.
+_PROXY_TRACES = ("origin", "forwarded", "via")
+_ACCEPTED_BY = {
+    "application/json": ("application/json", "application/*", "*/*"),
+    "text/event-stream": ("text/event-stream", "text/*", "*/*"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """One listener, as a request meets it. `principal` is who stands behind a local listener; `hosts` are the names
+    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it, `shared`
+    those of them whose pages may read its answers; `prefix` is the path under which its callers see us; `unix`: it is a
+    Unix socket."""
+
+    hosts: frozenset[str] | None
+    origins: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+    principal: str = ""
+    prefix: str = ""
+    unix: bool = False
+
+
+class Route(NamedTuple):
+    """An address of ours. `server` is the upstream's name in it, EVERY the address of all; `rest` a tool's name, or
+    what follows an agent's. `alias` is the path of an agent's own that was called in place of `/agents/<name>`."""
+
+    kind: str
+    server: str
+    rest: str = ""
+    alias: str = ""
+
+
+def headers_of(request: web.BaseRequest) -> Headers:
+    """Header lines as text. Bytes that are no ASCII become replacement characters, which match nothing we look for."""
+    headers: dict[str, list[str]] = {}
+    for name, value in request.raw_headers:
+        headers.setdefault(name.decode("ascii", "replace").lower(), []).append(value.decode("ascii", "replace"))
+    return headers
+
+
+def check_framing(version: HttpVersion, headers: Headers) -> None:
+    """Raises Refusal(MALFORMED_CALL) for what our parser lets pass and another in front may frame otherwise (threats
+    H1): other versions, other codings, and codings in a version that has none."""
+    if version not in (HttpVersion10, HttpVersion11):
+        raise malformed("only HTTP/1.1 and HTTP/1.0 are served")
+    codings = headers.get("transfer-encoding")
+    if codings and (version == HttpVersion10 or [coding.lower() for coding in codings] != ["chunked"]):
+        raise malformed("the only Transfer-Encoding is chunked")
+
+
+def origin_form(target: str) -> str:
+    """Path and query of a request target; one that is in neither form stays as it is (RFC 9112, 3.2.1 and 3.2.2)."""
+    if target.startswith("/"):
+        return target
+    match = _ABSOLUTE.fullmatch(target)
+    return target if match is None else match[2] if match[2].startswith("/") else "/" + match[2]
+
+
+def check_target(target: str, headers: Headers) -> None:
+    """Raises Refusal(MALFORMED_CALL) for an absolute target that names another host than Host does: RFC 9112, 3.2.2,
+    would have us believe the target, and whoever stands in front may have believed the other."""
+    match = None if target.startswith("/") else _ABSOLUTE.fullmatch(target)
+    if match is not None and [match[1].lower()] != [host.lower() for host in headers.get("host", ())]:
+        raise malformed("Host is not the host of the request target")
+
+
+def check_entrance(headers: Headers, entrance: Entrance) -> None:
+    """Raises Refusal(ORIGIN_REFUSED) for a foreign Host or Origin: a browser page must not reach us (threats H8)."""
+    hosts = headers.get("host", ())
+    if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
+        raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
+    if entrance.principal and any(name in _PROXY_TRACES or name.startswith("x-forwarded-") for name in headers):
+        raise Refusal(Reason.ORIGIN_REFUSED, "a local listener takes no Origin, Forwarded, Via or X-Forwarded header")
+    for origin in headers.get("origin", ()):
+        if origin.lower() not in entrance.origins:
+            raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
+
+
+def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: str = "") -> Route:
+    """The address meant by a request target. `prefix` is the path under which callers see us: RFC 9728 (3.1) puts it
+    behind the well-known part of a metadata address. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or
+    VERB_NOT_ALLOWED."""
+    path = raw_path.partition("?")[0]
+    if prefix and path.startswith(f"{METADATA_PATH}{prefix}/"):
+        path = METADATA_PATH + path[len(METADATA_PATH) + len(prefix) :]
+    of_resource = path.removeprefix(METADATA_PATH)
+    if alias := alias_in(of_resource, aliases):  # what is below it is below the agent's usual address
+        usual = f"/{AGENTS}/{aliases[alias]}{of_resource[len(alias) :]}"
+        before = path[: len(path) - len(of_resource)]
+        return route_of(before + usual, verb)._replace(alias=alias)
+    for kind, pattern, verbs in ROUTES:
+        if match := pattern.match(path):
+            if verb not in verbs:
+                raise Refusal(Reason.VERB_NOT_ALLOWED, allow=verbs)
+            return Route(kind, *match.groups(""))
+    if not _PATH.match(path):
+        raise malformed("the path is not plain")
+    raise Refusal(Reason.ROUTE_UNKNOWN)
+
+
+def alias_in(path: str, aliases: Aliases) -> str:
+    """The agent's own path with which this one begins, step by step; "" for none."""
+    if not aliases:
+        return ""
+    end = path.find("/", 1)
+    while 0 < end <= MAX_BASE_PATH:
+        if path[:end] in aliases:
+            return path[:end]
+        end = path.find("/", end + 1)
+    return path if path in aliases else ""
+
+
+def protocol_of(raw_path: str, aliases: Aliases = NO_ALIASES) -> str:
+    """Which protocol is spoken at an address, as evidence and metrics name it: `http` for plain calls."""
+    if raw_path.startswith(_A2A) or alias_in(raw_path.partition("?")[0], aliases):
+        return "a2a"
+    return "http" if _PLAIN.match(raw_path) else "mcp"
+
+
+def place_of(server: str, folder: str = MCP) -> str:
+    """The path of an upstream's address, without a slash before it; EVERY is that of all servers."""
+    return f"{folder}/{server}" if server else folder
+
+
+def is_tool(name: str) -> bool:
+    """Whether a tool of this name can be called by its path."""
+    return _TOOL.match(name) is not None
+
+
+def check_no_query(raw_path: str) -> None:
+    """Raises Refusal(MALFORMED_CALL) for a query where none is read: whoever wrote it meant something by it."""
+    if "?" in raw_path:
+        raise malformed("this address takes no query")
+
+
+def session_in(raw_path: str) -> str:
+    """The session that a POST of the HTTP+SSE transport names. Raises Refusal(MALFORMED_CALL)."""
+    if match := _SESSION.match(raw_path.partition("?")[2]):
+        return match[1]
+    raise malformed("session_id must be there, once, and alone")
+
+
+def presented_by(
+    request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str, own: str = ""
+) -> Presented:
+    """The credentials that one request bears. `base_url` is our address as callers of the data listener write it, `own`
+    the header of a token that this address alone takes."""
+    shown = shown_on(request.transport)
+    return Presented(
+        authorization=tuple(headers.get("authorization", ())),
+        api_key=tuple(headers.get("x-api-key", ())),
+        local=entrance.principal,
+        certificate=shown.certificate,
+        trust=shown.trust,
+        forwarded=tuple(headers.get("x-forwarded-client-cert", ())),
+        peer=UNIX if entrance.unix else request.remote or "",
+        proofs=tuple(headers.get("dpop", ())),
+        method=request.method,
+        urls=_urls(origin_form(request.raw_path), headers, entrance, base_url) if "dpop" in headers else (),
+        own=() if own in (BEARER_HEADER, KEY_HEADER) else tuple(headers.get(own, ())),
+    )
+
+
+def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) -> tuple[str, ...]:
+    """What the caller may have called this address: by our public name, or by another that the entrance answers to."""
+    path, hosts = raw_path.partition("?")[0], headers.get("host", ())
+    scheme = "http" if entrance.principal else base_url.partition(":")[0]
+    public = () if entrance.principal else (f"{base_url}{path}",)
+    # Where callers see us under a path, the same host without it may be another's.
+    known = entrance.hosts is not None and len(hosts) == 1 and not entrance.prefix
+    return (*public, f"{scheme}://{hosts[0]}{path}") if known else public
+
+
+def head_of(headers: Headers) -> EraHeaders:
+    """MCP's routing headers."""
+    parameters = {name[len(PARAMETER) :]: tuple(headers[name]) for name in headers if name.startswith(PARAMETER)}
+    return EraHeaders(
+        protocol_version=tuple(headers.get("mcp-protocol-version", ())),
+        method=tuple(headers.get("mcp-method", ())),
+        name=tuple(headers.get("mcp-name", ())),
+        session_id=tuple(headers.get("mcp-session-id", ())),
+        last_event_id=tuple(headers.get("last-event-id", ())),
+        params=parameters,
+    )
+
+
+def check_accept(headers: Headers, *needed: str) -> None:
+    """Raises Refusal(NOT_ACCEPTABLE) unless the caller takes every media type in which it may be answered."""
+    lines = headers.get("accept")
+    if lines and not _accepts(tuple(lines), needed):
+        raise Refusal(Reason.NOT_ACCEPTABLE)
+
+
+@lru_cache(maxsize=64)  # a client sends the same line with every call
+def _accepts(lines: tuple[str, ...], needed: tuple[str, ...]) -> bool:
+    ranges = [part for line in lines for part in line.split(",") if not _REFUSED_MEDIA.search(part)]
+    offered = {part.partition(";")[0].strip().lower() for part in ranges}
+    return not any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed)
+
+
+BODY_PATIENCE_S = 5.0  # before a body must come at its rate
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """How much may come, and how long it may take."""
+
+    max_body_bytes: int = 2**20
+    body_timeout_s: float = 30.0
+    body_rate_bytes_s: int = 512
+    max_response_bytes: int = 10 * 2**20
+
+
+async def read_body(
+    request: web.BaseRequest,
+    headers: Headers,
+    bounds: BodyBounds,
+    grow: Callable[[int], None],
+    *,
+    who: str = "",
+    a2a: bool = False,
+) -> bytes:
+    """The whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` hears how much of it
+    is there, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never
+    ends or is badly framed, CALLER_GONE for one whose sender left, OVERLOADED where its place is needed."""
+    types = headers.get("content-type", ())
+    if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
+        raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
+    if (request.content_length or 0) > bounds.max_body_bytes:
+        raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
+    try:
+        return await _whole(request, bounds, grow, who)
+    except TimeoutError:
+        raise malformed("the body did not arrive in time") from None
+    except GaveWay:
+        raise Refusal(Reason.OVERLOADED, "its body came too slowly for now", retry_after_s=1.0) from None
+    except TooManyChunks:
+        raise malformed("the body comes in too small chunks: send larger ones, or a Content-Length") from None
+    except web.RequestPayloadError:
+        raise malformed("the body is not well framed") from None
+    except ConnectionError:
+        raise Refusal(Reason.CALLER_GONE) from None
+
+
+async def _whole(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
+    content = request.content
+    if content.is_eof():  # it came with the head, as most do: nothing to wait for
+        whole = _bounded(content.read_nowait(-1), bounds)
+        grow(len(whole))
+        return whole
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks first waits for this word
+        request.writer.output_size = 0
+    connection = request.protocol
+    with connection.waiting_for_body(who) if isinstance(connection, ServerConnection) else nullcontext():
+        return await _rest(content, bounds, grow)
+
+
+async def _rest(content: StreamReader, bounds: BodyBounds, grow: Callable[[int], None]) -> bytes:
+    body, begun_s = bytearray(), asyncio.get_running_loop().time()
+    end_s, rate = begun_s + bounds.body_timeout_s, bounds.body_rate_bytes_s
+    async with asyncio.timeout_at(end_s) as deadline:
+        while True:
+            if rate:  # what came so far buys time for the rest (threats D1)
+                deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / rate))
+            if not (chunk := await content.readany()):
+                return bytes(body)
+            body += chunk
+            _bounded(body, bounds)
+            grow(len(body))
+
+
+def _bounded(body: Body, bounds: BodyBounds) -> Body:
+    if len(body) > bounds.max_body_bytes:
+        raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
+    return body
+
+
+def correlation_of(headers: Headers, name: str) -> str:
+    """A run, thread or request id that the caller names: recorded, bounded, and never used to decide."""
+    lines = headers.get(name, ())
+    return correlation_in(lines[0]) if len(lines) == 1 else ""
+
+
+def correlation_in(value: object) -> str:
+    """The same, named in a message; "" for what is none."""
+    return value if isinstance(value, str) and _CORRELATION.match(value) else ""
+
+
+def trace_headers(headers: Headers) -> list[tuple[str, str]]:
+    """W3C trace context, passed on where it is well formed."""
+    if not trace_id_of(headers):
+        return []
+    state = headers.get("tracestate", ())
+    passed = [("traceparent", headers["traceparent"][0])]
+    if len(state) == 1 and _TRACE_STATE.match(state[0]):
+        passed.append(("tracestate", state[0]))
+    return passed
+
+
+def trace_id_of(headers: Headers) -> str:
+    """The trace id of a W3C `traceparent`, or ""."""
+    lines = headers.get("traceparent", ())
+    return trace_id_in(lines[0]) if len(lines) == 1 else ""
+
+
+def trace_id_in(value: object) -> str:
+    """The trace id of a W3C `traceparent` in a message, or ""."""
+    match = _TRACE_PARENT.match(value) if isinstance(value, str) else None
+    return match[1] if match else ""
+
+
+def hosts_for(host: str, port: int, public_url: str, allowed: Sequence[str]) -> frozenset[str]:
+    """The Host values that a TCP listener answers to."""
+    names = {host, "localhost", "127.0.0.1", "[::1]"} if host in ("127.0.0.1", "::1", "localhost") else {host}
+    names.update(allowed)
+    if public_url:
+        names.add(urlsplit(public_url).netloc)
+    bare = {_bracketed(name.lower()) for name in names}
+    return frozenset(bare | {f"{name}:{port}" for name in bare if not _has_port(name)})
+
+
+def _bracketed(name: str) -> str:
+    # Host writes an IPv6 address in brackets (RFC 3986 3.2.2); only such an address has more than one colon.
+    return f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
+
+
+def _has_port(name: str) -> bool:
+    return re.search(r":\d+\Z", name) is not None

@@ -1,0 +1,443 @@
+"""The frozen snapshot of everything a request reads.
+
+One frozen value, built aside, checked, and swapped by one assignment. A request takes it once; a reload that fails
+leaves the old one serving (CONTRACT 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import orjson
+
+from sidecar.errors import Fault, PolicyError, Reason, Refusal, Together
+from sidecar.gateway.error_responses import DenyManner
+from sidecar.gateway.kill_switch import DISABLED_FILE, NOBODY, Disabled, load_disabled
+from sidecar.gateway.redaction import ResponseScreen
+from sidecar.gateway.routing import (
+    AGENTS,
+    EVERY,
+    ISSUER_PATH,
+    MCP,
+    METADATA_PATH,
+    TASK_API,
+    Aliases,
+    BodyBounds,
+    place_of,
+)
+from sidecar.http.server.refusal_throttle import LABEL as REFUSALS
+from sidecar.http.tls import TlsContexts
+from sidecar.identity import ALGORITHMS, Audience, Identity
+from sidecar.limits import Budgets, load_budgets, rule_label
+from sidecar.limits.budgets import entries_of
+from sidecar.limits.session_calls import LABEL as SESSION_CALLS
+from sidecar.observability.metrics import WIRE_METHODS
+from sidecar.policy import Engine, PolicySource
+from sidecar.settings import Settings
+from sidecar.settings.agent_endpoints import AgentOffer, Transport
+from sidecar.settings.upstream_health import ProbeSettings
+from sidecar.settings.upstreams import UpstreamSettings as Definition
+from sidecar.upstreams import McpTransport, ToolCatalogue, UpstreamAccount
+from sidecar.upstreams.agents import AgentUpstream
+from sidecar.upstreams.credentials import NO_SIGNER, TokenSigner
+from sidecar.upstreams.mcp.pins import NO_PINS, Pins, Sightings
+from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
+from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
+
+MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
+SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
+"""Runs the tests that stand beside a policy: the faults that keep it from being taken into use."""
+
+T = TypeVar("T")
+
+OIDC_PRESETS = ("keycloak", "entra", "okta")  # whose metadata is OpenID Connect's
+# What is no method of a protocol, as evidence calls it.
+OWN_METHODS = frozenset({"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end"})
+BUDGETS_FILE = "budgets.yaml"
+TESTS_FOLDER = "tests"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One MCP server that stands behind us. A call may take `timeout_s`, and with progress `longest_s`. `account` is
+    how it stands, `sightings` are what it showed to callers and had better not."""
+
+    name: str
+    definition: Definition
+    upstream: McpTransport
+    account: UpstreamAccount
+    catalogue: ToolCatalogue
+    timeout_s: float
+    longest_s: float
+    anonymous: bool = False
+    scopes: tuple[str, ...] = ()
+    sightings: Sightings = field(default_factory=Sightings)
+    screen: ResponseScreen | None = None
+
+    @property
+    def probe(self) -> ProbeSettings:
+        """How it is asked whether it is well."""
+        return self.definition.probe
+
+    @property
+    def asked(self) -> ToolCatalogue:
+        """Whom to ask whether it is well."""
+        return self.catalogue
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether it is shown the caller's own token, or what that is exchanged for."""
+        return self.definition.credential is not None and self.definition.credential.needs_token
+
+    async def close(self) -> None:
+        """Let go of its connections."""
+        await self.catalogue.close()
+        await self.upstream.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a request reads. `base_url` is our address as callers write it, without a slash at its end.
+
+    `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
+    `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
+    for each server whose tools must be as pinned, the digest of each tool. `signer` is who signs in our name.
+    `tls` is what the data listener's next handshake is under, None where it speaks none. `offers` say how each agent is
+    offered, `aliases` whose a path beside the usual ones is.
+    `waiting` are the sections of settings that were changed and need a restart; `settings` has them as they run.
+    """
+
+    settings: Settings
+    engine: Engine
+    budgets: Budgets
+    identity: Identity
+    services: Mapping[str, Service]
+    agents: Mapping[str, AgentUpstream]
+    base_url: str
+    manner: DenyManner
+    bounds: BodyBounds
+    audiences: Mapping[str, Audience]
+    limit_labels: tuple[str, ...] = ()
+    budget_labels: tuple[str, ...] = ()
+    limited: tuple[RuleRef, ...] = ()
+    disabled: Disabled = NOBODY
+    shadow_until: float | None = None
+    keys_digest: str = ""
+    pins: Pins = NO_PINS
+    required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    signer: TokenSigner = NO_SIGNER
+    waiting: tuple[str, ...] = ()
+    tls: TlsContexts | None = None
+    offers: Mapping[str, AgentOffer] = field(default_factory=dict)
+    aliases: Aliases = field(default_factory=dict)
+
+    def shadows(self, now_s: float) -> bool:
+        """Whether what policy or a limit refuses is let pass, and only put on record."""
+        return self.shadow_until is not None and now_s < self.shadow_until
+
+    def says_the_same_as(self, other: Snapshot) -> bool:
+        """Whether nothing that an operator could notice is different."""
+        return (
+            self.engine.revision == other.engine.revision
+            and self.engine.warnings == other.engine.warnings
+            and self.settings == other.settings
+            and self.budgets == other.budgets
+            and self.disabled == other.disabled
+            and self.keys_digest == other.keys_digest
+            and self.pins == other.pins
+            and self.waiting == other.waiting
+        )
+
+    def approves(self, server: str, tool: str, digest: str) -> bool:
+        """Whether a tool with this definition may be used, as far as pins go. What has no digest is as no pin."""
+        required = self.required.get(server)
+        return required is None or (digest != "" and required.get(tool) == digest)
+
+    def service(self, server: str) -> Service:
+        """The server behind a name. Asked after policy, so that only who may call it learns whether it is there."""
+        service = self.services.get(server)
+        if service is None:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN)
+        return service
+
+    def has_upstream(self, name: str) -> bool:
+        return name in self.services or name in self.agents
+
+    def has_method(self, name: str) -> bool:
+        return name in WIRE_METHODS or name in OWN_METHODS
+
+    def has(self, question: Question) -> bool | None:
+        word, _, rest = question.object.partition(":")
+        if word == "nhi":
+            agent = self.agents.get(rest)
+            return agent.cards.has_skill(question.name) if agent and question.name else self.has_upstream(rest)
+        service = self.services.get(question.server)
+        return False if service is None else service.catalogue.has(word, question.name)
+
+    @property
+    def key_set(self) -> bytes:
+        """Our public keys (RFC 7517)."""
+        return self.signer.key_set
+
+    @property
+    def upstreams(self) -> Mapping[str, Service | AgentUpstream]:
+        """Servers and agents, by name."""
+        return {**self.services, **self.agents}
+
+    def agent(self, name: str) -> AgentUpstream:
+        """The agent behind a name. Asked after policy, so that only who may call it learns whether it is there."""
+        agent = self.agents.get(name)
+        if agent is None:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN)
+        return agent
+
+    def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
+        """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
+        if call.upstream == EVERY and call.protocol == "a2a":
+            return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, call.question, now_s)
+        if call.upstream == EVERY:
+            return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, call.question, now_s)
+        first = call.question
+        asked = self.engine.enter if call.session else self.engine.decide
+        decision = asked(chain, first, now_s)
+        if len(call.questions) == 1:
+            return decision
+        answers = [decision, *(self.engine.decide(chain, more, now_s) for more in call.questions[1:])]
+        ends = [answer.until for answer in answers if answer.until is not None]
+        decisive = next((answer for answer in answers if not answer.allowed), decision)
+        return decisive._replace(
+            links=tuple(link for answer in answers for link in answer.links),
+            limits=_each_once(answer.limits for answer in answers) if decisive.allowed else (),
+            until=min(ends, default=None),
+            would_deny=_each_once(answer.would_deny for answer in answers),
+            would_allow=_each_once(answer.would_allow for answer in answers),
+        )
+
+    def enter_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
+        """What a call to all servers is answered at each of them, in the order of their names."""
+        method = call.question.action
+        return {
+            name: self.engine.enter(chain, Question(f"nhi:{name}", method, name), now_s)
+            for name in sorted(self.services)
+        }
+
+    def ask_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
+        """What a question to all agents is answered at each of them, in the order of their names."""
+        first = call.question
+        questions = {name: first._replace(object=f"nhi:{name}") for name in sorted(self.agents)}
+        return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
+
+    def speaks(self, agent: str, transport: Transport) -> bool:
+        """Whether this is spoken at an agent's addresses."""
+        offer = self.offers.get(agent)
+        return offer is None or transport in offer.transport_protocols
+
+    @property
+    def lone_in_grpc(self) -> str:
+        """The agent that a call over gRPC means which names none: the only one there; "" where there are more."""
+        found = [name for name in self.agents if self.speaks(name, "grpc")]
+        return found[0] if len(found) == 1 else ""
+
+    def meant_in_grpc(self, label: str) -> str:
+        """The agent that a call over gRPC means which names none itself; `label` is the first one of the authority that
+        it was sent to, "" where nobody says."""
+        return label if label in self.agents else self.lone_in_grpc
+
+    def audience(self, server: str, folder: str = MCP) -> Audience:
+        """What a token must be meant for, to be used at this upstream's address."""
+        place = place_of(server, folder)
+        return self.audiences.get(place) or Audience(f"{self.base_url}/{place}")
+
+    def metadata_url(self, server: str, folder: str = MCP, alias: str = "") -> str:
+        """Where RFC 9728 metadata of the upstream's address is found."""
+        base = urlsplit(self.base_url)  # what it has of a path stands behind the well-known part (RFC 9728, 3.1)
+        return f"{base.scheme}://{base.netloc}{METADATA_PATH}{base.path}{alias or '/' + place_of(server, folder)}"
+
+    @property
+    def issuer_metadata_url(self) -> str:
+        """Where the metadata of the first issuer is found (RFC 8414, OpenID Connect Discovery); "" without one."""
+        issuers = self.settings.identity.issuers
+        if not issuers:
+            return ""
+        issuer = urlsplit(issuers[0].issuer.rstrip("/"))
+        if issuers[0].preset in OIDC_PRESETS:
+            return f"{issuer.geturl()}/.well-known/openid-configuration"
+        return f"{issuer.scheme}://{issuer.netloc}{ISSUER_PATH}{issuer.path}" if issuer.netloc else ""
+
+    def resource_metadata(self, server: str, folder: str = MCP, alias: str = "") -> bytes:
+        """The RFC 9728 document of an upstream's address: the same for a name that is none. It is for the address that
+        was called (3.3), and a token for one of them is good for all of them."""
+        known: Mapping[str, Service | AgentUpstream] = self.agents if folder == AGENTS else self.services
+        service = known.get(server)
+        gate = self.audience(server, folder).gate
+        issuers = () if gate is not None and gate.required else self.settings.identity.issuers
+        document: dict[str, object] = {
+            "resource": f"{self.base_url}{alias or '/' + place_of(server, folder)}",
+            "authorization_servers": [issuer.issuer for issuer in issuers],  # where no token of theirs is enough, none
+            "bearer_methods_supported": ["header"],
+            "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
+        }
+        if self.tls is not None and self.tls.trust:
+            document["tls_client_certificate_bound_access_tokens"] = True
+        if service is not None and service.scopes:
+            document["scopes_supported"] = list(service.scopes)
+        return orjson.dumps(document)
+
+
+def any_of(answers: Mapping[str, Decision]) -> Decision | None:
+    """The one answer for a call to many servers, which goes to those that it may reach: any yes is a yes, for as long
+    as the last of them. None where there are none."""
+    allowed = [answer for answer in answers.values() if answer.allowed]
+    told = allowed or list(answers.values())
+    if not told:
+        return None
+    ends = [answer.until for answer in allowed]
+    return told[0]._replace(
+        links=tuple(link for answer in told for link in answer.links),
+        until=None if None in ends else max((end for end in ends if end is not None), default=None),
+        would_deny=_each_once(answer.would_deny for answer in told),
+        would_allow=_each_once(answer.would_allow for answer in told),
+    )
+
+
+def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(one for some in found for one in some))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside the rules in the policy's folder."""
+
+    budgets: Budgets
+    disabled: Disabled
+    pins: Pins
+
+    @classmethod
+    def read(cls, folder: Path, known_pins: Pins = NO_PINS) -> Beside:
+        """`known_pins` are those of the snapshot before. Raises ConfigError with every fault of all three."""
+        together = Together()
+        with together.noted():
+            budgets = load_budgets(folder / BUDGETS_FILE)
+        with together.noted():
+            disabled = load_disabled(folder / DISABLED_FILE)
+        with together.noted():
+            pins = load_pins(folder / PINS_FILE, known_pins)
+        together.refuse()
+        return cls(budgets, disabled, pins)
+
+
+def snapshot_from(
+    settings: Settings,
+    source: PolicySource,
+    beside: Beside,
+    *,
+    identity: Identity,
+    services: Mapping[str, Service],
+    agents: Mapping[str, AgentUpstream],
+    base_url: str,
+    keys_digest: str,
+    self_test: SelfTest,
+    signer: TokenSigner = NO_SIGNER,
+    tls: TlsContexts | None = None,
+) -> Snapshot:
+    """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
+    policy, pins = settings.policy, beside.pins
+    offers = {name: offer for name, _, offer in settings.offers()}
+    budgets = replace(beside.budgets, offers=entries_of(offers))
+    engine, limited = Engine(source), source.limited(MAX_LIMIT_LABELS)
+    tested = policy.self_test and (policy.path / TESTS_FOLDER).is_dir()
+    if tested and (faults := self_test(engine, source, policy.path, beside.budgets)):
+        raise PolicyError(faults)
+    return Snapshot(
+        settings=settings,
+        engine=engine,
+        budgets=budgets,
+        identity=identity,
+        services=services,
+        agents=agents,
+        base_url=base_url,
+        manner=DenyManner(settings.answers.deny_style, settings.answers.disclosure),
+        bounds=BodyBounds(
+            settings.server.max_body_bytes,
+            settings.server.body_timeout_s,
+            settings.server.body_rate_bytes_s,
+            settings.server.max_response_bytes,
+        ),
+        audiences={
+            MCP: Audience(
+                f"{base_url}/{MCP}",
+                any(service.anonymous for service in services.values()),
+                keeps_token=any(service.needs_token for service in services.values()),
+            ),
+            TASK_API: Audience(
+                f"{base_url}/{TASK_API}", keeps_token=any(agent.needs_token for agent in agents.values())
+            ),
+            **{
+                place_of(name): Audience(f"{base_url}/{place_of(name)}", one.anonymous, one.scopes, one.needs_token)
+                for name, one in services.items()
+            },
+            **{
+                place_of(name, AGENTS): Audience(
+                    f"{base_url}/{place_of(name, AGENTS)}",
+                    one.anonymous,
+                    one.scopes,
+                    one.needs_token,
+                    identity.gates.of(name),
+                    f"{base_url}{offers[name].base_path}" if name in offers and offers[name].base_path else "",
+                )
+                for name, one in agents.items()
+            },
+        },
+        limit_labels=(
+            SESSION_CALLS,
+            REFUSALS,
+            *dict.fromkeys(rule_label(rule.id) for rule in limited),
+            *budgets.labels,
+        ),
+        budget_labels=budgets.spending_labels,
+        limited=limited,
+        disabled=beside.disabled,
+        shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
+        keys_digest=keys_digest,
+        pins=pins,
+        required=pins.required({name: service.definition.pins for name, service in services.items()}),
+        signer=signer,
+        tls=tls,
+        offers=offers,
+        aliases={offer.base_path: name for name, offer in offers.items() if offer.base_path is not None},
+    )
+
+
+@dataclass(slots=True)
+class Live:
+    """The snapshot that serves now. `clock` gives seconds since the epoch."""
+
+    current: Snapshot
+    clock: Callable[[], float]
+    _readers: dict[int, int] = field(default_factory=dict)
+
+    def take(self) -> Snapshot:
+        """The snapshot of one request, which gives it back with `leave` when it is over."""
+        taken = self.current
+        self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
+        return taken
+
+    def renew(self, taken: Snapshot) -> Snapshot:
+        """The snapshot that serves now, in exchange for an older one: so that a stream of days keeps none alive."""
+        fresh = self.take()
+        self.leave(taken)
+        return fresh
+
+    def leave(self, taken: Snapshot) -> None:
+        """One request less reads it."""
+        self._readers[id(taken)] -= 1
+        if not self._readers[id(taken)]:
+            del self._readers[id(taken)]
+
+    def is_read(self, snapshot: Snapshot) -> bool:
+        """Whether a request is under way that took it."""
+        return id(snapshot) in self._readers

@@ -1,0 +1,217 @@
+"""Sends requests to addresses that callers chose, after checking them.
+
+Callbacks, push notifications: a caller names the URL, so it is nobody's word that it leads to a harmless place
+(threats N1). It is asked twice, when it is named and again each time that something is sent there:
+
+    the URL     plain (`strict_url.py`), of a scheme and at a host that the operator allows
+    the name    looked up once; every address that it has must be one that may be reached (`address_rules.py`)
+    then        the connection is made to such an address, with the name in TLS and in `Host`
+
+A name that changes its mind between question and connection changes nothing, because nothing is looked up again.
+Nothing is followed, no proxy of the environment is used, and of the answer only the head is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client.address_rules import AddressRules
+from sidecar.http.client.failures import ClientTimeout, ConnectFailed, EgressError, NotAllowed
+from sidecar.http.client.origin import TargetOrigin
+from sidecar.http.client.pool import HttpClient
+from sidecar.http.client.strict_url import OWN_PORTS, parse_strictly
+from sidecar.settings.callbacks import CallbackSettings
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a name, in the order in which they are to be tried. Raises OSError."""
+
+MAX_ADDRESSES: Final = 32  # a name with more is no receiver of callbacks
+MAX_TRIED: Final = 3
+NO_PLACE: Final = "this is no address that callbacks are sent to"
+LOOKED_UP_AT_ONCE: Final = 32
+LOOKED_UP_FOR_ONE: Final = 4  # of what one chain names
+MAX_LOOKUPS_WAITING: Final = 200
+INVALID_PARAMS: Final = -32602
+
+log = logging.getLogger("sidecar.http.client")
+
+
+class Accepted(NamedTuple):
+    """What a receiver answered: its status, and how long it asks us to wait."""
+
+    status: int
+    retry_after: str
+
+
+@dataclass(slots=True)
+class GuardedClient:
+    """The way out for what content addresses. `rules` gives the operator's word as it is now."""
+
+    rules: Callable[[], CallbackSettings]
+    resolve: Resolve
+    _asked_for: Counter[str] = field(default_factory=Counter)
+
+    async def check(self, url: str, owner: str) -> None:
+        """Whether something could be sent there now, for this chain. Raises Refusal, which tells nothing of what a name
+        leads to: MALFORMED_CALL, TOO_MANY_CONCURRENT for who has too many names looked up already."""
+        rules = self.rules()
+        try:
+            origin = _allowed(url, rules)
+            with self._asking(owner):
+                async with asyncio.timeout(rules.timeout_s):
+                    await self._addresses(origin, rules)
+        except NotAllowed as refused:
+            log.info("a callback's address is refused", extra={"why": refused.why})
+            raise Refusal(Reason.MALFORMED_CALL, str(refused), code=INVALID_PARAMS) from None
+        except (EgressError, TimeoutError):
+            # A name without addresses looks like one with forbidden ones.
+            log.info("a callback's address is refused", extra={"why": "the name cannot be looked up"})
+            raise Refusal(Reason.MALFORMED_CALL, NO_PLACE, code=INVALID_PARAMS) from None
+
+    @contextmanager
+    def _asking(self, owner: str) -> Iterator[None]:
+        """Names that nobody answers for hold up who named them, and nobody else: the threads are everybody's."""
+        if self._asked_for[owner] >= LOOKED_UP_FOR_ONE:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many names are being looked up", retry_after_s=1.0)
+        self._asked_for[owner] += 1
+        try:
+            yield
+        finally:
+            self._asked_for[owner] -= 1
+            if not self._asked_for[owner]:
+                del self._asked_for[owner]
+
+    async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Accepted:
+        """Send it, whatever was said of the URL before. Raises EgressError; NotAllowed means that it never will be."""
+        rules = self.rules()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + rules.timeout_s
+        origin = _allowed(url, rules)
+        try:
+            async with asyncio.timeout_at(until):
+                addresses = await self._addresses(origin, rules)
+                tls = await _trust(rules.ca_path) if origin.secure else None
+        except TimeoutError:
+            raise ClientTimeout("the name was not looked up in time") from None
+        tried = addresses[:MAX_TRIED]
+        failure = ConnectFailed("no connection")
+        for number, address in enumerate(tried):
+            left_s = until - loop.time()
+            try:
+                return await _post(
+                    origin, address, tls, headers, body, left_s, connect_s=left_s / (len(tried) - number)
+                )
+            except ConnectFailed as failed:
+                failure = failed
+        raise failure
+
+    async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
+        """Every address of the origin; all of them may be reached."""
+        try:
+            found = [origin.host] if _is_address(origin.host) else await self.resolve(origin.host, origin.port)
+        except (OSError, UnicodeError) as error:
+            raise ConnectFailed("the name cannot be looked up") from error
+        addresses = tuple(dict.fromkeys(found))
+        if not addresses:
+            raise ConnectFailed("the name has no address")
+        reach = AddressRules(rules.networks, rules.blocked)
+        objection = next(filter(None, map(reach.objection, addresses)), "")
+        if len(addresses) > MAX_ADDRESSES:
+            objection = f"it has more than {MAX_ADDRESSES} addresses"
+        if objection:
+            raise NotAllowed(NO_PLACE, objection)
+        return addresses
+
+
+class SystemResolver:
+    """The system's own, on threads of its own: a name that nobody answers for holds up no connection to an upstream."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LOOKED_UP_AT_ONCE, thread_name_prefix="lookup")
+        self._waiting = 0
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        if self._waiting >= MAX_LOOKUPS_WAITING:
+            raise OSError("too many names are being looked up")
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._threads, _look_up, host, port)
+        finally:
+            self._waiting -= 1
+        return [str(address[0]) for *_, address in found]
+
+    def close(self) -> None:
+        """Let go of the threads, as soon as each has its answer."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+
+def _allowed(url: str, rules: CallbackSettings) -> TargetOrigin:
+    """Where the URL leads by its letters. Raises NotAllowed."""
+    try:
+        origin = parse_strictly(url)
+    except ValueError as error:
+        raise NotAllowed(str(error), "it is no plain URL") from None
+    if origin.scheme not in rules.schemes:
+        raise NotAllowed(f"callbacks are sent over {' or '.join(rules.schemes)} only", "its scheme is not allowed")
+    if not any(place.holds(origin.host, origin.port, OWN_PORTS[origin.scheme]) for place in rules.allow):
+        raise NotAllowed(NO_PLACE, "callbacks.allow does not name its host and port")
+    return origin
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()
+
+
+async def _post(
+    origin: TargetOrigin,
+    address: str,
+    tls: ssl.SSLContext | None,
+    headers: Sequence[tuple[str, str]],
+    body: bytes,
+    left_s: float,
+    *,
+    connect_s: float,
+) -> Accepted:
+    client = HttpClient(origin, address=address, connect_timeout_s=connect_s, max_idle=0, max_connections=1, tls=tls)
+    try:
+        with await client.request("POST", origin.path, headers, body, deadline_s=left_s) as answer:
+            return Accepted(answer.status, answer.headers.get("retry-after", ""))
+    finally:
+        await client.close()
+
+
+async def _trust(ca_path: Path | None) -> ssl.SSLContext:
+    """Raises ConnectFailed for a file that is none. Not read by the loop, and again only when it changed."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, _context_now, ca_path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConnectFailed("callbacks.ca_path cannot be used") from error
+
+
+def _context_now(ca_path: Path | None) -> ssl.SSLContext:
+    return _context(ca_path, 0 if ca_path is None else ca_path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _context(ca_path: Path | None, _changed_ns: int) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_path is not None:
+        context.load_verify_locations(ca_path)
+    return context

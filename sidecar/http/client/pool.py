@@ -1,0 +1,173 @@
+"""A pool of connections to one origin.
+
+The one that was used last, if it is surely alive; else a new one; and where all are in use, the next that comes free.
+Idle connections are few and short-lived: many servers hang up after 5 s without a word, and a request that meets their
+hang-up is lost, because none is ever retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+from sidecar.http.client.connection import ClientConnection, ClientResponse
+from sidecar.http.client.failures import ClientTimeout, ConnectFailed, QueueFull
+from sidecar.http.client.http1 import RequestForm, ResponseHead
+from sidecar.http.client.origin import TargetOrigin
+from sidecar.http.client.send_queue import SendQueue
+
+MAX_IDLE: Final = 64
+MAX_IDLE_S: Final = 4.0
+MAX_WAITING: Final = 10_000
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # our fault, not its
+_SWEEP_S: Final = 1.0
+_HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
+
+
+class HttpClient:
+    """A small HTTP/1.1 client of one origin: no cookies, no redirects, no inflating, no retries, no proxies from the
+    environment.
+
+    At `max_connections`, streams included, further requests wait for one to come free, `max_waiting` of them, each
+    within its own deadline. `tls` replaces the system's trust (tests, own CA). With `address` connections are made
+    there, and no name is looked up; TLS and `Host` still name the origin.
+    """
+
+    def __init__(
+        self,
+        origin: TargetOrigin,
+        *,
+        address: str = "",
+        connect_timeout_s: float = 5.0,
+        max_idle: int = MAX_IDLE,
+        max_idle_s: float = MAX_IDLE_S,
+        max_connections: int = 4096,
+        max_waiting: int = MAX_WAITING,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.origin = origin
+        self._address = address
+        self.connect_timeout_s = connect_timeout_s
+        self._max_idle = max_idle
+        self._max_idle_s = max_idle_s
+        self._tls = tls
+        self._line = SendQueue(max_connections, max_waiting)
+        self._busy: set[ClientConnection] = set()  # each has a place in the line, from the attempt to connect on
+        self._idle: list[ClientConnection] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._busy) + len(self._idle)
+
+    async def request(
+        self, verb: str, path: str, headers: Sequence[tuple[str, str]], body: bytes | None, *, deadline_s: float
+    ) -> ClientResponse:
+        """Send one request and return its response as soon as the head is there.
+
+        `deadline_s` from now bounds waiting, connecting, the head, and `ClientResponse.read()`;
+        `ClientResponse.chunks()` has its own. Raises EgressError; InvalidRequest, Crowded and ConnectFailed mean that
+        nothing was sent.
+        """
+        form = RequestForm(verb, path, self.origin.host_header, headers)
+        return await self.send(form.message((), body), deadline_s=deadline_s)
+
+    async def send(self, message: bytes, *, deadline_s: float) -> ClientResponse:
+        """The same for a request that is already in bytes: what a `RequestForm` for this origin made."""
+        if deadline_s <= 0:  # an answer could not be used, so nothing is to be executed
+            raise ClientTimeout("no time is left")
+        now = asyncio.get_running_loop().time()
+        until = now + deadline_s
+        if not self._line.step_in():
+            await self._line.wait(until)
+            now = asyncio.get_running_loop().time()
+        connection = self._take(now) or await self._connect(until)
+        return await connection.exchange(message, until)
+
+    async def close(self) -> None:
+        """Close every connection, those in use included; who waits for one hears that there is none."""
+        self._closed = True
+        self._line.close()
+        for connection in [*self._busy, *self._idle]:
+            connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+
+    def _take(self, now: float) -> ClientConnection | None:
+        while self._idle:
+            connection = self._idle.pop()  # the warmest first, so that the others may grow cold and go
+            if connection.idle_until > now and connection.quiet:
+                self._busy.add(connection)
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, until: float) -> ClientConnection:
+        loop, origin = asyncio.get_running_loop(), self.origin
+        connection = ClientConnection(loop, self._free, self._lost)
+        self._busy.add(connection)
+        limit = min(until, loop.time() + self.connect_timeout_s)
+        try:
+            async with asyncio.timeout_at(limit):
+                await loop.create_connection(
+                    lambda: connection,
+                    self._address or origin.host,
+                    origin.port,
+                    ssl=self._trust() if origin.secure else None,
+                    server_hostname=origin.host if origin.secure else None,
+                )
+        except TimeoutError:
+            self._lost(connection)
+            raise (ClientTimeout if limit == until else ConnectFailed)("connecting took too long") from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+            self._lost(connection)
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                raise QueueFull("the system gives us no descriptor") from error
+            raise ConnectFailed("no connection") from error
+        except asyncio.CancelledError:
+            connection.abort()
+            self._lost(connection)
+            raise
+        return connection
+
+    def _trust(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _free(self, connection: ClientConnection, head: ResponseHead) -> None:
+        loop, seconds = asyncio.get_running_loop(), self._max_idle_s
+        if "keep-alive" in head.headers and (hint := _HINT.search(head.headers["keep-alive"].lower())):
+            seconds = min(seconds, int(hint[1]) - 1.0)
+        if self._closed or seconds <= 0 or len(self._idle) >= self._max_idle:
+            connection.close()
+            return
+        connection.idle_until = loop.time() + seconds
+        self._busy.remove(connection)
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+        self._line.step_out()
+
+    def _lost(self, connection: ClientConnection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._line.step_out()
+        elif connection in self._idle:
+            self._idle.remove(connection)
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long, also when no request comes to notice."""
+        self._sweeper = None
+        loop = asyncio.get_running_loop()
+        for connection in [one for one in self._idle if one.idle_until <= loop.time()]:
+            connection.close()
+        if self._idle:
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

@@ -1,0 +1,37 @@
+"""Raises and reports the limit of open file descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from typing import Final
+
+STDERR: Final = 2
+MOST: Final = 65_536
+OWN: Final = 128  # files, the store, idle connections to upstreams, whoever asks for health
+PER_CALL: Final = 2  # the caller's connection, and one to the upstream
+
+
+def hold_standard() -> None:
+    """Whoever starts us with standard input, output or error closed gives their numbers to the next files, sockets and
+    loops, and what is printed goes there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def take_all() -> tuple[int, int]:
+    """Many systems give a program 1,024 until it asks for what it may have. How many there were, and are now."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if before != resource.RLIM_INFINITY and before < wanted:
+        with suppress(ValueError, OSError):  # a system may allow less than it says; connections are bounded anyway
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return before, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def enough_for(connections: int) -> int:
+    """As many of these connections as there are descriptors for."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return connections if soft == resource.RLIM_INFINITY else min(connections, max(1, (soft - OWN) // PER_CALL))

@@ -1,0 +1,537 @@
+"""Opens listeners, and bounds their connections and deadlines.
+
+aiohttp's server with the bounds that it lacks: a deadline for each head (threats D1), a cap on connections (`seats`),
+and every answer through our own hand, so that not even a malformed request line is answered without a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import HttpRequestParser
+from aiohttp.web_protocol import _ErrInfo
+
+from sidecar.http.server.acceptor import Acceptor, AcceptState
+from sidecar.http.server.connection_limits import ConnectionLimits
+from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
+from sidecar.settings.addresses import ListenAddress, UnixAddress
+
+log = logging.getLogger("sidecar.http.server.listeners")
+
+_NO_ACCESS_LOG = logging.getLogger("sidecar.access")
+_NO_ACCESS_LOG.setLevel(logging.CRITICAL)
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+HandleBroken = Callable[[str, int], Coroutine[Any, Any, web.StreamResponse]]
+"""(peer, status) → the answer to bytes that are no HTTP request."""
+
+IsStale = Callable[[asyncio.BaseTransport], bool]
+"""Whether what was shown in this connection's handshake counts no more."""
+
+MAX_HEADERS = 64  # threats D5
+MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
+MAX_LINE_BYTES = 4 * 1024
+LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
+GIVES_WAY_S = 1.0  # a body that has been waited for so long costs its connection where places are short
+MAX_BODIES_PER_CALLER = 128  # that are waited for at once; nearly all come with their head
+_BUSY = {"Server": "sidecar", "Retry-After": "1"}
+PROBE_SEATS = 64
+PROBE_HEAD_S = 1.0
+SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that is half a millisecond
+MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
+
+
+class GaveWay(Exception):
+    """A body is waited for no more, because others need its connection's place or its caller has too many such."""
+
+
+def never(_: asyncio.BaseTransport) -> bool:
+    """Nothing was shown that could count no more."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerDeadlines:
+    """How long a connection may take, in seconds, how many there may be, in all and of one peer (0: no bound), and how
+    much may wait for all who read more slowly than they are answered."""
+
+    header_timeout_s: float = 10.0
+    keepalive_timeout_s: float = 75.0
+    max_connections: int = 1024
+    max_per_peer: int = 0
+    max_unread_bytes: int = 128 * 2**20
+    reading_timeout_s: float = 30.0
+
+
+class ServerConnection(web.RequestHandler):
+    """One connection of a caller's."""
+
+    __slots__ = (
+        "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_opening", "_patience", "_reading_timer",
+        "_tail", "_unread", "_waiting_since_s", "_waits_since_s",
+    )  # fmt: skip
+    _body: StreamReader | None
+    _chunked: ChunkedBody | None
+    _lingering: StreamReader | None  # the body of a request that was answered before it came as a whole
+    _head_timer: asyncio.TimerHandle | None
+    _opening: AcceptState
+    _reading_timer: asyncio.TimerHandle | None
+    _waits_since_s: float | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        server = self._manager
+        assert isinstance(server, Server)
+        self._patience, self._unread, self._body = server.patience, 0, None
+        self._chunked, self._tail, self._is_deaf, self._lingering = None, b"", False, None
+        self._head_timer = self._reading_timer = self._waits_since_s = None
+        self._opening.guest = self
+        if self.is_stale:  # a handshake may have begun before what it rests on was changed, and end after it
+            self.force_close()
+            return
+        self._wait_for_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        for timer in (self._head_timer, self._reading_timer):
+            if timer is not None:
+                timer.cancel()
+        self._body = self._chunked = self._lingering = (
+            None  # they know us, and what goes round in circles is freed late
+        )
+        self._opening.leave()
+        if isinstance(self._manager, Server):
+            self._manager.slow_readers.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data) or 1, SLICE_BYTES):
+            if self._is_deaf:
+                return
+            self._parse(data[start : start + SLICE_BYTES])
+
+    def _parse(self, data: bytes) -> None:
+        queued = len(self._messages)
+        super().data_received(data)
+        self._tail = (self._tail + data if len(data) < len(PLAIN_END) else data)[-len(PLAIN_END) :]
+        if self._chunked is not None or len(self._messages) > queued:
+            self._watch_chunks(queued, len(data))
+        if self._upgraded:  # to what we do not speak; what follows may be its first words, or a request
+            self._hear_no_more(len(self._messages) - 1)
+        if self._messages:
+            self._break_body()
+            self._body = self._messages[-1][1] if self._messages else self._body
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+            return
+        if self._lingering is not None:
+            if self._lingering.is_eof():
+                self._lingering = None
+                self._opening.stay()
+        elif data and self._head_timer is None and not self.is_busy:
+            self._wait_for_head()
+
+    def _watch_chunks(self, queued: int, size: int) -> None:
+        """After `size` bytes: what does the body in chunks cost that was coming in, and how did it end? And those that
+        began with the messages behind the first `queued`?"""
+        bodies = [(queued - 1, self._chunked)]
+        for position in range(queued, len(self._messages)):
+            message, payload = self._messages[position]
+            is_chunked = not isinstance(message, _ErrInfo) and message.chunked
+            bodies.append((position, ChunkedBody(payload, -_head_bytes(message)) if is_chunked else None))
+        position, self._chunked = bodies[-1]
+        for position, body in bodies:
+            if body is not None and not self._may_go_on(body, position, size):
+                self._chunked = None
+                return
+        if self._chunked is not None and self._chunked.is_whole:
+            self._chunked = None
+
+    def _may_go_on(self, body: ChunkedBody, position: int, size: int) -> bool:
+        """Whether more may be read on this connection after what came of this body."""
+        body.received += size
+        follows = position + 1 < len(self._messages)
+        if not (self._reading_paused or self._buffer_paused):  # else some of it waits in the parser
+            server = self._manager
+            assert isinstance(server, Server)
+            if not server.framing.count(self._opening.peer, body) or body.is_excessive:
+                self._break(body.payload, TooManyChunks("too much chunk framing"))
+                self._hear_no_more(position)
+                return False
+        # The parser would report the last trailer field as the first header of what follows.
+        # Where another request follows already, or may wait in the parser, nothing proves that there was none.
+        is_plain = self._tail == PLAIN_END and not self._buffer_paused
+        if body.is_whole and (self._has_request(position + 1) if follows else not is_plain):
+            self._hear_no_more(position)
+            return False
+        return True
+
+    def _has_request(self, position: int) -> bool:
+        return not isinstance(self._messages[position][0], _ErrInfo)
+
+    def _hear_no_more(self, position: int) -> None:
+        """The request at this place of the queue (-1: the one that was taken out last) is the last of its connection:
+        what follows it is dropped, and its answer says that the connection closes."""
+        self._is_deaf = True
+        while len(self._messages) > position + 1:
+            self._messages.pop()
+        if position >= 0:
+            message, payload = self._messages[position]
+            if not isinstance(message, _ErrInfo):
+                self._messages[position] = message._replace(should_close=True), payload
+            return
+        if (request := self._current_request) is not None:
+            request._message = request._message._replace(should_close=True)
+        self.close()
+
+    def _wait_for_head(self) -> None:
+        """The first must come soon, and a later one must be whole soon after it began."""
+        timeout_s = PROBE_HEAD_S if self._opening.is_for_probes else self._patience.header_timeout_s
+        self._head_timer = self._loop.call_later(timeout_s, self.force_close)
+
+    @property
+    def is_silent(self) -> bool:
+        return not self._request_count
+
+    @property
+    def is_busy(self) -> bool:
+        if self._current_request is not None or self._messages:
+            return True
+        return self._body is not None and self._body is not self._lingering and not self._body.is_eof()
+
+    @property
+    def gives_way(self) -> bool:
+        return self._waits_since_s is not None and self._loop.time() - self._waits_since_s >= GIVES_WAY_S
+
+    @property
+    def is_for_probes(self) -> bool:
+        """Whether its place is one of those that probes alone have."""
+        return self._opening.is_for_probes
+
+    def dismiss(self) -> None:
+        if self._waits_since_s is not None:
+            self.give_way()
+        else:
+            self.force_close()
+
+    def give_way(self) -> None:
+        """The request that waits for its body waits no more: it is refused, and the connection closes."""
+        if self._body is not None and not self._body.is_eof():
+            self._break(self._body, GaveWay("others need the place"))
+            self._hear_no_more(-1)
+
+    @contextmanager
+    def waiting_for_body(self, who: str) -> Iterator[None]:
+        """While the request's body comes, which is a body of `who`."""
+        server = self._manager
+        if not isinstance(server, Server):  # it is closed already
+            yield
+            return
+        self._waits_since_s = self._loop.time()
+        server.await_body(who, self)
+        try:
+            yield
+        finally:
+            self._waits_since_s = None
+            server.forget_body(who, self)
+
+    def _break_body(self) -> None:
+        """Bytes that are no HTTP, while a request still waits for its body, are a fault of that body. aiohttp would
+        leave the request waiting for its rest, and answer twice."""
+        body = self._body
+        if body is None or body.is_eof() or body is self._lingering or not isinstance(self._messages[-1][0], _ErrInfo):
+            return
+        self._messages.pop()
+        self._break(body, web.RequestPayloadError("the body is not well framed"))
+        self._hear_no_more(len(self._messages) - 1)
+
+    def _break(self, body: StreamReader, fault: Exception) -> None:
+        """End a body; who reads it hears of the fault. Nobody reads that of a request which was answered."""
+        if body is not self._lingering:
+            body.set_exception(fault)
+        if not body.is_eof():
+            body.feed_eof()
+
+    def pause_writing(self) -> None:
+        """The caller does not read as fast as it is answered. What waits for it is memory of ours."""
+        super().pause_writing()
+        self._wait_for_reader()
+        if isinstance(self._manager, Server):
+            self._manager.slow_readers[self] = None
+            self._manager.bound_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if isinstance(self._manager, Server):
+            self._manager.slow_readers.pop(self, None)
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _wait_for_reader(self) -> None:
+        self._unread, self._waiting_since_s = self.unread_bytes, self._loop.time()
+        self._reading_timer = self._loop.call_later(self._patience.reading_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if self._unread - self.unread_bytes >= MIN_TAKEN_BYTES:
+            self._wait_for_reader()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Hang up at once: to close would be to wait for the reader."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits for the caller to read."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    @property
+    def taken_bytes_s(self) -> float:
+        """How fast the caller reads, since it last had to be waited for."""
+        return (self._unread - self.unread_bytes) / max(1.0, self._loop.time() - self._waiting_since_s)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether what was shown in its handshake counts no more."""
+        server = self._manager
+        return self.transport is not None and isinstance(server, Server) and server.is_stale(self.transport)
+
+    def part(self) -> None:
+        """Close: now if nothing is being answered here, else after that answer."""
+        if self._current_request is None and not self._messages:
+            self.force_close()
+        else:
+            self.close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer. What is left of the body is read and thrown away for LINGER_S."""
+        finished = await super().finish_response(request, resp, start_time)
+        if not request.content.is_eof():
+            self._lingering = request.content
+            self._opening.linger()
+        return finished
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp answers by itself: bytes that are no request, and exceptions that a handler let through."""
+        if exc is not None and status >= 500:
+            log.error("a handler failed", exc_info=exc)
+        server = self._manager
+        assert isinstance(server, Server)
+        return _Recorded(server.handle_broken(request.remote or "local", status))
+
+
+def _head_bytes(message: Any) -> int:
+    """The size of a request's head, or a little less."""
+    return sum(len(name) + len(value) + 4 for name, value in message.raw_headers) + len(message.path)
+
+
+class _Recorded(web.StreamResponse):
+    """What aiohttp asks for without waiting, and what is on record before it goes out."""
+
+    def __init__(self, answer: Coroutine[Any, Any, web.StreamResponse]) -> None:
+        super().__init__()
+        self._answer = asyncio.ensure_future(answer)
+        self.force_close()
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        answer = await self._answer
+        answer.force_close()
+        return await answer.prepare(request)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await (await self._answer).write_eof(data)
+
+
+class Server(web.Server):
+    """The connections of one listener."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        handle_broken: HandleBroken,
+        patience: ListenerDeadlines,
+        is_stale: IsStale = never,
+        probes: Collection[str] = (),
+    ) -> None:
+        super().__init__(self._handle_at if probes else handle, handler_cancellation=True)
+        self._handle, self._probes = handle, probes
+        self.is_stale = is_stale
+        self.handle_broken = handle_broken
+        self.patience = patience
+        self.framing = FramingBudget(time.monotonic)
+        self.slow_readers: dict[ServerConnection, None] = {}
+        self._bodies: dict[str, dict[ServerConnection, None]] = {}
+
+    def await_body(self, who: str, connection: ServerConnection) -> None:
+        """One more waits for a body of this caller's: beyond the bound, the one that has waited longest gives way."""
+        waiting = self._bodies.setdefault(who, {})
+        waiting[connection] = None
+        if len(waiting) > max(1, min(MAX_BODIES_PER_CALLER, self.patience.max_connections // 4)):
+            next(iter(waiting)).give_way()
+
+    def forget_body(self, who: str, connection: ServerConnection) -> None:
+        """It came, or will not."""
+        waiting = self._bodies[who]
+        waiting.pop(connection, None)
+        if not waiting:
+            del self._bodies[who]
+
+    async def _handle_at(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer where places are kept for probes: on these, nothing else is answered, and nothing more."""
+        connection = request.protocol
+        if not isinstance(connection, ServerConnection) or not connection.is_for_probes:
+            return await self._handle(request)
+        is_probe = request.raw_path.partition("?")[0] in self._probes
+        response = await self._handle(request) if is_probe else web.Response(status=503, headers=_BUSY)
+        response.force_close()
+        return response
+
+    def bound_unread(self) -> None:
+        """What waits for slow readers is memory of everybody's: who takes least of it makes room (threats D4)."""
+        excess = sum(one.unread_bytes for one in self.slow_readers) - self.patience.max_unread_bytes
+        while excess > 0 and self.slow_readers:
+            slowest = min(self.slow_readers, key=lambda one: one.taken_bytes_s)  # of those who take nothing, the first
+            excess -= slowest.unread_bytes
+            del self.slow_readers[slowest]
+            slowest.abort()
+
+    def speaker(self, opening: AcceptState) -> ServerConnection:
+        """Who speaks on a connection that was accepted."""
+        connection = ServerConnection(
+            self,
+            loop=self._loop,
+            keepalive_timeout=self.patience.keepalive_timeout_s,
+            access_log=_NO_ACCESS_LOG,  # aiohttp's prints the whole request line, query and all
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+        connection._opening = opening
+        return connection
+
+
+@dataclass(slots=True)
+class Listener:
+    """One open address. `port` is the real one, where the configuration left the choice to the system."""
+
+    address: ListenAddress | UnixAddress
+    sock: socket.socket
+    _server: Server | None = field(default=None, init=False)
+    _door: Acceptor | None = field(default=None, init=False)
+
+    @property
+    def port(self) -> int:
+        return self.sock.getsockname()[1] if isinstance(self.address, ListenAddress) else 0
+
+    @property
+    def seats(self) -> ConnectionLimits:
+        """Who is connected, once it serves."""
+        assert self._door is not None
+        return self._door.seats
+
+    async def serve(
+        self,
+        handle: Handle,
+        handle_broken: HandleBroken,
+        patience: ListenerDeadlines,
+        tls: ssl.SSLContext | None = None,
+        is_stale: IsStale = never,
+        probes: Collection[str] = (),
+    ) -> None:
+        """Begin to accept. For requests to `probes` some places are kept."""
+        self._server = Server(handle, handle_broken, patience, is_stale, probes)
+        local = isinstance(self.address, UnixAddress)
+        seats = ConnectionLimits(patience.max_connections, 0 if local else patience.max_per_peer)
+        # A handshake comes before the first head, and has as long.
+        kept = ConnectionLimits(PROBE_SEATS) if probes else None
+        self._door = Acceptor(self.sock, seats, self._server.speaker, tls, patience.header_timeout_s, kept)
+        self._door.open()
+
+    def part_with_stale(self) -> None:
+        """Close the connections whose handshake counts no more: idle ones now, others after their answer."""
+        server = self._server
+        for connection in server.connections if server is not None else ():
+            if isinstance(connection, ServerConnection) and connection.is_stale:
+                connection.part()
+
+    async def close(self, grace_s: float) -> None:
+        """Accept no more, let calls in flight finish within `grace_s`, then cut what is left."""
+        if self._door is None or self._server is None:
+            self.sock.close()
+            return
+        self._door.close()
+        self._server.pre_shutdown()
+        await self._server.shutdown(grace_s)
+        if isinstance(self.address, UnixAddress):
+            self.address.path.unlink(missing_ok=True)
+
+
+def open_listener(address: ListenAddress | UnixAddress) -> Listener:
+    """Take the address. Raises OSError if it cannot be had."""
+    return Listener(address, _unix_socket(address.path) if isinstance(address, UnixAddress) else _tcp_socket(address))
+
+
+def _tcp_socket(address: ListenAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_dead(path)
+        sock.bind(str(path))
+        path.chmod(0o600)  # before listen(): nobody connects while it is wider
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_dead(path: Path) -> None:
+    """A socket file that nobody listens on is left over from a kill; one that answers is somebody's."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def check_fast_parser() -> None:
+    """Raises RuntimeError where aiohttp runs on its pure-Python parser, which is laxer than the C one (threats H1)."""
+    if "_http_parser" not in HttpRequestParser.__module__:
+        raise RuntimeError(
+            "aiohttp's C parser is missing: install aiohttp from a wheel, or build it with its extensions"
+        )

@@ -1,0 +1,111 @@
+"""Responses with a complete body.
+
+In one write: status line, headers, body. aiohttp's own `Response` finds out on the way what is known here beforehand
+(no cookies, codings, chunks or charsets), at several times the price. What is left of HTTP/1 to get right is below;
+connections, pipelining and the reader who does not read stay aiohttp's and those of `listeners.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import HttpVersion10, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import rfc822_formatted_time
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+# Above this, to copy a body behind its head costs more than to write twice.
+MAX_JOINED_BYTES: Final = 64 * 1024
+_NO_BODY = frozenset({204, 304})  # RFC 9112, 6.3
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # RFC 9110, 5.5
+
+
+class WholeResponse(web.StreamResponse):
+    """One answer, body and all. `media_type` "" is for an answer without a body."""
+
+    def __init__(
+        self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        """Raises ValueError for what no header holds: a line break would make two of it."""
+        super().__init__(status=status)
+        self.body = body
+        lines = _line("Content-Type", media_type) if media_type else ""
+        for name, value in headers.items():
+            if _FORBIDDEN.search(value):
+                raise ValueError(f"{name} has characters that no header holds")
+            lines += f"{name}: {value}\r\n"
+        self._lines = _first(status) + lines
+
+    def add(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Further headers, before it is sent. Raises ValueError as when it is made."""
+        for name, value in headers:
+            self._lines += _line(name, value)
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Take the request that this answers. Nothing is sent yet."""
+        if self._eof_sent:
+            return None
+        self._req, self._payload_writer = request, request.writer
+        if self._keep_alive is None:
+            self._keep_alive = request.keep_alive
+        return self._payload_writer
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send it. Raises ConnectionError if the caller is gone; waits if the caller does not read."""
+        request, writer = self._req, self._payload_writer
+        if request is None or writer is None:
+            return
+        self._req = self._payload_writer = None
+        self._eof_sent = True
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the caller is gone")
+        head = self._head(request)
+        body = b"" if self._status in _NO_BODY or request.method == "HEAD" else self.body
+        self.body = b""  # aiohttp holds on to an answer until the next one on its connection, for as long as that idles
+        writer.output_size += len(head) + len(body)
+        if len(body) <= MAX_JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+        del body
+        if request.protocol.writing_paused:
+            await writer.drain()
+
+    def _head(self, request: web.BaseRequest) -> bytes:
+        length = "" if self._status in _NO_BODY else f"Content-Length: {len(self.body)}\r\n"
+        if request.version == HttpVersion10:  # which closes unless told otherwise
+            version, connection = "1.0", "Connection: keep-alive\r\n" if self._keep_alive else ""
+        else:
+            version, connection = "1.1", "" if self._keep_alive else "Connection: close\r\n"
+        date = rfc822_formatted_time()
+        return f"HTTP/{version} {self._lines}{length}Date: {date}\r\n{connection}\r\n".encode()
+
+
+class SilentResponse(web.StreamResponse):
+    """No answer: the connection is closed."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Close it. Raises ConnectionResetError, by which aiohttp knows."""
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("closed unanswered")
+
+
+@lru_cache(maxsize=64)
+def _first(status: int) -> str:
+    return f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
+
+
+@lru_cache(maxsize=16)  # media types are ours, and few
+def _line(name: str, value: str) -> str:
+    if _FORBIDDEN.search(value):
+        raise ValueError(f"{name} has characters that no header holds")
+    return f"{name}: {value}\r\n"

@@ -1,0 +1,212 @@
+"""Makes and reads signing keys, and signs tokens.
+
+For what we sign, and for development: real issuers keep their own keys. The private key is one PEM file, the public one
+a JWKS as `jwks_path` reads it; the key id is the RFC 7638 thumbprint, so that whoever has the one can name the other.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.protocols import base64url
+from sidecar.settings.secrets import keep_once
+
+ALGORITHMS = ("ES256", "RS256", "EdDSA")
+_THUMBPRINT = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}  # RFC 7638 3.2
+
+PrivateKey = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """One private key, the algorithm it signs with, and its public half as a JWK."""
+
+    private: PrivateKey = field(repr=False)
+    algorithm: str
+    public_jwk: Mapping[str, Any]
+
+    @property
+    def kid(self) -> str:
+        return str(self.public_jwk["kid"])
+
+    def jwks(self) -> str:
+        """The public key set, as a file."""
+        return json.dumps({"keys": [dict(self.public_jwk)]}, indent=2) + "\n"
+
+    def pem(self) -> str:
+        """The private key, unencrypted (PKCS #8)."""
+        return self.private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode("ascii")
+
+    def sign(self, claims: Mapping[str, Any], typ: str = "at+jwt", kid: str = "") -> str:
+        """A compact JWT. `kid` is how the key is called where it is checked, by default as we call it."""
+        headers = {"kid": kid or self.kid, "typ": typ}
+        return jwt.encode(dict(claims), self.private, algorithm=self.algorithm, headers=headers)
+
+    def sign_bytes(self, data: bytes) -> bytes:
+        """The bare signature of some bytes, as a JWS of our algorithm has it."""
+        signed: bytes = jwt.get_algorithm_by_name(self.algorithm).sign(data, self.private)
+        return signed
+
+
+def generate(algorithm: str = "ES256") -> SigningKey:
+    """A new key for one of ALGORITHMS."""
+    if algorithm == "RS256":
+        return _signing_key(generate_rsa_key(public_exponent=65537, key_size=2048))
+    return _signing_key(Ed25519PrivateKey.generate() if algorithm == "EdDSA" else generate_private_key(SECP256R1()))
+
+
+def read_signing_key(path: Path) -> SigningKey:
+    """The key of a PEM file. Raises OSError, or ValueError where it is not such a key."""
+    try:
+        private = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except TypeError as error:
+        raise ValueError("the key is encrypted") from error
+    if not isinstance(private, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey):
+        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    if isinstance(private, EllipticCurvePrivateKey) and not isinstance(private.curve, SECP256R1):
+        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    return _signing_key(private)
+
+
+def read_public_jwk(path: Path) -> Mapping[str, Any]:
+    """The public half of a PEM file that holds either half. Raises OSError, or ValueError where it is no such key."""
+    pem = path.read_bytes()
+    if b"PRIVATE KEY" in pem:
+        return read_signing_key(path).public_jwk
+    public = serialization.load_pem_public_key(pem)
+    if not isinstance(public, PublicKey):
+        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    if isinstance(public, EllipticCurvePublicKey) and not isinstance(public.curve, SECP256R1):
+        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    return _jwk(public)
+
+
+def thumbprint(public: PublicKey) -> str:
+    """RFC 7638, of a key on any curve."""
+    return str(_jwk(public)["kid"])
+
+
+# --- kept in files, for operators -------------------------------------------------------------------------------------
+
+
+def public_jwk_from(path: Path) -> Mapping[str, Any]:
+    """As `read_public_jwk`. Raises SettingsError."""
+    with _told(path):
+        return read_public_jwk(path)
+
+
+def private_key_from(path: Path) -> SigningKey:
+    """A private key out of a PEM file that nobody else may read. Raises SettingsError."""
+    with _told(path):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise _unusable(path, "is not a regular file")
+        if mode & 0o037:  # the group may read: that is how secrets are mounted
+            raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
+        return read_signing_key(path)
+
+
+def keep_private_key(path: Path, key: SigningKey) -> None:
+    """Write it to a file of its own, unless one is there. Raises SettingsError."""
+    try:
+        keep_once(path, key.pem().encode())
+    except OSError as error:
+        raise _unusable(path, f"cannot be made: {(error.strerror or 'unwritable').lower()}") from None
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def claims_for(
+    issuer: str,
+    subject: str,
+    audiences: tuple[str, ...],
+    *,
+    now: float,
+    ttl_s: float,
+    actors: tuple[str, ...] = (),
+    scopes: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Claims of an access token (RFC 9068). `actors` go in the order of the chain; the last is the outermost `act`."""
+    claims: dict[str, Any] = {
+        "iss": issuer,
+        "sub": subject,
+        "aud": audiences[0] if len(audiences) == 1 else list(audiences),
+        "iat": int(now),
+        "exp": int(now + ttl_s),
+    }
+    if scopes:
+        claims["scope"] = " ".join(scopes)
+    act: dict[str, Any] = {}
+    for actor in actors:
+        act = {"sub": actor, "act": act} if act else {"sub": actor}
+    return {**claims, "act": act} if act else claims
+
+
+def _signing_key(private: PrivateKey) -> SigningKey:
+    jwk = _jwk(private.public_key())
+    return SigningKey(private, str(jwk["alg"]), jwk)
+
+
+def _jwk(public: PublicKey) -> Mapping[str, Any]:
+    if isinstance(public, RSAPublicKey):
+        algorithm, jwk = "RS256", RSAAlgorithm.to_jwk(public)
+    elif isinstance(public, EllipticCurvePublicKey):
+        algorithm, jwk = "ES256", ECAlgorithm.to_jwk(public)
+    else:
+        algorithm, jwk = "EdDSA", OKPAlgorithm.to_jwk(public)
+    needed = _needed(jwk)
+    kid = _digest(needed)
+    return {**needed, "use": "sig", "alg": algorithm, "kid": kid}
+
+
+def _needed(jwk: str) -> Mapping[str, str]:
+    """What of a JWK its thumbprint is made of."""
+    members = json.loads(jwk)
+    return {name: members[name] for name in _THUMBPRINT[members["kty"]]}
+
+
+def _digest(needed: Mapping[str, str]) -> str:
+    canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
+    return base64url.encode(sha256(canonical).digest())
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A file that is no key is told to the operator."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(path, f"cannot be read: {(error.strerror or 'unreadable').lower()}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        hint = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+        raise _unusable(path, "is no PEM key that we sign with", hint) from None
+
+
+def _unusable(path: Path, message: str, hint: str = "") -> SettingsError:
+    return SettingsError([fault_in(path, f"the key {message}", code="S119", hint=hint)])

@@ -1,0 +1,111 @@
+"""Loads certificates and builds TLS contexts.
+
+A listener's TLS as its files were when they were read; a reload reads them anew, and the next handshake is under what
+serves then (`follows`). Where client certificates are asked for, TLS 1.3 is spoken without resumption: a resumed
+session would bring back a caller whose authority is no longer trusted (threats A9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.settings.secrets import check_private
+from sidecar.settings.server import TlsFiles
+
+MAX_CA_BYTES: Final = 4 * 2**20
+CODE: Final = "S124"
+
+
+class TlsContexts(ssl.SSLContext):
+    """What a handshake needs. `trust` is a digest of the authorities of client certificates; "" asks for none. `pair`
+    are key and certificate (PEM), for a listener that is not Python's."""
+
+    trust: str = ""
+    pair: tuple[bytes, bytes] = (b"", b"")
+
+
+class ShownCertificate(NamedTuple):
+    """What the other end of a connection showed in its handshake: its certificate (DER), "" none, and the `trust` that
+    it was checked against."""
+
+    certificate: bytes = b""
+    trust: str = ""
+
+
+NOTHING: Final = ShownCertificate()
+
+
+def tls_from(files: TlsFiles) -> TlsContexts:
+    """Raises SettingsError for files that are no certificate, key or authorities, or do not belong together."""
+    check_private(files.key_path)
+    context = TlsContexts(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.cert_path, files.key_path, password=_no_password)
+        context.pair = files.key_path.read_bytes(), files.cert_path.read_bytes()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        hint = "a PEM file with the certificate and its chain, and the unencrypted key that belongs to it"
+        raise SettingsError([_fault(files.cert_path, f"no usable certificate and key: {_why(error)}", hint)]) from None
+    if files.client_ca_path is not None:
+        _ask_for_certificates(context, files.client_ca_path, required=files.client_certificate == "required")
+    return context
+
+
+def follows(context: TlsContexts, current: Callable[[], TlsContexts | None]) -> TlsContexts:
+    """The same, but that each handshake is under what `current` gives then."""
+
+    def turn_to(connection: Any, _name: str | None, _asked: ssl.SSLContext) -> None:
+        connection.context = current() or context
+
+    context.sni_callback = turn_to
+    return context
+
+
+def shown_on(transport: asyncio.BaseTransport | None) -> ShownCertificate:
+    """What was shown on this connection; nothing where no TLS is spoken."""
+    connection = transport.get_extra_info("ssl_object") if transport is not None else None
+    if connection is None or not isinstance(connection.context, TlsContexts) or not connection.context.trust:
+        return NOTHING
+    certificate = connection.getpeercert(binary_form=True)
+    return ShownCertificate(certificate, connection.context.trust) if certificate else NOTHING
+
+
+def _ask_for_certificates(context: TlsContexts, path: Path, *, required: bool) -> None:
+    hint = "a PEM file with the certificates of the authorities"
+    try:
+        with path.open("rb") as file:
+            pem = file.read(MAX_CA_BYTES + 1)
+        if len(pem) > MAX_CA_BYTES:
+            raise ValueError(f"it is larger than {MAX_CA_BYTES} bytes")
+        context.load_verify_locations(cadata=pem.decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise SettingsError([_fault(path, f"no usable authorities: {_why(error)}", hint)]) from None
+    if not context.get_ca_certs():
+        raise SettingsError([_fault(path, "no certificate in it is an authority's", hint)])
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    # One that is shown must hold, in either mode: the handshake fails for what no authority signed.
+    context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    context.trust = sha256(pem).hexdigest()
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return str(error.reason or "malformed").lower().replace("_", " ")
+    return (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
+
+
+def _fault(path: Path, message: str, hint: str) -> Fault:
+    return fault_in(path, message, code=CODE, hint=hint)

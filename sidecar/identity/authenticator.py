@@ -1,0 +1,367 @@
+"""Authenticates the caller of a request.
+
+    read what is presented  →  prove each credential  →  one chain  →  enough scopes
+
+Tokens that were proven are remembered by their SHA-256 and the route, until they end or their issuer's keys change.
+An instance belongs to one configuration: a reload makes a new one, and nothing remembered outlives it (threats A7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from sidecar.errors import CredentialFault
+from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN
+from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules
+from sidecar.identity.api_keys import ApiKeys
+from sidecar.identity.certificate_names import ClientCertificate
+from sidecar.identity.certificates import Certificates
+from sidecar.identity.chain_builder import ProvenChain, joined, proven_at, still_names
+from sidecar.identity.credentials import (
+    Audience,
+    Presented,
+    ShownToken,
+    Workload,
+    bad_credential,
+    conflict,
+    insufficient_scope,
+    read_credentials,
+    unauthenticated,
+)
+from sidecar.identity.from_settings import aliases_in, api_keys_from, certificates_from, gates_from, issuers_from
+from sidecar.identity.issuers import TrustedIssuer, check_issuers
+from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
+from sidecar.identity.jwt import DEFAULT_BOUNDS, TokenBounds, Verifier
+from sidecar.identity.key_proofs import MAX_AGE_S, KeyProofs, Share, unproven
+from sidecar.identity.token_binding import UNBOUND, TokenBinding
+from sidecar.settings.schedules import acts_as
+from sidecar.settings.sidecar_file import Settings
+from sidecar.vocabulary import ANONYMOUS, SCHEDULE, Caller, Credential, Principal
+
+MAX_REMEMBERED = 10_000
+LOCAL: Final = "local"
+CERTIFICATE: Final = "certificate"
+NO_CERTIFICATES = Certificates()
+NO_GATES = AgentTokenRules()
+NO_SCHEDULES: Final[Mapping[str, str]] = {}
+_CALLED = {
+    "api_key": "an API key",
+    AGENT_TOKEN: "the token of this address",
+    "local": "the local listener",
+    "certificate": "a certificate",
+}
+_WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE, SCHEDULE)
+"""What has no scopes to show: policy alone binds who comes with it."""
+
+Fetch = Callable[[str], Awaitable[bytes]]
+
+
+class Remembered(NamedTuple):
+    """A proven token. `caller` is its chain alone where nothing beside it matters at this route, else None."""
+
+    proven: ProvenChain
+    caller: Caller | None
+    keys: IssuerKeys
+    generation: int
+    until: float
+
+    def holds(self, now: float) -> bool:
+        """Whether it would be proven again: it is alive, and its issuer still has the same keys, and fresh ones."""
+        return now < self.until and self.generation == self.keys.generation and self.keys.usable
+
+
+class Identity:
+    """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL.
+    `aliases` are the paths that agents have of their own, and `schedules` says as whom each of them acts that is
+    enabled."""
+
+    def __init__(
+        self,
+        issuers: Iterable[TrustedIssuer] = (),
+        keys: ApiKeys | None = None,
+        certificates: Certificates = NO_CERTIFICATES,
+        gates: AgentTokenRules = NO_GATES,
+        aliases: Iterable[str] = (),
+        schedules: Mapping[str, str] = NO_SCHEDULES,
+        *,
+        fetch: Fetch,
+        clock: Callable[[], float] = time.time,
+        mono: Callable[[], float] = time.monotonic,
+        bounds: TokenBounds = DEFAULT_BOUNDS,
+        max_remembered: int = MAX_REMEMBERED,
+        max_proof_age_s: float = MAX_AGE_S,
+    ) -> None:
+        known = tuple(issuers)
+        self._naming = check_issuers(known)
+        self._issuer_keys = {issuer.issuer: _keys_of(issuer, fetch, mono) for issuer in known}
+        self._issuers = {issuer.issuer: issuer for issuer in known}
+        self._verifier = Verifier(self._issuers, self._issuer_keys, bounds, clock)
+        self._api_keys = keys or ApiKeys()
+        self._certificates = certificates
+        self.gates = gates
+        self._aliases = tuple(aliases)
+        self._schedules = schedules
+        self.added_schedules: dict[str, str] = {}
+        self._proofs = KeyProofs(clock, bounds.leeway_s, max_proof_age_s)
+        self._bounds = bounds
+        self._clock = clock
+        self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
+        self._max_remembered = max_remembered
+        self._background: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        clock: Callable[[], float],
+        fetch: Fetch,
+        mono: Callable[[], float] = time.monotonic,
+        trust: str = "",
+    ) -> Identity:
+        """As configured. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes nothing. `trust` is
+        a digest of the authorities of client certificates. Raises SettingsError."""
+        identity = settings.identity
+        return cls(
+            issuers_from(identity),
+            api_keys_from(settings, clock()),
+            certificates_from(identity, trust),
+            gates_from(settings),
+            aliases_in(settings),
+            {key: acts_as(key, one) for key, one in settings.schedules.items() if one.enabled},
+            fetch=fetch,
+            clock=clock,
+            mono=mono,
+            bounds=TokenBounds(identity.leeway_s, identity.max_token_lifetime_s),
+            max_proof_age_s=identity.max_proof_age_s,
+        )
+
+    async def start(self, older: Identity | None = None) -> None:
+        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh.
+
+        After a reload, `older` is who served before: its keys serve on, so that a reload while an identity provider
+        is out locks nobody out.
+        """
+        if older is not None:
+            self._proofs.seen = older._proofs.seen  # what was used stays used
+            self.added_schedules = older.added_schedules
+        for name, keys in self._issuer_keys.items():
+            if older is not None and name in older._issuer_keys:
+                keys.take_over(older._issuer_keys[name])
+        await asyncio.gather(*(keys.refresh() for keys in self._issuer_keys.values()))
+        self._background = asyncio.create_task(self._keep_fresh(), name="identity")
+
+    def believe_schedules(self, added: Mapping[str, str]) -> None:
+        """As whom each schedule acts that no settings have; from now on and over every reload."""
+        if added != self.added_schedules:
+            self.added_schedules.clear()
+            self.added_schedules.update(added)
+
+    def share_proofs(self, share: Share) -> None:
+        """Have every replica know which proofs were used, from now on and over every reload."""
+        self._proofs.seen.share = share
+
+    async def close(self) -> None:
+        """End what `start` began."""
+        if self._background is not None:
+            self._background.cancel()
+            await asyncio.gather(self._background, return_exceptions=True)
+            self._background = None
+        await asyncio.gather(*(keys.close() for keys in self._issuer_keys.values()))
+
+    @property
+    def key_states(self) -> tuple[KeyState, ...]:
+        """Where each issuer's keys stand, for readiness and /status."""
+        return tuple(keys.state for keys in self._issuer_keys.values())
+
+    def admit(self, presented: Presented) -> Presented:
+        """What this request may bear: a proxy's header only from a named proxy. From everybody else it is as if it were
+        not there. Raises Refusal for a proxy's certificate that proves nothing."""
+        proxy = self._certificates.proxy_of(presented)
+        if proxy is None:
+            return presented._replace(forwarded=(), proxy="") if presented.forwarded else presented
+        return presented._replace(proxy="first" if proxy.first else "last")
+
+    def is_nobodys(self, presented: Presented) -> bool:
+        """Whether nothing of what was admitted says who calls. Raises Refusal for a certificate that proves nothing."""
+        if presented.kinds[0] not in (ANONYMOUS, CERTIFICATE):
+            return False
+        certificate = self._certificates.shown_in(presented)
+        return certificate is None or self._certificates.workload(certificate, self._clock()) is None
+
+    async def identify(self, presented: Presented, audience: Audience) -> Caller:
+        """The caller, proven, by what was admitted. Raises Refusal; its `challenge` are the parameters of
+        `WWW-Authenticate`."""
+        shown = read_credentials(presented, audience.gate)
+        certificate = self._certificates.shown_in(presented)
+        if not shown.token:
+            return self._without_token(shown, certificate, audience)
+        remembered = await self._proven(shown.token, audience)
+        caller, bound = remembered.caller, remembered.proven.bound
+        if bound is not UNBOUND or shown.proven:
+            self._check_bound(bound, shown, certificate)
+        if caller is None or shown.key or shown.local or shown.opens or certificate is not None:
+            held = certificate if bound.certificate else None
+            workload = self._workload(shown, certificate, audience.gate, held=held is not None)
+            caller = _caller_of(remembered.proven, workload, held)
+        if bound.key:  # last: what is not for this address uses up none of what is remembered
+            await self._proofs.check(presented, shown.token, bound.key, caller.last.name)
+        if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
+            raise insufficient_scope(audience)
+        return replace(caller, token=shown.token) if audience.keeps_token else caller
+
+    def vouches_for(self, caller: Caller) -> bool:
+        """Whether whoever proved this caller is still believed: the key is there, the issuer is one of ours and may
+        still name whom it named. Asked of what was let in before these settings were in force."""
+        return all(self._stands(credential, caller) for credential in caller.credentials)
+
+    def key_owners(self) -> frozenset[str]:
+        """Every principal that has an API key."""
+        return self._api_keys.owners()
+
+    def has_keys_of(self, caller: Caller) -> bool:
+        """Whether the issuers of a caller's tokens sign with the same keys still: a token that is shown again would
+        be proven. Keys are exchanged in the ordinary way too, so only what is open rests on them."""
+        signed = [one for one in caller.credentials if one.signed_by]
+        known = self._issuer_keys
+        return all(one.issuer in known and known[one.issuer].has(one.signed_by) for one in signed)
+
+    @property
+    def generation(self) -> int:
+        """Rises when the keys of any issuer change."""
+        return sum(keys.generation for keys in self._issuer_keys.values())
+
+    def _stands(self, credential: Credential, caller: Caller) -> bool:
+        if credential.kind == "api_key":
+            return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
+        if credential.kind == AGENT_TOKEN:
+            return self.gates.knows(credential, caller.last.name)
+        if credential.kind == CERTIFICATE:
+            return self._certificates.knows(credential, caller.last.name)
+        if credential.kind == SCHEDULE:
+            known = self._schedules.get(credential.key_id) or self.added_schedules.get(credential.key_id)
+            return known == caller.last.name
+        issuer = self._issuers.get(credential.issuer)
+        if credential.kind != "jwt" or issuer is None:
+            return credential.kind != "jwt"
+        return still_names(issuer, self._naming[issuer.issuer], caller.chain, credential.trust)
+
+    def _without_token(self, shown: ShownToken, certificate: ClientCertificate | None, audience: Audience) -> Caller:
+        workload = self._workload(shown, certificate, audience.gate)
+        if workload is None:
+            # Scopes are asked of credentials; without one, a route that asks for any is closed.
+            if not audience.anonymous or audience.scopes:
+                raise unauthenticated(audience)
+            return Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
+        # A key bears its scopes. What has none to show, as a local listener or a certificate, is bound by policy alone.
+        if shown.key and not workload.principal.scopes.issuperset(audience.scopes):
+            raise insufficient_scope(audience)
+        return Caller((workload.principal,), (workload.credential,), workload.expires_at)
+
+    def _check_bound(self, bound: TokenBinding, shown: ShownToken, certificate: ClientCertificate | None) -> None:
+        """Whether the bearer shows what the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises Refusal."""
+        if bound.certificate and (certificate is None or certificate.thumbprint != bound.certificate):
+            raise bad_credential("the token is bound to a certificate that was not shown", CredentialFault.PROOF)
+        if bound.key and not shown.proven:
+            raise unproven("the token is bound to a key: it must be shown as DPoP, with a proof")
+        if shown.proven and not bound.key:
+            raise unproven("the token is not bound to a key, and was shown as if it were")
+
+    def _workload(
+        self,
+        shown: ShownToken,
+        certificate: ClientCertificate | None,
+        gate: AgentTokenRule | None,
+        *,
+        held: bool = False,
+    ) -> Workload | None:
+        """Whom a credential of its own proves the caller to be; a certificate that a token is bound to (`held`) need be
+        nobody's. Raises Refusal for a bad one, and for two."""
+        found: list[Workload] = []
+        if shown.key:
+            found.append(self._api_keys.check(shown.key, self._clock()))
+        if shown.opens and gate is not None:
+            found.append(Workload(gate.bearer, gate.credential))
+        if shown.local:
+            found.append(Workload(Principal(shown.local, LOCAL), Credential("local", LOCAL)))
+        if certificate is not None:
+            named = self._certificates.workload(certificate, self._clock(), held=held)
+            found += [] if named is None else [named]
+        if len(found) > 1:
+            words = [_CALLED[workload.credential.kind] for workload in found]
+            raise conflict(f"{' and '.join(words)} both name the caller")
+        return found[0] if found else None
+
+    async def _proven(self, token: str, audience: Audience) -> Remembered:
+        if not token.isascii():
+            raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
+        place = (sha256(token.encode()).digest(), audience.resource)
+        found = self._remembered.get(place)
+        if found is not None and found.holds(self._clock()):
+            self._remembered.move_to_end(place)
+            return found
+        claims = await self._verifier.verify(token)
+        proven = proven_at(claims, self._naming[claims.issuer.issuer], audience, self._aliases)
+        remembered = Remembered(
+            proven=proven,
+            caller=_caller_of(proven, None) if proven.here and not proven.speaks_for else None,
+            keys=self._issuer_keys[claims.issuer.issuer],
+            generation=claims.generation,
+            until=claims.expires_at + self._bounds.leeway_s,
+        )
+        self._remember(place, remembered)
+        return remembered
+
+    def _remember(self, place: tuple[bytes, str], remembered: Remembered) -> None:
+        self._remembered[place] = remembered
+        self._remembered.move_to_end(place)
+        if len(self._remembered) > self._max_remembered:
+            self._remembered.popitem(last=False)
+
+    async def _keep_fresh(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for keys in self._issuer_keys.values():
+                group.create_task(keys.keep_fresh())
+
+
+def check_caller(caller: Caller, audience: Audience) -> None:
+    """Whether somebody who was proven at the address of all servers has what one of them asks for: what `identify`
+    would have asked at that server's own. Raises Refusal."""
+    kind = caller.credentials[0].kind
+    gate = audience.gate if kind != SCHEDULE else None  # what comes by no address passes none of their gates
+    if gate is not None and gate.required and not gate.let_in(caller):
+        raise unauthenticated(audience)
+    if kind == ANONYMOUS and (not audience.anonymous or audience.scopes):
+        raise unauthenticated(audience)
+    shown = caller.first if kind == "jwt" else caller.last
+    if kind not in _WITHOUT_SCOPES and not shown.scopes.issuperset(audience.scopes):
+        raise insufficient_scope(audience)
+
+
+def _caller_of(proven: ProvenChain, workload: Workload | None, held: ClientCertificate | None = None) -> Caller:
+    """`held` is the certificate to which the token is bound; it may be the workload's, or nobody's."""
+    credentials: list[Credential] = [proven.credential]
+    ends: list[float | None] = [proven.expires_at]
+    if workload is not None:
+        credentials.append(workload.credential)
+        ends.append(workload.expires_at)
+    is_workloads = workload is not None and workload.credential.kind == CERTIFICATE
+    if held is not None and not is_workloads:
+        credentials.append(Credential(CERTIFICATE, "", held.thumbprint, held.vouched_by))
+        ends.append(held.ends_at)
+    chain = joined(proven, workload, held=held is not None and is_workloads)
+    return Caller(chain, tuple(credentials), min(end for end in ends if end is not None))
+
+
+def _keys_of(issuer: TrustedIssuer, fetch: Fetch, mono: Callable[[], float]) -> IssuerKeys:
+    path, url = issuer.jwks_path, issuer.jwks_url
+    if path is None:
+        return IssuerKeys(issuer.issuer, url, lambda: fetch(url), mono=mono, use=issuer.key_use)
+    read = partial(asyncio.to_thread, read_jwks_file, path)
+    return IssuerKeys(issuer.issuer, str(path), read, mono=mono, use=issuer.key_use)

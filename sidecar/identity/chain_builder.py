@@ -1,0 +1,330 @@
+"""Builds the chain of principals from verified credentials.
+
+    chain_of(claims)      what a token proves alone: its subject, then its actors, oldest first
+    accepts(...)          whether a token is meant for this route
+    joined(token, workload)   both credentials of a request as one chain (CONTRACT 1.1)
+    still_names(...)      whether an issuer could still have said what it said, as it is trusted now
+
+Links before the last come from a verified token and from nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+from sidecar.errors import CredentialFault
+from sidecar.identity.credentials import Audience, Workload, bad_credential, client_unknown, conflict
+from sidecar.identity.issuers import DIRECT, RoleClaim, TrustedIssuer
+from sidecar.identity.jwt import Claims
+from sidecar.identity.names import Kind, NamingRule, is_id, is_typed
+from sidecar.identity.spiffe import SpiffeNames
+from sidecar.identity.token_binding import UNBOUND, TokenBinding
+from sidecar.vocabulary import Chain, Credential, Principal
+
+MAX_ACTORS = 8
+MAX_SCOPES = 256
+ROUTES = ("mcp", "agents", "a2a")
+_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenChain:
+    """What one token proves at one route. `here`: its audience names the route; `lent_to`: the workloads that its
+    audience names (`nhi:planner`), who may present it as authority lent to them. `speaks_for` are the NHIs for which
+    its issuer may speak; empty is no bound. `bound` is the key that its bearer must have."""
+
+    chain: Chain
+    here: bool
+    lent_to: frozenset[str]
+    credential: Credential
+    expires_at: float
+    speaks_for: frozenset[str] = frozenset()
+    bound: TokenBinding = UNBOUND
+
+
+def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequence[str] = ()) -> ProvenChain:
+    """The token's chain and what its audience allows at this route; `aliases` are the paths of ours beside the usual
+    ones. Raises Refusal."""
+    return ProvenChain(
+        chain=chain_of(claims, naming),
+        here=accepts(claims.issuer, claims.audiences, route, aliases),
+        lent_to=frozenset(audience for audience in claims.audiences if audience.startswith("nhi:")),
+        credential=Credential("jwt", issuer=claims.issuer.issuer, trust=_looked_up(claims), signed_by=claims.signed_by),
+        expires_at=claims.expires_at,
+        speaks_for=claims.issuer.actors,
+        bound=claims.bound,
+    )
+
+
+def chain_of(claims: Claims, naming: NamingRule) -> Chain:
+    """The principals that a token names, first to last. Raises Refusal where one of them may not be named so."""
+    subject = _subject(claims, naming)
+    actors = _actors(claims, naming)
+    client = _client(claims)
+    names = _with_client([subject, *actors], client, own=_is_clients_own(claims, subject))
+    if len(set(names)) != len(names):
+        raise bad_credential("the token names a principal twice in its chain", CredentialFault.SUBJECT)
+    scopes, roles = _scopes(claims.values), _roles(claims)
+    issuer = claims.issuer.issuer
+    first = Principal(names[0], issuer, roles, scopes)
+    return (first, *(Principal(name, issuer, frozenset(), scopes) for name in names[1:]))
+
+
+def accepts(issuer: TrustedIssuer, audiences: frozenset[str], route: Audience, aliases: Sequence[str] = ()) -> bool:
+    """Whether the audience names this route: by its own URL, or by one configured for the issuer, unless that is the
+    URL of another route of ours (RFC 8707: a token for one server opens no other)."""
+    own = {route.resource, route.alias or route.resource}
+    return not own.isdisjoint(audiences) or any(
+        audience in audiences and not _is_another_route(audience, route.resource, aliases)
+        for audience in issuer.audiences
+    )
+
+
+def still_names(issuer: TrustedIssuer, naming: NamingRule, chain: Chain, looked_up: str) -> bool:
+    """Whether a token of this issuer, as the operator trusts it now, could still stand for its part of this chain.
+    `looked_up` is the credential's `trust`: the claim that was looked up in the issuer's tables."""
+    mine = [principal for principal in chain if principal.issuer == issuer.issuer]
+    if not mine:
+        return False
+    if issuer.spiffe is not None:
+        return mine[0].name == issuer.spiffe.name(looked_up, naming)
+    if issuer.actors and issuer.actors.isdisjoint({mine[-1].name, chain[-1].name}):
+        return False
+    client = issuer.clients.get(looked_up) if issuer.actor_from else DIRECT
+    if client != DIRECT and client not in {principal.name for principal in mine}:
+        return False
+    return all(
+        principal.kind in issuer.kinds and (principal.name == client or naming.allows(principal.name))
+        for principal in mine
+    )
+
+
+def _looked_up(claims: Claims) -> str:
+    """What of a token is looked up in tables of its issuer, which may be changed while it is used."""
+    if claims.issuer.spiffe is not None:
+        return claims.subject
+    return str(claims.values.get(claims.issuer.actor_from, "")) if claims.issuer.actor_from else ""
+
+
+def joined(proven: ProvenChain, workload: Workload | None, *, held: bool = False) -> Chain:
+    """One chain out of a token and, perhaps, a workload's own credential; `held`: that is the certificate to which the
+    token is bound. Raises Refusal where they don't agree."""
+    if proven.speaks_for and proven.speaks_for.isdisjoint(_newest(proven, workload)):
+        raise bad_credential("the token's issuer does not speak for the newest actor", CredentialFault.SUBJECT)
+    return _joined(proven, workload, held=held)
+
+
+def _newest(proven: ProvenChain, workload: Workload | None) -> set[str]:
+    """Who acts last by the word of the token: whom it names last, and to whom it was lent, if it is they who come."""
+    lent = workload is not None and workload.principal.name in proven.lent_to
+    return {proven.chain[-1].name, workload.principal.name} if workload and lent else {proven.chain[-1].name}
+
+
+def _joined(proven: ProvenChain, workload: Workload | None, *, held: bool) -> Chain:
+    last = proven.chain[-1]
+    if workload is None:
+        return _here(proven)
+    name = workload.principal.name
+    if workload.principal.kind != "nhi":
+        raise conflict("a token and a credential of another user")
+    if last.name == name and (held or len(proven.chain) > 1):
+        return _here(proven)
+    if name in proven.lent_to:
+        return _extended(proven.chain, workload.principal)
+    chain = _here(proven)
+    if len(chain) > 1:
+        raise conflict("the token's newest actor is another than the caller")
+    if last.kind != "user":
+        raise conflict("the token and another credential both name the caller")
+    return _extended(chain, workload.principal)
+
+
+def _here(proven: ProvenChain) -> Chain:
+    if not proven.here:
+        raise bad_credential("the token is meant for another audience", CredentialFault.AUDIENCE)
+    return proven.chain
+
+
+def _extended(chain: Chain, last: Principal) -> Chain:
+    if any(principal.name == last.name for principal in chain):
+        raise bad_credential("the caller is in the token's chain already", CredentialFault.SUBJECT)
+    return (*chain, last)
+
+
+def _subject(claims: Claims, naming: NamingRule) -> str:
+    if claims.issuer.spiffe is not None:
+        return _workload(claims.subject, claims.issuer.spiffe, naming)
+    kind, bare = _kind_and_id(claims)
+    name = naming.name(kind, bare) if kind in claims.issuer.kinds else None
+    if name is None:
+        raise bad_credential("the token's issuer may not name its sub so", CredentialFault.SUBJECT)
+    return name
+
+
+def _workload(spiffe_id: str, names: SpiffeNames, naming: NamingRule) -> str:
+    name = names.name(spiffe_id, naming)
+    if name is None:
+        raise bad_credential("the token's SPIFFE ID is nobody's here", CredentialFault.SUBJECT)
+    return name
+
+
+def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
+    issuer, subject = claims.issuer, claims.subject
+    if issuer.typed_subjects:
+        kind, _, bare = subject.partition(":")
+        if kind == "user":
+            return "user", bare
+        if kind == "nhi":
+            return "nhi", bare
+        raise bad_credential(
+            "the token's sub must begin with user: or nhi:, or its issuer needs kind_claim or subject_kind",
+            CredentialFault.SUBJECT,
+        )
+    if is_typed(subject):
+        raise bad_credential("the token's sub brings a kind, and its issuer's ids are bare", CredentialFault.SUBJECT)
+    if not issuer.kind_rules:
+        return issuer.kinds[0], subject
+    for rule in issuer.kind_rules:
+        if rule.fits(claims.values):
+            return rule.kind, subject
+    raise bad_credential("the token does not say whether it is a user's or a workload's", CredentialFault.SUBJECT)
+
+
+def _actors(claims: Claims, naming: NamingRule) -> list[str]:
+    """RFC 8693 4.1: the outermost `act` is the newest actor. Oldest first here."""
+    found: list[str] = []
+    values = claims.values
+    while "act" in values:
+        if len(found) == MAX_ACTORS:
+            raise bad_credential(f"the token names more than {MAX_ACTORS} actors", CredentialFault.SUBJECT)
+        values = values["act"]
+        found.append(_actor(values, claims.issuer, naming))
+    return found[::-1]
+
+
+def _actor(act: object, issuer: TrustedIssuer, naming: NamingRule) -> str:
+    subject = act.get("sub") if isinstance(act, dict) else None
+    if not isinstance(act, dict) or not isinstance(subject, str):
+        raise bad_credential("the token's act must be an object with a sub", CredentialFault.MALFORMED)
+    if act.get("iss", issuer.issuer) != issuer.issuer:
+        raise bad_credential("the token names an actor of another issuer", CredentialFault.SUBJECT)
+    if "cnf" in act:
+        raise bad_credential(
+            "the token's actor is bound to a key, which cannot be checked here", CredentialFault.NOT_ACCEPTED
+        )
+    if issuer.spiffe is not None:
+        return _workload(subject, issuer.spiffe, naming)
+    bare = subject.removeprefix("nhi:") if issuer.typed_subjects else subject
+    if "nhi" not in issuer.kinds:
+        said = "the token names an actor, and its issuer's kinds have no nhi: kinds: [user, nhi] and subject_kind: user"
+        raise bad_credential(said, CredentialFault.SUBJECT)
+    name = None if is_typed(bare) else naming.name("nhi", bare)
+    if name is None:
+        raise bad_credential("the token's issuer may not name its actor so", CredentialFault.SUBJECT)
+    return name
+
+
+def _client(claims: Claims) -> str:
+    """The workload that the token was issued to; "" where the issuer is not asked, or it is a person's own program."""
+    issuer = claims.issuer
+    if not issuer.actor_from:
+        return ""
+    client = claims.values.get(issuer.actor_from)
+    target = issuer.clients.get(client) if isinstance(client, str) else None
+    if target is None:
+        raise client_unknown("the token's client is not in the issuer's table")
+    return "" if target == DIRECT else target
+
+
+def _is_clients_own(claims: Claims, subject: str) -> bool:
+    """Whether the token is a client's for itself (client credentials), as the issuer's rules tell it."""
+    return bool(claims.issuer.kind_rules) and subject.startswith("nhi:")
+
+
+def _with_client(names: list[str], client: str, *, own: bool) -> list[str]:
+    if own and client:
+        names = [client, *names[1:]]  # the table's name for what the issuer knows by a number
+    if not client or names[-1] == client or (own and len(names) > 1):
+        return names
+    if len(names) > 1:
+        raise conflict("the token's actor and its client are not the same")
+    return [*names, client]
+
+
+def _scopes(values: Mapping[str, Any]) -> frozenset[str]:
+    """`scope` (RFC 9068) and `scp` (Entra: one string, Okta: a list)."""
+    found: set[str] = set()
+    for claim in ("scope", "scp"):
+        value = values.get(claim, ())
+        items = value.split(" ") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise bad_credential(
+                f"the token's {claim} must be a string or a list of strings", CredentialFault.MALFORMED
+            )
+        found |= {item for item in items if isinstance(item, str) and _SCOPE.fullmatch(item)}
+    if len(found) > MAX_SCOPES:
+        raise bad_credential(f"the token carries more than {MAX_SCOPES} scopes", CredentialFault.NOT_ACCEPTED)
+    return frozenset(found)
+
+
+def _roles(claims: Claims) -> frozenset[str]:
+    source = claims.issuer.roles_from
+    if source is None:
+        return frozenset()
+    value = _at_path(claims.values, source.claim)
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        if source.required:
+            raise bad_credential("the token lacks the claim that roles are read from", CredentialFault.NOT_ACCEPTED)
+        return frozenset()
+    values = (item for item in items if isinstance(item, str))
+    if claims.issuer.is_peer:  # by their whole names; of those, what the operator takes from it
+        whole = f"role:{source.namespace}/"
+        values = (item.removeprefix(whole) for item in values if item.startswith(whole))
+    return frozenset(f"role:{source.namespace}/{value}" for value in values if _is_role(value, source))
+
+
+def _is_role(value: str, source: RoleClaim) -> bool:
+    # A value outside the grammar is passed over: no row of a policy can name it, to allow or to deny.
+    if not value or not is_id(f"{source.namespace}/{value}"):
+        return False
+    return not source.only or any(_matches(pattern, value) for pattern in source.only)
+
+
+def _matches(pattern: str, value: str) -> bool:
+    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), value) is not None
+
+
+def _at_path(values: Mapping[str, Any], path: str) -> object:
+    """A member by its name, or else by a path; names such as `https://acme.example/groups` have dots of their own."""
+    if path in values:
+        return values[path]
+    found: object = values
+    for part in path.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found
+
+
+def _is_another_route(audience: str, resource: str, aliases: Sequence[str]) -> bool:
+    theirs = urlsplit(audience)
+    if _origin_of(theirs) != _origin_of(urlsplit(resource)):
+        return False
+    # Wherever in the path: the public URL may have one of its own in front.
+    path = f"{theirs.path}/"
+    return any(part in ROUTES for part in path.split("/")) or any(f"{alias}/" in path for alias in aliases)
+
+
+def _origin_of(url: SplitResult) -> tuple[str, str, int | None]:
+    """The origin of a URL, in one spelling."""
+    try:
+        port = url.port
+    except ValueError:  # it is nobody's
+        port = None
+    return url.scheme, url.hostname or "", port or _PORTS.get(url.scheme)

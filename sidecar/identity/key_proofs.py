@@ -1,0 +1,160 @@
+"""Verifies that the presenter of a bound token holds its key (DPoP, mutual TLS).
+
+A DPoP proof (RFC 9449 4.3) is a JWT that the owner of the key signs for one request: its method, its address as callers
+see it, its token, and an id that is seen once. Ids are remembered for as long as a proof could be shown again, here and
+in the store that replicas share; what cannot be remembered is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import jwt
+
+from sidecar.errors import CredentialFault, Reason, Refusal
+from sidecar.http.signing_keys import thumbprint
+from sidecar.identity.credentials import Presented, bad_credential
+from sidecar.identity.issuers import ALGORITHMS
+from sidecar.identity.jwks import VerificationKey, public_key_from
+from sidecar.identity.jwt import read_compact, time_of
+from sidecar.protocols import base64url
+
+TYP: Final = "dpop+jwt"
+MAX_AGE_S: Final = 60.0
+MAX_PROOF_CHARS: Final = 8 * 1024
+MAX_ID_CHARS: Final = 512
+MAX_KEPT: Final = 100_000  # a hundred bytes each
+KEY: Final = "dpop:"
+# One key, one id: the first who writes it down has seen it first.
+SCRIPT: Final = "return redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) and 1 or 0"
+_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
+_JWS: Final = jwt.PyJWS()
+
+Share = Callable[[str, int], Awaitable[bool | None]]
+"""(id, for how many ms it is to be remembered) → whether no replica has seen it; None where nothing is shared. Raises
+Refusal(STORE_UNAVAILABLE)."""
+
+
+async def alone(_name: str, _for_ms: int) -> None:
+    """Nothing is shared."""
+
+
+class SeenProofs:
+    """Which ids were there already. `clock` gives seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
+        self.share: Share = alone
+        self._clock = clock
+        self._max_kept = max_kept
+        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._shares: Counter[str] = Counter()
+
+    async def is_first(self, name: str, for_s: float, owner: str = "") -> bool:
+        """Whether nobody has seen it, for so long. `owner` is who shows it: nobody has more than three quarters of what
+        is remembered. Raises Refusal where that cannot be known."""
+        now = self._clock()
+        while self._kept and next(iter(self._kept.values()))[0] <= now:
+            _, (_, forgotten) = self._kept.popitem(last=False)
+            self._shares[forgotten] -= 1
+            if not self._shares[forgotten]:
+                del self._shares[forgotten]
+        if name in self._kept:
+            return False
+        if len(self._kept) >= self._max_kept or self._shares[owner] >= max(1, self._max_kept * 3 // 4):
+            raise Refusal(Reason.STORE_UNAVAILABLE, "too many proofs are remembered")
+        self._kept[name] = now + for_s, owner
+        self._shares[owner] += 1
+        return await self.share(name, int(for_s * 1000)) is not False
+
+
+class KeyProofs:
+    """Checks proofs. `leeway_s` is by how much clocks may differ, `max_age_s` how old one may be."""
+
+    def __init__(
+        self, clock: Callable[[], float], leeway_s: float, max_age_s: float, seen: SeenProofs | None = None
+    ) -> None:
+        self.seen = seen or SeenProofs(clock)
+        self._clock = clock
+        self._leeway_s = leeway_s
+        self._max_age_s = max_age_s
+
+    async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
+        """Raises Refusal unless the request bears a proof for this token by the key with this thumbprint; `owner` is
+        who calls, if it does."""
+        if len(presented.proofs) != 1:
+            if presented.proofs:
+                raise _bad("a credential header is there twice", CredentialFault.MALFORMED)
+            raise _bad("one DPoP proof is needed", CredentialFault.PROOF)
+        try:
+            claims = _claims(presented.proofs[0], key)
+        except Refusal as refusal:
+            raise _bad(refusal.detail, refusal.credential_fault or CredentialFault.MALFORMED) from None
+        if claims.get("htm") != presented.method or _plain(claims.get("htu")) not in map(_plain, presented.urls):
+            raise _bad("the proof is for another request", CredentialFault.PROOF)
+        if not _same(claims.get("ath"), base64url.encode(sha256(token.encode()).digest())):
+            raise _bad("the proof is for another token", CredentialFault.PROOF)
+        issued_at, now = claims["iat"], self._clock()
+        if not now - self._max_age_s - self._leeway_s <= issued_at <= now + self._leeway_s:
+            fault = CredentialFault.EXPIRED if issued_at < now else CredentialFault.NOT_YET_VALID
+            raise _bad("the proof is too old, or from the future", fault)
+        # From the last moment at which it could be shown again, whatever clock it was made by.
+        for_s = self._max_age_s + 2 * self._leeway_s
+        if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s, owner):
+            raise _bad("the proof was used before", CredentialFault.REPLAYED)
+
+
+def unproven(detail: str) -> Refusal:
+    """401: a token that is bound to a key came without its proof."""
+    return bad_credential(detail, CredentialFault.PROOF, scheme="DPoP", more=_ALGORITHMS)
+
+
+_ALGORITHMS: Final = f'algs="{" ".join(sorted(ALGORITHMS))}"'
+
+
+def _bad(detail: str, fault: CredentialFault) -> Refusal:
+    return bad_credential(detail, fault, scheme="DPoP", error="invalid_dpop_proof", more=_ALGORITHMS)
+
+
+def _claims(proof: str, key: str) -> dict[str, Any]:
+    """The claims of a proof that was signed by this key; `iat` and `jti` typed. Raises Refusal."""
+    if len(proof) > MAX_PROOF_CHARS:
+        raise bad_credential("the proof is too long", CredentialFault.MALFORMED)
+    header, claims = read_compact(proof)
+    algorithm, jwk = header.get("alg"), header.get("jwk")
+    public = public_key_from(jwk) if isinstance(jwk, dict) else None
+    if header.get("typ") != TYP or algorithm not in ALGORITHMS or public is None:
+        raise bad_credential("the proof is no DPoP proof", CredentialFault.MALFORMED)
+    if not VerificationKey("", "", public).fits(algorithm) or not _same(thumbprint(public), key):
+        raise bad_credential("the proof is by another key than the token's", CredentialFault.PROOF)
+    try:
+        _JWS.decode_complete(proof, public, algorithms=[algorithm])
+    except jwt.PyJWTError:
+        raise bad_credential("the proof's signature does not hold", CredentialFault.SIGNATURE) from None
+    name = claims.get("jti")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARS:
+        raise bad_credential("the proof's jti must be a string", CredentialFault.MALFORMED)
+    return {**claims, "iat": time_of(claims, "iat", "proof")}
+
+
+def _same(one: object, other: str) -> bool:
+    return isinstance(one, str) and one.isascii() and compare_digest(one, other)
+
+
+def _plain(url: object) -> str:
+    """A URL without query and fragment (RFC 9449 4.3), its origin in one spelling; "?" for what is none."""
+    if not isinstance(url, str):
+        return "?"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "?"
+    host, scheme = (parts.hostname or "").lower(), parts.scheme.lower()
+    if not host or parts.username is not None:
+        return "?"
+    return f"{scheme}://{host}:{port or _PORTS.get(scheme, 0)}{parts.path or '/'}"

@@ -1,0 +1,201 @@
+"""Pipelines commands to Redis over one connection.
+
+Commands go out in the order in which they were asked, and Redis answers in that order; so the oldest waiting future
+owns the next reply, whether or not anybody still waits for it. A caller that is cancelled leaves its future in the
+queue, its reply is read and dropped, and nothing is out of step. Two tasks and a timer serve each connection:
+
+    writer    takes everything that was asked since its last turn, and sends it in one piece
+    reader    gives each reply to the oldest future
+    timer     watches the oldest future that somebody waits for. Where nothing was heard since it was sent, the
+              connection is condemned, and everybody waiting hears at once. Where others were answered meanwhile, the
+              way is slow and not gone: who was not answered in time hears so, alone, and his reply is dropped when it
+              comes; unless all have been late for a while
+
+redis-py opens the connection (TLS, AUTH, HELLO, SELECT) and reads the replies. Its client is not used: it would hold
+a connection per call in flight, and it costs three times as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Any, Protocol, cast
+
+from hiredis import pack_command
+from redis.exceptions import InvalidResponse, ResponseError
+
+TURNS = 8
+"""Turns of the loop that a reply gets once its time is over: each reads the socket, so that what lies in it is heard
+also where the loop was held. They take microseconds."""
+LATE_FOR = 3
+"""Deadlines without one reply in time: nobody waits for who is always late."""
+
+
+pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub knows 1-tuples only
+
+
+class RedisConnection(Protocol):
+    """What we lean on of redis-py's connections, all of it public."""
+
+    async def connect(self) -> None: ...
+
+    async def disconnect(self, nowait: bool = False) -> None: ...
+
+    async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None: ...
+
+    async def read_response(self, disable_decoding: bool = False) -> Any: ...
+
+
+class PipelineLost(Exception):
+    """The connection is gone. Whether what was sent on it was carried out, nobody knows."""
+
+
+class PipelineLate(PipelineLost):
+    """This one reply did not come in time; others do."""
+
+
+class Batch:
+    """Commands that are sent in one piece, and the loop's time by which the store must have answered them. It counts
+    from when they are sent: a loop that was held before that takes no time from the store."""
+
+    __slots__ = ("due_s",)
+
+    def __init__(self) -> None:
+        self.due_s = inf
+
+
+class RedisPipeline:
+    """One open connection. `deadline_s` is how long a reply may take; `lost` is called once when it has ended."""
+
+    def __init__(self, connection: RedisConnection, deadline_s: float, lost: Callable[[RedisPipeline], None]) -> None:
+        self._connection = connection
+        self._deadline_s = deadline_s
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._outbox: list[bytes] = []
+        self._batch = self._sending = Batch()
+        self._waiting: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
+        self._asked = asyncio.Event()
+        self._timer: asyncio.Handle | None = None
+        self._read_s = self._in_time_s = self._loop.time()
+        self._why = "closed"
+        self._serving = asyncio.create_task(self._serve())
+        self._serving.add_done_callback(self._end)
+
+    @property
+    def ended(self) -> bool:
+        return self._serving.done()
+
+    @property
+    def why(self) -> str:
+        """What ended it."""
+        return self._why
+
+    def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
+        """Send a command; the future is its reply, raises redis-py's ResponseError, or WireLost."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        if self.ended:
+            reply.set_exception(PipelineLost(self._why))
+            return reply
+        self._waiting.append((self._batch, reply))
+        self._outbox.append(pack(command))
+        self._asked.set()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._loop.time() + self._deadline_s, self._check)
+        return reply
+
+    def condemn(self, why: str) -> None:
+        """This connection cannot be trusted any more: end it, soon."""
+        self._why = why
+        self._serving.cancel()
+
+    async def close(self) -> None:
+        """Drop the connection. Whoever still waits hears WireLost."""
+        self._serving.cancel()
+        await asyncio.wait([self._serving])
+        await self._connection.disconnect(nowait=True)
+
+    async def _serve(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write())
+                tasks.create_task(self._read())
+        except* Exception as errors:  # also whatever the parser raises of a reply that nobody can read
+            self._why = type(errors.exceptions[0]).__name__
+        finally:
+            await self._connection.disconnect(nowait=True)
+
+    async def _write(self) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            commands, self._outbox = self._outbox, []
+            self._sending, self._batch = self._batch, Batch()
+            self._sending.due_s = self._loop.time() + self._deadline_s
+            await self._connection.send_packed_command(commands, check_health=False)
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                reply = await self._connection.read_response(disable_decoding=True)
+            except ResponseError as error:
+                reply = error
+            self._answer(reply)
+
+    def _answer(self, reply: Any) -> None:
+        if not self._waiting:
+            raise InvalidResponse("a reply that nobody asked for")
+        _, oldest = self._waiting.popleft()
+        self._read_s = self._loop.time()
+        if oldest.done():
+            return
+        self._in_time_s = self._read_s
+        if isinstance(reply, ResponseError):
+            oldest.set_exception(reply)
+        else:
+            oldest.set_result(reply)
+
+    def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
+        """Look after the oldest that somebody waits for, again and again until nobody waits. Who was the oldest
+        `before` has so many `turns` left."""
+        self._timer = None
+        batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
+        if batch is None:
+            return
+        if batch is not before:
+            turns = TURNS
+        # What is not sent yet waits for the piece before it: the store must take that in time too.
+        now, due_s = self._loop.time(), min(batch.due_s, self._sending.due_s)
+        if due_s > now:
+            self._timer = self._loop.call_at(due_s, self._check)
+        elif turns:
+            self._timer = self._loop.call_soon(self._check, batch, turns - 1)
+        elif batch.due_s > now or self._is_silent(due_s, now):
+            self.condemn(self._late_words)
+        else:
+            self._refuse_late(now)
+            self._check()
+
+    def _refuse_late(self, now: float) -> None:
+        for batch, reply in self._waiting:
+            if batch.due_s <= now and not reply.done():
+                reply.set_exception(PipelineLate(self._late_words))
+
+    def _is_silent(self, due_s: float, now: float) -> bool:
+        """Whether nothing was heard since the oldest was sent, or nothing in time for a while."""
+        return self._read_s <= due_s - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s
+
+    @property
+    def _late_words(self) -> str:
+        return f"no reply within {self._deadline_s * 1000:.0f} ms"
+
+    def _end(self, serving: asyncio.Task[None]) -> None:
+        if self._timer:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, deque()
+        for _, reply in waiting:
+            if not reply.done():
+                reply.set_exception(PipelineLost(self._why))
+        self._lost(self)

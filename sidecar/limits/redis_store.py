@@ -1,0 +1,555 @@
+"""Counters shared by replicas in Redis.
+
+One round trip per reservation: `admit.lua` asks and charges in one step, with Redis' own clock. Nothing is ever tried
+twice (a lost reply may mean a charged call); instead, what could not be confirmed is owed, and undone as soon as the
+store is back: `settle.lua` may arrive twice, late, or before the charge it undoes.
+
+A store may come back with less than it was told. `guard.lua` charges nothing to a store that this instance does not
+know; it is first told what this instance saw (`counter_memory.py`):
+
+    same epoch, tide as far as we came     nothing is missing
+    same epoch, an earlier tide            rolled back: what we charged since is charged again, by its decision ids
+    another epoch, or none                 emptied or exchanged: counters are raised to what we saw (`restore.lua`); for
+                                           one second more we charge nothing, so that the others can do the same
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Literal
+
+from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
+
+from sidecar.limits.counter_memory import CounterMemory
+from sidecar.limits.counters import SECOND_US, CounterState
+from sidecar.limits.eviction import LOOK_EVERY_S, eviction_warning
+from sidecar.limits.plan import lasting
+from sidecar.limits.redis_pipeline import PipelineLate, PipelineLost, RedisPipeline
+from sidecar.limits.refusal_tracker import RefusalTracker, counts_no_more, passes, printable
+from sidecar.limits.store import (
+    LEASE_S,
+    REMEMBER_S,
+    UNSEEN,
+    Charges,
+    CounterUnreadable,
+    StoreObserver,
+    StoreUnavailable,
+    Verdict,
+)
+from sidecar.limits.store_connection import LeaveError, StoreConnection
+from sidecar.limits.topology import PREFIX, Finder, Trouble, ask_once, finder_of
+from sidecar.settings.store import DEADLINE_S, StoreSettings
+
+MAX_OWED = 10_000
+COMPLAIN_EVERY_S = 10.0
+AT_ONCE = 100
+"""Debts that are said in one piece: three milliseconds of the server, so that calls of now are in time behind them at
+one that is sixty away."""
+AT_THE_END = 500
+"""Likewise once nobody calls any more."""
+LAST_WORDS_S = 0.8
+"""For what is still owed when we end: `Store.close` promises to be over within a second."""
+CHARGE = "charge"
+"""What a reservation asks for, beside the verbs of settling."""
+LOOK = "look"
+"""Stands where a decision id would, and is none."""
+EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
+EPOCH_MS = 62 * 86_400_000  # twice the longest window, a month
+HOLD_S = 1.0
+"""Two beats of every other instance: all of them have told an emptied store what they saw."""
+PAGE = 100
+"""Counters that one script restores: less than a millisecond of the server's time."""
+WHATEVER = 4 * 10**15
+"""The limit of what is charged whatever the limit, because it was admitted already: more than any, exact in Lua."""
+
+log = logging.getLogger("sidecar.store")
+
+
+@dataclass(frozen=True, slots=True)
+class CounterScript:
+    """A Lua script and the name that Redis keeps it under."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def of(cls, text: str) -> CounterScript:
+        return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    @classmethod
+    def counting(cls, text: str) -> CounterScript:
+        """One that reads counters, and believes none that is not a whole number."""
+        return cls.of(f"{shipped('whole.lua')}\n{text}")
+
+
+def shipped(name: str) -> str:
+    """A script that lies beside this file."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+RESET = CounterScript.of("return redis.call('DEL', unpack(KEYS))")
+
+
+@dataclass(frozen=True, slots=True)
+class CounterScripts:
+    """What the store is asked to do."""
+
+    admit: CounterScript = field(default_factory=lambda: CounterScript.counting(guarded(shipped("admit.lua"))))
+    settle: CounterScript = field(default_factory=lambda: CounterScript.counting(shipped("settle.lua")))
+    restore: CounterScript = field(default_factory=lambda: CounterScript.counting(shipped("restore.lua")))
+    epoch: CounterScript = field(default_factory=lambda: CounterScript.of(shipped("epoch.lua")))
+
+    @property
+    def all(self) -> tuple[CounterScript, ...]:
+        return self.admit, self.settle, self.restore, self.epoch
+
+
+def guarded(admit: str) -> str:
+    """admit.lua where guard.lua has its place for it."""
+    return shipped("guard.lua").replace("-- admit.lua stands here", admit)
+
+
+Verb = Literal["charge", "give_back", "release", "extend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What is still to be said about one call. `until_s` (loop time) is when it has settled itself by expiry."""
+
+    verb: Verb
+    charges: Charges
+    decision_id: str
+    until_s: float
+
+
+class RedisCounters:
+    """A Store in Redis or Valkey. `instance` names this process among those that share it."""
+
+    degraded = False
+
+    def __init__(
+        self,
+        finder: Finder,
+        *,
+        lease_s: float = LEASE_S,
+        deadline_s: float = DEADLINE_S,
+        hold_s: float = HOLD_S,
+        observer: StoreObserver = UNSEEN,
+        kind: str = "redis",
+        scripts: CounterScripts | None = None,
+        instance: str = "",
+    ) -> None:
+        self.kind = kind
+        self._finder = finder
+        self._lease_s = lease_s
+        self._deadline_s = deadline_s
+        self._hold_s = hold_s
+        self._observer = observer
+        self._scripts = scripts or CounterScripts()
+        self._tide = TIDE + (instance or secrets.token_hex(8))
+        self._link = StoreConnection(finder, deadline_s, greet=self._greet, beat=self._beat, ready=self._settle_debts)
+        self._recall = CounterMemory()
+        self._epoch = ""
+        self._number = 0
+        self._held_until_s = 0.0
+        self._complained_s = self._told_untold_s = -COMPLAIN_EVERY_S
+        self._looked_s = -LOOK_EVERY_S
+        self._owed: deque[Settlement] = deque()
+        self._untold: Counter[str] = Counter()
+        self._refusing = RefusalTracker()
+        self.warning = ""
+
+    @classmethod
+    def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisCounters:
+        """The store at a URL, and nothing but that said of it."""
+        return cls(finder_of(StoreSettings(url=url)), lease_s=lease_s, deadline_s=deadline_s)
+
+    @property
+    def up(self) -> bool:
+        return self._link.wire is not None and not (self._refusing and self._refusing.why(self._now_s(), CHARGE))
+
+    @property
+    def trouble(self) -> str:
+        return self._link.trouble if self._link.wire is None else self._refusing.why(self._now_s())
+
+    async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
+        began_s = self._now_s()
+        try:
+            return await self._reserve(charges, decision_id, began_s)
+        finally:
+            self._observer.answered(self._now_s() - began_s)
+
+    async def _reserve(self, charges: Charges, decision_id: str, began_s: float) -> Verdict:
+        wire = self._link.wire or await self._link.ready()
+        self._number = number = self._number + 1
+        arguments = self._guarded(charges, decision_id, number)
+        try:
+            reply = await self._run(wire, self._scripts.admit, arguments)
+            verdict = _verdict(reply, charges, decision_id)
+        except (PipelineLost, _ForeignReplyError, asyncio.CancelledError, TimeoutError) as error:
+            self.give_back(charges, decision_id)  # it may have been charged, and nobody will forward this call
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            if not isinstance(error, TimeoutError | PipelineLate):
+                wire.condemn(str(error))
+            raise StoreUnavailable(str(error) or "no answer in time") from error
+        except ResponseError as error:
+            self._refusing.refused(CHARGE, error, charges, self._now_s())
+            self._refused(error, wire)
+            raise _unavailable(error) from error
+        if verdict.admitted:
+            self._recall.admitted(charges, verdict, decision_id, number, began_s)
+            if self._refusing:
+                self._refusing.done(CHARGE, charges)
+        return verdict
+
+    def give_back(self, charges: Charges, decision_id: str) -> None:
+        self._recall.given_back(charges, decision_id)
+        self._say(Settlement("give_back", charges, decision_id, self._now_s() + REMEMBER_S))
+
+    def release(self, charges: Charges, decision_id: str) -> None:
+        if charges:
+            until_s = self._now_s() + max(self._lease_s, REMEMBER_S)
+            self._say(Settlement("release", charges, decision_id, until_s))
+
+    def extend(self, charges: Charges, decision_id: str) -> None:
+        if self._link.wire:
+            self._say(Settlement("extend", charges, decision_id, self._now_s()))
+
+    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
+        """Charge what was admitted without us, whatever the limit: now, or when the store is back within that time."""
+        if charges:
+            self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
+
+    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
+        wire = await self._link.ready()
+        try:
+            reply = await self._run(wire, self._scripts.admit, self._guarded(charges, LOOK, 0, record_ms=0))
+            return _verdict(reply, charges, LOOK).standings
+        except ResponseError as error:
+            self._refused(error, wire)
+            raise _unavailable(error) from error
+        except (PipelineLost, TimeoutError, _ForeignReplyError) as error:
+            raise StoreUnavailable(type(error).__name__) from error
+
+    async def reset(self, charges: Charges) -> None:
+        keys = [charge.key for charge in lasting(charges)]
+        for first in range(0, len(keys), PAGE):
+            page = keys[first : first + PAGE]
+            await self._asked(RESET, [len(page), *(PREFIX + key for key in page)])
+        self._recall.reset(keys)
+
+    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
+        return await self._asked(CounterScript.of(script), [1, PREFIX + key, *arguments])
+
+    async def _asked(self, script: CounterScript, arguments: list[str | int]) -> Any:
+        """What a script of no reservation answers. Raises StoreUnavailable."""
+        wire = await self._link.ready()
+        try:
+            return await self._run(wire, script, arguments)
+        except ResponseError as error:
+            self._refused(error, wire)
+            raise _unavailable(error) from error
+        except (PipelineLost, TimeoutError) as error:
+            raise StoreUnavailable(type(error).__name__) from error
+
+    async def ping(self) -> None:
+        wire = await self._link.ready()
+        try:
+            await wire.ask("PING")
+        except (PipelineLost, ResponseError) as error:
+            raise StoreUnavailable(type(error).__name__) from error
+
+    async def close(self) -> None:
+        await self._link.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._say_last_words()
+        if wire := self._link.wire:
+            await wire.close()
+        await self._finder.close()
+        self._untold.update(settlement.verb for settlement in self._owed)
+        self._tell_untold()
+
+    # Asking
+
+    async def _run(self, wire: RedisPipeline, script: CounterScript, arguments: list[str | int]) -> Any:
+        try:
+            return await wire.ask("EVALSHA", script.sha, *arguments)
+        except NoScriptError:  # a restart or SCRIPT FLUSH; it was not run, so this is no second try
+            return await wire.ask("EVAL", script.text, *arguments)
+        except MovedError:
+            raise
+        except AskError as elsewhere:  # our slot is on its way, and this key has arrived
+            async with asyncio.timeout(self._deadline_s):
+                return await self._run_there((elsewhere.host, elsewhere.port), script, arguments)
+
+    async def _run_there(self, address: tuple[str, int], script: CounterScript, arguments: list[str | int]) -> Any:
+        try:
+            there = await self._finder.at(address)
+            return await ask_once(there, ["ASKING"], ["EVAL", script.text, *arguments])
+        except ResponseError:
+            raise
+        except Trouble as error:
+            raise PipelineLost(type(error).__name__) from error
+
+    def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
+        """It was answered, and not done. Who does not count (any more) is left."""
+        if counts_no_more(error):
+            self._link.heard(error, wire)
+        elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a right that is missing, memory, a foreign key
+            self._complained_s = self._now_s()
+            log.error("the store refuses what it is asked", extra={"error": printable(error)})
+
+    def _guarded(
+        self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000
+    ) -> list[str | int]:
+        """What guard.lua is asked: as admit.lua, and then which store is meant."""
+        arguments = self._arguments(charges, decision_id, record_ms=record_ms)
+        count = len(charges) + 1
+        arguments[0] = count + 2
+        arguments[count + 1 : count + 1] = EPOCH, self._tide
+        arguments += self._epoch, number
+        return arguments
+
+    def _arguments(
+        self, charges: Charges, decision_id: str, verb: Verb | None = None, record_ms: int = REMEMBER_S * 1000
+    ) -> list[str | int]:
+        arguments: list[str | int] = [len(charges) + 1, f"{PREFIX}call:{decision_id}"]
+        arguments += [PREFIX + charge.key for charge in charges]
+        arguments += [verb] if verb else []
+        arguments += [decision_id, record_ms, int(self._lease_s * SECOND_US)]
+        for charge in charges:
+            arguments += (charge.kind, charge.amount, charge.most, charge.interval_us)
+        return arguments
+
+    # Settling
+
+    def _say(self, settlement: Settlement) -> None:
+        wire = self._link.wire
+        if wire is None:
+            self._owe(settlement)
+            return
+        if settlement.verb == "charge":
+            self._number += 1
+            charges, script = _whatever(settlement.charges), self._scripts.admit
+            arguments = self._guarded(charges, settlement.decision_id, self._number)
+        else:
+            script = self._scripts.settle
+            arguments = self._arguments(settlement.charges, settlement.decision_id, settlement.verb)
+        said = wire.ask("EVALSHA", script.sha, *arguments)
+        said.add_done_callback(partial(self._heard, settlement, script, arguments))
+
+    def _heard(
+        self, settlement: Settlement, script: CounterScript, arguments: list[str | int], reply: asyncio.Future[Any]
+    ) -> None:
+        error, wire = reply.exception(), self._link.wire
+        if isinstance(error, NoScriptError) and wire:
+            again = wire.ask("EVAL", script.text, *arguments)
+            again.add_done_callback(partial(self._heard, settlement, script, arguments))
+        elif isinstance(error, PipelineLost):
+            self._owe(settlement)
+        elif isinstance(error, ResponseError) and passes(error):
+            self._refusing.refused(settlement.verb, error, settlement.charges, self._now_s())
+            self._owe(settlement)
+        else:  # any other error means a counter that is not ours to understand: its next reservation is refused
+            if self._refusing and error is None:
+                self._refusing.done(settlement.verb, settlement.charges)
+            self._over(settlement)
+
+    def _owe(self, settlement: Settlement) -> None:
+        if settlement.verb == "extend":  # the next beat extends again
+            return
+        if len(self._owed) == MAX_OWED:
+            self._drop(self._owed.popleft())
+        self._owed.append(settlement)
+
+    def _drop(self, settlement: Settlement) -> None:
+        """It will not be told: too much is owed, or it came too late. A slot that lapsed meanwhile is no loss."""
+        if settlement.until_s > self._now_s() or any(charge.kind != "concurrency" for charge in settlement.charges):
+            self._untold[settlement.verb] += 1
+        self._over(settlement)
+        if self._now_s() - self._told_untold_s > COMPLAIN_EVERY_S:
+            self._tell_untold()
+
+    def _tell_untold(self) -> None:
+        if self._untold:
+            self._told_untold_s = self._now_s()
+            counts, self._untold = self._untold, Counter()
+            self._observer.untold(counts)
+
+    def _over(self, settlement: Settlement) -> None:
+        """Nothing more will be said of it. Not before is it forgotten what a call holds, and has not spent: should its
+        charge be lost, it is charged again as it was, and then released."""
+        if settlement.verb == "release":
+            self._recall.released(settlement.charges, settlement.decision_id)
+        elif settlement.verb == "give_back":
+            self._recall.heard_back(settlement.charges, settlement.decision_id)
+
+    def _settle_debts(self) -> None:
+        """All of them, some at a time: at once they would hold up the calls of now, and be late themselves. Who refuses
+        is not asked about all of them again and again."""
+        self._settle_next(AT_ONCE if self._refusing else len(self._owed))
+
+    def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
+        if before is not None and before.exception():
+            return  # the connection is gone: the rest is owed
+        self._settle_some(AT_ONCE)
+        if left > AT_ONCE and (wire := self._link.wire):
+            wire.ask("PING").add_done_callback(partial(self._settle_next, left - AT_ONCE))
+
+    def _settle_some(self, most: int) -> None:
+        for _ in range(min(most, len(self._owed))):
+            settlement = self._owed.popleft()
+            if settlement.until_s > self._now_s():
+                self._say(settlement)
+            else:
+                self._drop(settlement)
+
+    async def _say_last_words(self) -> None:
+        """Nothing is owed, or nobody hears it: whoever takes none of it now will not take it a moment later."""
+        if wire := self._link.wire:
+            await _done(wire)
+        before = MAX_OWED + 1
+        while 0 < len(self._owed) < before and (wire := await self._link.last()):
+            before = len(self._owed)
+            for _ in range(0, before, AT_THE_END):
+                self._settle_some(AT_THE_END)
+                await _done(wire)
+
+    # Knowing the store
+
+    async def _greet(self, wire: RedisPipeline) -> None:
+        """Before anybody charges: is it the store that we know, and does it know what we know?"""
+        # Loading is also the probe: who accepts connections but answers late would cost every call its deadline.
+        await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts.all))
+        epoch, tide = await self._whose(wire)
+        if not self._epoch:
+            self._epoch = epoch
+        elif epoch == self._epoch:
+            await self._charge_again(wire, tide)
+        else:
+            raised = await self._restore(wire)
+            self._recall.forget_charged()  # they are in what was seen
+            self._epoch = epoch
+            await self._hold_slots(wire)
+            self._held_until_s = self._now_s() + self._hold_s
+            await self._observer.forgot("emptied", raised)
+        if (left_s := self._held_until_s - self._now_s()) > 0:
+            await asyncio.sleep(left_s)
+            await self._beat(wire)
+
+    async def _beat(self, wire: RedisPipeline) -> None:
+        epoch, _ = await self._whose(wire)
+        if epoch != self._epoch:
+            raise LeaveError("this is another store, or it was emptied")
+        if self._owed:
+            self._settle_debts()
+        if self._now_s() - self._told_untold_s > COMPLAIN_EVERY_S:
+            self._tell_untold()
+        if self._now_s() - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = self._now_s()
+            await self._look_at_memory(wire)
+
+    async def _look_at_memory(self, wire: RedisPipeline) -> None:
+        try:
+            self.warning = eviction_warning(await wire.ask("INFO", "memory"))
+        except ResponseError:  # a right that nobody has to give: then nobody knows
+            self.warning = ""
+
+    async def _whose(self, wire: RedisPipeline) -> tuple[str, int]:
+        """The epoch of the store, and our tide there."""
+        asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
+        reply = await self._run(wire, self._scripts.epoch, asked)
+        if (
+            not isinstance(reply, list)
+            or len(reply) != 2
+            or not isinstance(reply[0], bytes)
+            or type(reply[1]) is not int
+        ):
+            raise LeaveError("a foreign reply")
+        return reply[0].decode("latin-1"), reply[1]
+
+    async def _charge_again(self, wire: RedisPipeline, tide: int) -> None:
+        """A replica that was promoted has not heard of the last charges, or a file of an hour ago was loaded."""
+        lost = self._recall.after(tide, self._now_s())
+        for first in range(0, len(lost), PAGE):
+            await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
+        if lost:
+            await self._observer.forgot("rolled_back", len(lost))
+
+    async def _hold_slots(self, wire: RedisPipeline) -> None:
+        """Calls that are under way hold their slots, here too."""
+        for decision_id, charges in self._recall.held:
+            await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
+
+    async def _force(self, wire: RedisPipeline, decision_id: str, charges: Charges) -> None:
+        """Charge what was admitted before, whatever the limit."""
+        self._number = number = self._number + 1
+        whatever = _whatever(charges)
+        try:
+            reply = await wire.ask("EVALSHA", self._scripts.admit.sha, *self._guarded(whatever, decision_id, number))
+            verdict = _verdict(reply, whatever, decision_id)
+        except StoreUnavailable:
+            return  # it was given back meanwhile
+        except ResponseError as error:
+            if passes(error):
+                raise
+            return  # a counter that is not ours to understand: its next reservation is refused
+        self._recall.admitted(whatever, verdict, decision_id, number, self._now_s())
+
+    async def _restore(self, wire: RedisPipeline) -> int:
+        """Raise every counter to what we saw of it; how many were lower."""
+        raised = 0
+        for page in self._recall.pages(PAGE):
+            arguments: list[str | int] = [len(page), *(PREFIX + seen.key for seen in page)]
+            for seen in page:
+                arguments += (seen.kind, seen.at_us, seen.used, seen.full_us)
+            reply = await wire.ask("EVALSHA", self._scripts.restore.sha, *arguments)
+            if type(reply) is not int:
+                raise LeaveError("a foreign reply")
+            raised += reply
+        return raised
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _ForeignReplyError(LeaveError):
+    """A reply that cannot be the one to our question."""
+
+
+async def _done(wire: RedisPipeline) -> None:
+    """Replies come in order: once this one is here, everything said before has been done. What was said again, because
+    its script was forgotten, was said behind it: hence twice."""
+    for _ in range(2):
+        await asyncio.gather(wire.ask("PING"), return_exceptions=True)
+
+
+def _unavailable(error: ResponseError) -> StoreUnavailable:
+    return (StoreUnavailable if passes(error) else CounterUnreadable)(type(error).__name__)
+
+
+def _whatever(charges: Charges) -> Charges:
+    return tuple([replace(charge, most=WHATEVER) for charge in charges])
+
+
+def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
+    """admit.lua's reply, read strictly: it begins with our own decision id, and the rest are whole numbers."""
+    if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
+        raise _ForeignReplyError("a foreign reply")
+    numbers = reply[1:]
+    if set(map(type, numbers)) != {int} or min(numbers) < 0:
+        raise _ForeignReplyError("a foreign reply")
+    if numbers[0] == 2:
+        raise CounterUnreadable("this call was given up before its charge arrived")
+    return Verdict(numbers[0] == 1, numbers[1], tuple(numbers[2:]))

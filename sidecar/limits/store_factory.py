@@ -1,0 +1,39 @@
+"""Opens the store of limits that the settings name."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from sidecar.limits.degraded import DegradedStore, SharedCounters
+from sidecar.limits.fast_lane import FastLane
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.store import LEASE_S, UNSEEN, CounterStore, StoreObserver
+from sidecar.settings.store import StoreSettings
+
+
+def open_store(
+    chosen: StoreSettings,
+    clock: Callable[[], float],
+    *,
+    lease_s: float = LEASE_S,
+    observer: StoreObserver = UNSEEN,
+) -> CounterStore:
+    """The store of the settings. `clock` gives seconds since the epoch; Redis has its own. Nothing is connected yet."""
+    if chosen.is_memory:
+        return MemoryCounters(clock, lease_s=lease_s)
+    from sidecar.limits.redis_store import RedisCounters
+    from sidecar.limits.topology import finder_of  # half a second of imports that `memory://` need not pay
+
+    kind = {"sentinel": "redis+sentinel", "cluster": "redis+cluster"}.get(chosen.place.kind, "redis")
+    shared: SharedCounters = RedisCounters(
+        finder_of(chosen), lease_s=lease_s, deadline_s=chosen.timeout, observer=observer, kind=kind
+    )
+    if (lane := chosen.fast_lane) is not None:
+        shared = FastLane(
+            shared, most=lane.max_calls, idle_s=lane.idle_s, clock=time.monotonic, new_id=lambda: secrets.token_hex(8)
+        )
+    if chosen.degraded_calls is None:
+        return shared
+    return DegradedStore(shared, MemoryCounters(clock, lease_s=lease_s), chosen.degraded_calls)

@@ -1,0 +1,365 @@
+"""Finds the server that counts: a single node, Sentinel or Cluster.
+
+    One        the server that the URL names
+    Sentinels  whom the Sentinels call primary, if it says so itself
+    Cluster    who owns our slot: all our keys bear one hash tag, so one node counts
+
+Everybody who is asked has a deadline of its own, and who did not answer is asked last next time: some nodes that hang
+cost an attempt, not the store. Passwords and certificates are read at each connection, so that they may change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Protocol
+
+from redis.asyncio.connection import Connection as TcpConnection
+from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.limits.redis_pipeline import RedisConnection, pack
+from sidecar.settings.secrets import check_private, read_secret
+from sidecar.settings.store import StorePlace, StoreSettings
+
+PREFIX = "{sidecar}:"
+"""One hash tag: a Lua call may touch one slot of a cluster only, so all limits of a deployment live in one."""
+SLOT = key_slot(PREFIX.encode())
+CONNECT_S = 1.0
+ANSWER_S = 0.3
+"""For a node that is asked about others."""
+DEADLINES = 3
+"""Of the store's own, that either lasts at least: for a store that is far away."""
+MAX_KNOWN = 64
+
+Address = tuple[str, int]
+Trouble = (RedisError, OSError, SettingsError, TimeoutError)
+"""What a server that cannot be reached or believed ends in; SettingsError: a password's file is not readable now."""
+
+
+class NoPrimaryError(RedisError):
+    """Those who were asked name nobody who counts."""
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Where a server's words are read: what cannot be read names nobody. redis-py's parser raises more than its own
+    errors of an error reply, a push or a map that is none, and a host's name need not be one."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise NoPrimaryError(f"an answer that makes no sense ({type(error).__name__})") from None
+
+
+class Opener(Protocol):
+    """Makes a connection that is not yet connected."""
+
+    def __call__(self, address: Address) -> RedisConnection: ...
+
+
+class Finder(Protocol):
+    """Finds the one who counts."""
+
+    async def find(self) -> RedisConnection:
+        """A connection to it, open. Raises one of `Trouble`."""
+
+    async def still(self) -> bool:
+        """Whether it is still the one, as far as anybody can be asked."""
+
+    def moved(self, address: Address) -> None:
+        """Somebody said that this one counts now."""
+
+    async def at(self, address: Address) -> RedisConnection:
+        """A connection to a node that another named, open. Only in a Cluster do nodes lead to others: elsewhere whoever
+        answers could have our password sent wherever it likes. Raises one of `Trouble`."""
+
+    async def close(self) -> None:
+        """Let go of everybody who is asked."""
+
+
+def finder_of(chosen: StoreSettings) -> Finder:
+    """The finder of a store's settings. Nothing is connected yet. Raises SettingsError for files that are of no use."""
+    place = chosen.place
+    _check_files(chosen)
+    to_store = partial(_to_store, chosen, place)
+    connect_s, answer_s = _at_least(CONNECT_S, chosen), _at_least(ANSWER_S, chosen)
+    match place.kind:
+        case "sentinel":
+            return Sentinels(partial(_to_sentinel, chosen, place), to_store, place.nodes, place.service, answer_s)
+        case "cluster":
+            return Cluster(to_store, place.nodes, answer_s)
+        case "unix":
+            return SingleNode(to_store, (place.path, 0), connect_s)
+        case _:
+            return SingleNode(to_store, place.nodes[0], connect_s)
+
+
+class SingleNode:
+    """The server that the URL names."""
+
+    def __init__(self, opener: Opener, address: Address, connect_s: float = CONNECT_S) -> None:
+        self._opener = opener
+        self._address = address
+        self._connect_s = connect_s
+
+    async def find(self) -> RedisConnection:
+        return await _opened(self._opener(self._address), self._connect_s)
+
+    async def still(self) -> bool:
+        return True
+
+    def moved(self, address: Address) -> None:
+        """It names no other."""
+
+    async def at(self, address: Address) -> RedisConnection:
+        raise NoPrimaryError("this server leads nowhere")
+
+    async def close(self) -> None:
+        """Nobody else is asked."""
+
+
+class Sentinels:
+    """Whom the Sentinels call primary, if it says so itself: a Sentinel may be the last to know."""
+
+    def __init__(
+        self,
+        to_sentinel: Opener,
+        to_store: Opener,
+        sentinels: Sequence[Address],
+        service: str,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._to_sentinel = to_sentinel
+        self._to_store = to_store
+        self._sentinels = list(sentinels)
+        self._service = service
+        self._answer_s = answer_s
+        self._asking = asyncio.Lock()
+        self._asked: RedisConnection | None = None
+        self._found: Address | None = None
+
+    async def find(self) -> RedisConnection:
+        primary = await self._primary()
+        connection = await _opened(self._to_store(primary), self._answer_s)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                role = await _answer(connection, "ROLE")
+            if not isinstance(role, list) or not role or role[0] != b"master":
+                raise NoPrimaryError("who is called primary is a replica yet")
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        self._found = primary
+        return connection
+
+    async def still(self) -> bool:
+        """A primary that was cut off from the others goes on counting: whoever stays with it counts for nobody."""
+        try:
+            return await self._primary() == self._found
+        except Trouble:
+            return True  # nobody to ask is no reason to leave somebody who answers
+
+    def moved(self, address: Address) -> None:
+        """Only Sentinels say that."""
+
+    async def at(self, address: Address) -> RedisConnection:
+        raise NoPrimaryError("a primary leads nowhere")
+
+    async def close(self) -> None:
+        await self._hang_up()
+
+    async def _primary(self) -> Address:
+        async with self._asking:  # who finds and who looks whether it is still the one share a connection
+            return await self._named()
+
+    async def _named(self) -> Address:
+        trouble: BaseException = NoPrimaryError("no Sentinel answered")
+        for sentinel in tuple(self._sentinels):
+            try:
+                async with asyncio.timeout(self._answer_s):
+                    return await self._named_by(sentinel)
+            except Trouble as error:
+                trouble = error
+                await self._hang_up()
+                self._sentinels.remove(sentinel)
+                self._sentinels.append(sentinel)
+            except BaseException:
+                await self._hang_up()  # a reply may be under way that nobody will wait for
+                raise
+        raise trouble
+
+    async def _named_by(self, sentinel: Address) -> Address:
+        if self._asked is None:
+            asked = self._to_sentinel(sentinel)
+            with understood():
+                await asked.connect()
+            self._asked = asked
+        named = await _answer(self._asked, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        if not isinstance(named, list) or len(named) != 2:
+            raise NoPrimaryError(f"no such service: {self._service}")
+        with understood():
+            return _address(named[0], named[1], sentinel[0])
+
+    async def _hang_up(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            await asked.disconnect(nowait=True)
+
+
+class Cluster:
+    """Who owns our slot. Nodes that were named by others are remembered: those of the URL may be gone one day."""
+
+    def __init__(self, opener: Opener, nodes: Sequence[Address], answer_s: float = ANSWER_S) -> None:
+        self._opener = opener
+        self._answer_s = answer_s
+        self._nodes = list(nodes)
+
+    async def find(self) -> RedisConnection:
+        trouble: BaseException = NoPrimaryError("no node of the Cluster answered")
+        for node in tuple(self._nodes):
+            try:
+                return await self._through(node)
+            except Trouble as error:
+                trouble = error
+                self._nodes.remove(node)
+                self._nodes.append(node)
+        raise trouble
+
+    async def still(self) -> bool:
+        return True  # who does not own our slot any more says so at every question
+
+    def moved(self, address: Address) -> None:
+        self._nodes = [address, *(node for node in self._nodes if node != address)][:MAX_KNOWN]
+
+    async def at(self, address: Address) -> RedisConnection:
+        return await _opened(self._opener(address), self._answer_s)
+
+    async def close(self) -> None:
+        """Nobody is asked for longer than one question."""
+
+    async def _through(self, node: Address) -> RedisConnection:
+        connection = await self.at(node)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                ranges = await _answer(connection, "CLUSTER", "SLOTS")
+            owner = self._read(ranges, node[0])
+            if owner == node:
+                return connection
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        await connection.disconnect(nowait=True)
+        return await self.at(owner)
+
+    def _read(self, ranges: Any, asked_host: str) -> Address:
+        """The owner of our slot; every node that is named is remembered."""
+        owner: Address | None = None
+        try:
+            for first, last, *nodes in ranges:
+                named = [_address(node[0], node[1], asked_host) for node in nodes]
+                self._nodes += [each for each in named if each not in self._nodes][: MAX_KNOWN - len(self._nodes)]
+                if first <= SLOT <= last and named:
+                    owner = named[0]
+        except (TypeError, ValueError, IndexError):
+            raise NoPrimaryError("no table of slots") from None
+        if owner is None:
+            raise NoPrimaryError("nobody owns our slot")
+        return owner
+
+
+def _address(host: Any, port: Any, asked_host: str) -> Address:
+    """As a server tells it; one that does not know its own name means the one that it was asked by."""
+    if not isinstance(host, bytes | None) or not 0 < int(port) < 65536:
+        raise NoPrimaryError("no address")
+    return (host or b"").decode("ascii", "replace") or asked_host, int(port)
+
+
+async def _opened(connection: RedisConnection, within_s: float) -> RedisConnection:
+    try:
+        with understood():
+            async with asyncio.timeout(within_s):
+                await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    return connection
+
+
+async def _answer(connection: RedisConnection, *command: str) -> Any:
+    with understood():
+        await connection.send_packed_command([pack(command)], check_health=False)
+        return await connection.read_response(disable_decoding=True)
+
+
+async def ask_once(connection: RedisConnection, *commands: Sequence[bytes | str | int]) -> Any:
+    """The answer to the last of some commands, on a connection that is then dropped."""
+    try:
+        await connection.send_packed_command([pack(tuple(command)) for command in commands], check_health=False)
+        with understood():
+            for _ in commands[1:]:
+                await connection.read_response(disable_decoding=True)
+            return await connection.read_response(disable_decoding=True)
+    finally:
+        with suppress(OSError):
+            await connection.disconnect(nowait=True)
+
+
+# Connections. Retries are ours to decide on: a charge that is sent twice would be charged twice.
+
+
+def _at_least(seconds: float, chosen: StoreSettings) -> float:
+    return max(seconds, DEADLINES * chosen.timeout)
+
+
+def _check_files(chosen: StoreSettings) -> None:
+    chosen.login()
+    if chosen.sentinel is not None:
+        read_secret(chosen.sentinel.password_path, "theirs")
+    tls = chosen.tls
+    if tls is None:
+        return
+    file = tls.ca_path
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_path)
+        if tls.cert_path is not None:
+            file = tls.cert_path
+            check_private(tls.key_path or tls.cert_path)
+            context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise SettingsError([fault_in(file or "store.tls", f"is of no use for TLS: {error}", code="S136")]) from None
+
+
+def _to_store(chosen: StoreSettings, place: StorePlace, address: Address) -> RedisConnection:
+    return _connection(chosen, place, address, chosen.login())
+
+
+def _to_sentinel(chosen: StoreSettings, place: StorePlace, address: Address) -> RedisConnection:
+    login: dict[str, Any] = {}
+    if chosen.sentinel is not None:
+        login = {"username": chosen.sentinel.username}
+        login["password"] = read_secret(chosen.sentinel.password_path, "theirs")
+    return _connection(chosen, place, address, login)
+
+
+def _connection(chosen: StoreSettings, place: StorePlace, address: Address, login: dict[str, Any]) -> RedisConnection:
+    options: dict[str, Any] = {
+        **login,
+        "socket_connect_timeout": _at_least(CONNECT_S, chosen),
+        "socket_timeout": None,
+        "health_check_interval": 0,
+        "protocol": 3,
+        "retry": Retry(NoBackoff(), 0),
+        "driver_info": None,
+    }
+    if place.kind == "unix":
+        return UnixDomainSocketConnection(path=address[0], **options)
+    if not place.tls:
+        return TcpConnection(host=address[0], port=address[1], **options)
+    return SSLConnection(host=address[0], port=address[1], **chosen.certificates(), **options)

@@ -1,0 +1,159 @@
+"""Reports used and remaining limits.
+
+Counters are named by digests, so nobody can list them: what can be shown is what the configuration says there may be,
+for those who are known. Known is whom this process has charged, and whoever is asked for by name. Reading charges
+nothing, and is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from sidecar.limits.amounts import in_units
+from sidecar.limits.counters import SECOND_US, CounterState
+from sidecar.limits.plan import BudgetRule, Budgets, LimitCharge, charge_of, lasting, row_charge
+from sidecar.limits.store import CounterStore
+from sidecar.policy.patterns import glob
+from sidecar.settings.timestamps import rfc3339
+from sidecar.settings.validation_errors import nothing_like
+from sidecar.vocabulary import Principal, RowLimit, RuleRef
+
+MAX_KNOWN = 2_000  # whom this process remembers to have charged
+MAX_SHOWN = 1_000
+READ_AT_ONCE = 50  # some 2 ms of Redis' time, which its other callers wait for
+RolesOf = Callable[[Principal], frozenset[str]]
+
+
+class NoSuchLimit(LookupError):
+    """A principal has no limit of this name for itself. Its text names those that there are."""
+
+
+class UsageQuery(NamedTuple):
+    """What is asked for; "" is everything. `object` keeps limits that a call on it may move, `limit` is a pattern."""
+
+    principal: str = ""
+    object: str = ""
+    limit: str = ""
+
+
+class CountedLimit(NamedTuple):
+    """One counter that there may be."""
+
+    charge: LimitCharge
+    counted_for: str
+
+    def plain(self, standing: CounterState) -> dict[str, Any]:
+        """Where it stands, in values that JSON has."""
+        charge = self.charge
+        shown = in_units if charge.unit else int
+        used = charge.most - standing.remaining
+        return {
+            "limit": charge.limit,
+            "kind": charge.kind,
+            "counted_for": self.counted_for or None,
+            "unit": charge.unit or None,
+            "most": shown(charge.most),
+            "used": shown(used),
+            "remaining": shown(standing.remaining),
+            "reset_at": rfc3339(standing.reset_us / SECOND_US) if standing.reset_us and used else None,
+        }
+
+
+@dataclass(slots=True)
+class UsageReport:
+    """Reads the counters of one store."""
+
+    store: CounterStore
+    known: dict[str, None] = field(default_factory=dict)
+    budgets: Budgets = field(default_factory=Budgets)
+
+    def take(self, budgets: Budgets) -> None:
+        """These are the budgets now; whom the last ones were asked about stays known."""
+        self._meet()
+        self.budgets = budgets
+
+    def _meet(self) -> None:
+        for name in self.budgets.asked_for:
+            self.known.pop(name, None)
+            self.known[name] = None
+        for name in list(islice(self.known, max(0, len(self.known) - MAX_KNOWN))):
+            del self.known[name]
+
+    async def show(
+        self, wanted: UsageQuery, rules: Sequence[RuleRef], roles_of: RolesOf
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """What is left of each, the fullest first, and whether there are more than could be shown. Raises
+        StoreUnavailable."""
+        self._meet()
+        names = [wanted.principal] if wanted.principal else [*self.known]
+        found = {one.charge.key: one for one in _counted(wanted, self.budgets, rules, names, roles_of)}
+        asked = list(islice(found.values(), MAX_SHOWN))
+        if not asked:
+            await self.store.ping()  # that nothing is used cannot be said of a store that is out
+        standings: list[CounterState] = []
+        for start in range(0, len(asked), READ_AT_ONCE):
+            standings += await self.store.look(tuple(one.charge for one in asked[start : start + READ_AT_ONCE]))
+        shown = [one.plain(standing) for one, standing in zip(asked, standings, strict=True)]
+        if not wanted.principal:  # of those who might have used something, those who have
+            shown = [each for each in shown if each["used"] or not each["counted_for"]]
+        shown.sort(key=lambda each: (-each["used"] / each["most"], each["limit"], each["counted_for"] or ""))
+        return shown, len(found) > MAX_SHOWN
+
+    def own(self, principal: str, limit: str, rules: Sequence[RuleRef], roles_of: RolesOf) -> tuple[LimitCharge, ...]:
+        """The counters that count this principal alone, of limits of this name, "" for all. Raises NoSuchLimit."""
+        counted = _counted(UsageQuery(principal), self.budgets, rules, [principal], roles_of)
+        mine = lasting(tuple([one.charge for one in islice(counted, MAX_SHOWN) if one.counted_for]))
+        chosen = tuple([charge for charge in mine if not limit or glob(charge.limit, limit)])
+        if limit and not chosen:
+            known = {charge.limit for charge in mine}
+            raise NoSuchLimit(nothing_like(f"no limit of this name counts {principal} alone", limit, known))
+        return chosen
+
+
+def _counted(
+    wanted: UsageQuery, budgets: Budgets, rules: Iterable[RuleRef], names: Sequence[str], roles_of: RolesOf
+) -> Iterator[CountedLimit]:
+    roles = {name: roles_of(Principal(name)) for name in names}
+    for entry in budgets.entries:
+        if wanted.object and not _touches(budgets, entry, wanted.object):
+            continue
+        shared = not entry.each and (not wanted.principal or _means(entry, wanted.principal, roles))
+        whose = [name for name in names if _means(entry, name, roles)] if entry.each else [""] * shared
+        for cap in entry.caps:
+            charges = ((charge_of(entry, cap, name), name) for name in whose)
+            yield from (CountedLimit(*one) for one in charges if _is_wanted(wanted, one[0]))
+    for rule in rules:
+        if rule.max_calls_per_hour is None or (wanted.object and not _may_be(rule, wanted.object)):
+            continue
+        mine = [name for name in names if glob(name, rule.subject) or rule.subject in roles[name]]
+        for name in mine if rule.per != "rule" else [""] * (bool(mine) or not wanted.principal):
+            charge = row_charge(RowLimit(rule.id, name, rule.max_calls_per_hour))
+            if _is_wanted(wanted, charge):
+                yield CountedLimit(charge, name)
+
+
+def _is_wanted(wanted: UsageQuery, charge: LimitCharge) -> bool:
+    return not wanted.limit or glob(charge.limit, wanted.limit)
+
+
+def _means(entry: BudgetRule, name: str, roles: dict[str, frozenset[str]]) -> bool:
+    """Whether an entry counts this principal."""
+    if entry.names_objects or not entry.pattern:
+        return True
+    known_as = roles[name] if entry.pattern.startswith("role:") else (name,)
+    return any(glob(word, entry.pattern) for word in known_as)
+
+
+def _touches(budgets: Budgets, entry: BudgetRule, target: str) -> bool:
+    """Whether a call on this object may move an entry's counters."""
+    if entry.names_objects:
+        return glob(target, entry.pattern)
+    costs = (cost for cost in budgets.costs if cost.unit == entry.unit)
+    return not entry.unit or (glob(target, entry.object) and any(glob(target, cost.object) for cost in costs))
+
+
+def _may_be(rule: RuleRef, target: str) -> bool:
+    return rule.object.startswith("set:") or glob(target, rule.object)

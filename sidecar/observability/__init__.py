@@ -1,0 +1,1 @@
+"""What operators read: metric series, their registry, and the log of outages."""

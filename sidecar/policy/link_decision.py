@@ -1,0 +1,307 @@
+"""Decides one link of a chain.
+
+A `KindPolicy` is one permission kind: its model, its rows, and how they are found. Which rows may match is looked up;
+then the conditions among them are run, then expiry is looked at, and the model's effect says what follows. What two
+askings of a question have in common is remembered, within bounds: the rows, and what follows from each outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sidecar.errors import Reason
+from sidecar.policy.bounded_cache import BoundedCache
+from sidecar.policy.compiler import RowTest
+from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Outcome
+from sidecar.policy.grammar import ON_SERVERS
+from sidecar.policy.matching import Index, Matcher
+from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
+from sidecar.policy.roles import RolePaths
+from sidecar.policy.subjects import PolicySubject, PolicySubjects
+from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
+from sidecar.vocabulary import ANONYMOUS, Chain, Fact, Link, PermissionKind, Question, RuleRef
+
+MAX_OPENING_RULES = 8  # enough evidence that somebody has a grant on a server
+MAX_OPENING_ROWS = 10_000  # that are looked at for a live one
+MEMO_SIZE = 4096  # cases of a docket, in each of two generations
+MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a case that is remembered
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+
+# CONTRACT 1.2, 1.3: who is asked about what. Whatever else arrives is denied before any row is (threats K1, K12).
+_ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
+    PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
+    PermissionKind.AGENT_TO_TOOL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
+    PermissionKind.GUARDRAIL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
+}
+
+
+class Evaluation:
+    """One decision being made: who asks, what its conditions may read, and what they may still spend. While `listing`,
+    what the caller will write is assumed to be as it should be."""
+
+    __slots__ = ("askers", "chain", "listing", "now_s", "purse", "question", "roles_of")
+
+    def __init__(
+        self, chain: Chain, question: Question, now_s: float, known: PolicySubjects, *, listing: bool = False
+    ) -> None:
+        self.chain, self.question, self.now_s, self.listing = chain, question, now_s, listing
+        self.askers = [known.asker(principal) for principal in chain]
+        self.roles_of = known.roles_of
+        self.purse: CostBudget | None = None
+
+    def run(self, condition: Condition, place: int, lends: bool) -> tuple[Outcome, Fact | None]:
+        """How a condition of the link at `place` comes out. A link that `lends` has no arguments."""
+        if self.listing and condition.from_caller and not lends:
+            return "assumed", None
+        if self.purse is None:
+            self.purse = CostBudget()
+        arguments = _NO_ARGUMENTS if lends else self.question.arguments
+        scene = ConditionContext(self.chain, place, self.question, arguments, self.now_s, self.roles_of)
+        outcome, read = condition.run(scene, self.purse)
+        return outcome, Fact(condition.digest, outcome, read)
+
+
+class LinkAnswer(NamedTuple):
+    """One link's answer. `roles` are those by which its rules mean the asker; `limited` are the rules whose limit
+    applies; `until` in seconds since the epoch."""
+
+    link: Link
+    roles: tuple[str, ...] = ()
+    limited: tuple[RuleRef, ...] = ()
+    until: float | None = None
+    would_deny: tuple[str, ...] = ()
+    would_allow: tuple[str, ...] = ()
+
+
+class LinkSides(NamedTuple):
+    """The rows that match, by what they say; `would` are those in shadow, `nearly` the (live, holds) of the allow rows
+    that match but for their expiry or condition."""
+
+    allows: list[int]
+    denies: list[int]
+    would: Sequence[int] = ()
+    nearly: Sequence[tuple[bool, bool]] = ()
+
+
+class _Case(NamedTuple):
+    """What one question of one asker comes to: the rows that match, the flags that some of them have, the conditions
+    among them in the order of their texts, when rows end; and answers by how the conditions come out and what lives."""
+
+    rows: list[int]
+    some: int
+    asking: tuple[Condition, ...]
+    ends: tuple[float, ...]
+    answers: dict[tuple[tuple[Outcome, ...], tuple[bool, ...]], LinkAnswer]
+
+
+class KindPolicy:
+    """All questions of one permission kind. Pure but for what it remembers; safe to use from several threads."""
+
+    def __init__(
+        self,
+        model: Model,
+        table: RowTable,
+        index: Index,
+        conditions: Mapping[str, Condition],
+        askers: PolicySubjects,
+        ways: Mapping[str, RolePaths],
+    ) -> None:
+        self.kind, self.table, self._askers = model.kind, table, askers
+        self._matcher = Matcher(model, table, index, ways)
+        self._effect = model.effect
+        self._subjects, self._objects = _ASKS[model.kind]
+        self._conditions = [conditions.get(shape.when) for shape in table.shapes]
+        self._cases: BoundedCache[tuple[PolicySubject, str, str], _Case] = BoundedCache(MEMO_SIZE)
+        self._asked: set[int] = set()
+
+    def forget(self) -> None:
+        """Forget what was asked."""
+        self._cases = BoundedCache(MEMO_SIZE)
+        self._asked.clear()
+
+    def answer(self, obj: str, act: str, evaluation: Evaluation, place: int, *, lends: bool) -> LinkAnswer:
+        """The answer to one (subject, object, action). `place` is where the subject stands in the chain; `lends` if
+        this asks for authority that is lent."""
+        asker = evaluation.askers[place]
+        key = (asker, obj, act)
+        case = self._cases.get(key)
+        if case is None:
+            case = self._case(asker, obj, act)
+            self._remember(key, case)
+        outcomes, facts = self._run(case, evaluation, place, lends) if case.asking else ((), ())
+        now_s = evaluation.now_s
+        came_out = (outcomes, tuple([now_s < end for end in case.ends])) if case.ends else (outcomes, ())
+        answer = case.answers.get(came_out)
+        if answer is None:
+            answer = self._judged(case, asker, obj, act, outcomes, now_s)
+            if len(case.answers) >= MAX_CASE_ANSWERS:  # a caller's arguments may bring out many
+                case.answers.clear()
+            case.answers[came_out] = answer
+        return answer._replace(link=answer.link._replace(facts=facts)) if facts else answer
+
+    def _remember(self, key: tuple[PolicySubject, str, str], case: _Case) -> None:
+        """From its second asking on: what is asked once only costs no memory."""
+        mark = hash(key)
+        if mark not in self._asked:
+            if len(self._asked) >= MEMO_SIZE:
+                self._asked.clear()
+            self._asked.add(mark)
+        elif len(case.rows) <= MAX_CASE_ROWS and not self._matcher.plan.foreign:  # what pycasbin says, it says anew
+            self._cases.put(key, case)
+
+    def _case(self, asker: PolicySubject, obj: str, act: str) -> _Case:
+        table, rows = self.table, self._candidates(asker, obj, act)
+        flags, some = table.flags, 0
+        for row in rows:
+            some |= flags[row]
+        if not some & (ASKS | ENDS):
+            return _Case(rows, some, (), (), {})
+        asking: dict[str, Condition] = {}
+        for shape in {table.shape[row] for row in rows if flags[row] & ASKS}:
+            condition = self._conditions[shape]
+            assert condition is not None
+            asking[condition.text] = condition
+        ends = sorted({table.end_of(row) for row in rows if flags[row] & ENDS})
+        return _Case(rows, some, tuple(asking[text] for text in sorted(asking)), tuple(ends), {})
+
+    def _judged(
+        self, case: _Case, asker: PolicySubject, obj: str, act: str, outcomes: tuple[Outcome, ...], now_s: float
+    ) -> LinkAnswer:
+        """The answer without its facts."""
+        rows, some, flags = case.rows, case.some, self.table.flags
+        if not rows:
+            allowed = self._effect == DENY_OVERRIDE
+            return LinkAnswer(
+                Link(self.kind, asker.name, obj, act, allowed, None if allowed else Reason.NO_MATCHING_RULE)
+            )
+        if some & (ASKS | ENDS | SHADOW):
+            by_text = {condition.text: outcome for condition, outcome in zip(case.asking, outcomes, strict=True)}
+            sides = self._sides(rows, by_text, now_s)
+        elif some & DENY:
+            sides = LinkSides(
+                [row for row in rows if not flags[row] & DENY], [row for row in rows if flags[row] & DENY]
+            )
+        else:
+            sides = LinkSides(rows, [])
+        allowed, rests_on = self._verdict(sides.allows, sides.denies)
+        reason = None
+        if not allowed:
+            reason = Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
+        rules = self._rules(rests_on)
+        link = Link(self.kind, asker.name, obj, act, allowed, reason, rules)
+        roles = self._askers.behind(asker, [rule.subject for rule in rules]) if asker.roles else ()
+        if not some & (LIMITED | ENDS | SHADOW):
+            return LinkAnswer(link, roles)
+        ends = [self.table.end_of(row) for row in rests_on if flags[row] & ENDS] if allowed else []
+        return LinkAnswer(
+            link,
+            roles,
+            tuple(rule for rule in link.rules if rule.max_calls_per_hour is not None) if allowed else (),
+            min(ends, default=None),
+            self._ids(row for row in sides.would if flags[row] & DENY),
+            self._ids(row for row in sides.would if not flags[row] & DENY),
+        )
+
+    def opened(self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float) -> LinkAnswer:
+        """The answer to a session call (CONTRACT 1.4): as it was, unless a live grant on the server opens it."""
+        link, table = answer.link, self.table
+        if link.allowed or link.reason is Reason.DENIED_BY_RULE:
+            return answer
+        asked = RowTest(asker.name, f"nhi:{server}", "", asker.domain, asker.roles)
+        grants: list[int] = []
+        for looked, row in enumerate(self._matcher.on_server(asked, server)):
+            if looked >= MAX_OPENING_ROWS:
+                break
+            if not table.flags[row] & (DENY | SHADOW) and self._means(asker, row):
+                grants.append(row)
+        live = [row for row in grants if not table.flags[row] & ENDS or now_s < table.end_of(row)]
+        if not live:
+            return answer._replace(link=link._replace(reason=Reason.EXPIRED)) if grants else answer
+        # Any one of them opens it, so it stays open until the last one ends.
+        endless = any(not table.flags[row] & ENDS for row in live)
+        until = None if endless else max(map(table.end_of, live))
+        rules = self._rules(live[:MAX_OPENING_RULES])
+        roles = self._askers.behind(asker, [rule.subject for rule in rules])
+        return answer._replace(link=link._replace(allowed=True, reason=None, rules=rules), roles=roles, until=until)
+
+    def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int]:
+        """The rows that match but for expiry and condition."""
+        name = asker.name
+        anonymous = name == ANONYMOUS and self.kind is not PermissionKind.NHI_TO_NHI
+        if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
+            return []
+        return self._matcher.rows(RowTest(name, obj, act, asker.domain, asker.roles))
+
+    def _sides(self, rows: Sequence[int], outcomes: Mapping[str, Outcome], now_s: float) -> LinkSides:
+        """Conditions and expiry asked of the rows that match otherwise."""
+        table, flags = self.table, self.table.flags
+        allows: list[int] = []
+        denies: list[int] = []
+        would: list[int] = []
+        nearly: list[tuple[bool, bool]] = []
+        for row in rows:
+            bits = flags[row]
+            holds = not bits & ASKS or _holds(outcomes[table.shapes[table.shape[row]].when], bits & DENY)
+            live = not bits & ENDS or now_s < table.end_of(row)
+            if live and holds:
+                (would if bits & SHADOW else denies if bits & DENY else allows).append(row)
+            elif not bits & (DENY | SHADOW):
+                nearly.append((live, holds))
+        return LinkSides(allows, denies, would, nearly)
+
+    def _run(
+        self, case: _Case, evaluation: Evaluation, place: int, lends: bool
+    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
+        """How each condition comes out, each run once, and what it read."""
+        ran = [evaluation.run(condition, place, lends) for condition in case.asking]
+        return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
+
+    def _verdict(self, allows: list[int], denies: list[int]) -> tuple[bool, list[int]]:
+        """Whether the effect allows it, and the rows that decide."""
+        if self._effect == ALLOW_AND_DENY:
+            return bool(allows) and not denies, denies or allows
+        if self._effect == DENY_OVERRIDE:
+            return not denies, denies
+        if self._effect == PRIORITY and (allows or denies):  # the first row that matches decides
+            first = min(allows + denies)
+            return first in allows, [first]
+        return bool(allows), allows
+
+    def _means(self, asker: PolicySubject, row: int) -> bool:
+        """`anonymous` is allowed by that word only."""
+        return asker.name != ANONYMOUS or self.table.text("sub", row) == ANONYMOUS
+
+    def _rules(self, rows: Iterable[int]) -> tuple[RuleRef, ...]:
+        found = list(map(self.table.rule, rows))
+        if len(found) > 1:
+            found.sort(key=_by_id)
+        return tuple(found)
+
+    def _ids(self, rows: Iterable[int]) -> tuple[str, ...]:
+        return tuple(sorted({self.table.id_of(row) for row in rows}))
+
+
+def _by_id(rule: RuleRef) -> tuple[str, str, int]:
+    return rule.id, rule.file, rule.line
+
+
+def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
+    """CONTRACT 6: a grant has expired that would have held; a condition is not met; no rule. `nearly` are the allow
+    rows that matched but for (live, holds)."""
+    if any(holds and not live for live, holds in nearly):
+        return Reason.EXPIRED
+    if any(live for live, _ in nearly):
+        return Reason.CONDITION_FALSE
+    return Reason.EXPIRED if nearly else Reason.NO_MATCHING_RULE
+
+
+def _holds(outcome: Outcome, denies: int) -> bool:
+    """CONTRACT 2.1: what is not plainly true or false is no match on an allow row, and a match on a deny row.
+    CONTRACT 1.4: what is assumed while listing counts as true on an allow row, and as false on a deny row."""
+    if outcome == "error":
+        return bool(denies)
+    if outcome == "assumed":
+        return not denies
+    return outcome == "true"

@@ -1,0 +1,223 @@
+"""Finds argument keys that some reader could take for another key.
+
+Servers differ in how they read keys: many decoders ignore case, some compare a Unicode normal form. `{"repo": …,
+"Repo": …}` then means one thing to a rule and another to its server. A key is similar to a name if the two differ, and
+only in case or in Unicode normal form. Compared are the keys of one object with each other, with the properties that
+the tool's schema has at that place, and with the names that conditions read.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+SIMILAR_KEY: Final = "distinct-names"  # the keyword that a call is refused with
+MAX_STEPS: Final = 50_000  # schemas that are looked at while the places of one schema are told apart
+_IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+_IN_PLACE = ("if", "then", "else", "not")
+_IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
+_OF_OTHERS = ("additionalProperties", "unevaluatedProperties")
+_OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
+
+_WITH_PLACES = ("properties", "patternProperties", *_OF_OTHERS, *_OF_ITEMS)
+
+Path = tuple[str, ...]
+Schema = Mapping[str, Any]
+Led = Mapping[int, Sequence[object]]
+
+
+def folded(key: str) -> str:
+    """The same for similar keys."""
+    if key.isascii():
+        return key.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", key).casefold())
+
+
+class Read(NamedTuple):
+    """What conditions read of arguments: names by place, and names that a loop reads, wherever its items stand."""
+
+    tree: Mapping[str, Any] = {}
+    anywhere: frozenset[str] = frozenset()
+
+
+NOTHING: Final = Read()
+
+
+def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
+    """From the paths below `args` that a condition reads."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        branch = tree
+        for step in path:
+            branch = branch.setdefault(step, {})
+    return Read(tree, frozenset(anywhere))
+
+
+@dataclass(slots=True, eq=False)
+class Keys:
+    """The properties of one place in a schema, and the places below it."""
+
+    names: frozenset[str] = frozenset()
+    similar: frozenset[str] = frozenset()
+    below: dict[str, Keys | None] = field(default_factory=dict)
+    others: Keys | None = None
+    items: Keys | None = None
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no two of the properties are similar."""
+        return len(self.similar) == len(self.names)
+
+    def at(self, key: str) -> Keys | None:
+        """The place of a property."""
+        return self.below.get(key, self.others)
+
+
+class _KeyPlaces:
+    """The places of one schema. All schemas that hold for one value are one place."""
+
+    def __init__(self, led: Led) -> None:
+        self._led = led
+        self._known: dict[frozenset[int], Keys] = {}
+        self._waiting: list[tuple[Keys, list[Schema]]] = []
+        self._steps = 0
+
+    def of(self, root: Schema) -> Keys | None:
+        top = self._place([root])
+        while self._waiting and self._steps <= MAX_STEPS:
+            self._fill(*self._waiting.pop())
+        return top if self._steps <= MAX_STEPS else _everywhere(self._led, root)
+
+    def _place(self, schemas: Iterable[object]) -> Keys | None:
+        holding = {id(schema): schema for schema in _holding(schemas, self._led)}
+        self._steps += len(holding)
+        if not any(keyword in schema for schema in holding.values() for keyword in _WITH_PLACES):
+            return None
+        ids = frozenset(holding)
+        if ids not in self._known:
+            self._known[ids] = Keys()
+            self._waiting.append((self._known[ids], list(holding.values())))
+        return self._known[ids]
+
+    def _fill(self, keys: Keys, schemas: list[Schema]) -> None:
+        properties: dict[str, list[object]] = {}
+        for schema in schemas:
+            for name, below in _mapping(schema, "properties").items():
+                properties.setdefault(name, []).append(below)
+        keys.names = frozenset(properties)
+        keys.similar = frozenset(map(folded, properties))
+        keys.below = {name: self._place(below) for name, below in properties.items()}
+        keys.others = self._place(below for schema in schemas for below in _below_others(schema))
+        keys.items = self._place(below for schema in schemas for below in _below_items(schema))
+
+
+def keys_of(root: Schema, led: Led) -> Keys | None:
+    """The properties of a schema, place by place; None for one without any. `led` says where references of a schema,
+    by its identity, lead."""
+    return _KeyPlaces(led).of(root)
+
+
+def similar_key(
+    arguments: Any, keys: Keys | None = None, reads: Sequence[Read] = (), *, siblings: bool = True
+) -> str | None:
+    """A JSON Pointer to a key that some reader could take for another one; None if there is none. Without `siblings`,
+    the keys of one object are not compared with each other."""
+    if not siblings and not reads:
+        return None
+    anywhere = frozenset[str]().union(*(read.anywhere for read in reads)) if reads else frozenset()
+    waiting: list[tuple[Path, Any, Keys | None, list[Mapping[str, Any]]]] = []
+    waiting.append(((), arguments, keys, [read.tree for read in reads if read.tree]))
+    while waiting:
+        at, value, keys, trees = waiting.pop()
+        if isinstance(value, list):
+            items = keys.items if keys is not None else None
+            waiting += [((*at, str(i)), item, items, []) for i, item in enumerate(value) if _holds_more(item)]
+        elif isinstance(value, dict):
+            found = _similar_in(value, keys, trees, anywhere, siblings)
+            if found is not None:
+                return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
+            for key, below in value.items():
+                if _holds_more(below):
+                    place = keys.at(key) if keys is not None else None
+                    waiting.append(((*at, key), below, place, [tree[key] for tree in trees if tree.get(key)]))
+    return None
+
+
+def _similar_in(
+    value: Mapping[str, Any],
+    keys: Keys | None,
+    trees: Sequence[Mapping[str, Any]],
+    anywhere: frozenset[str],
+    siblings: bool,
+) -> str | None:
+    if keys is not None and not trees and not anywhere and keys.distinct and value.keys() <= keys.names:
+        return None  # nearly every call
+    known: list[tuple[Container[str], frozenset[str]]] = [(keys.names, keys.similar)] if keys is not None else []
+    known += [(tree.keys(), frozenset(map(folded, tree))) for tree in trees]
+    if anywhere:
+        known.append((anywhere, frozenset(map(folded, anywhere))))
+    seen = set[str]()
+    for key in value:
+        fold = folded(key)
+        if (siblings and fold in seen) or any(fold in similar and key not in names for names, similar in known):
+            return key
+        seen.add(fold)
+    return None
+
+
+def _holds_more(value: Any) -> bool:
+    return (type(value) is dict or type(value) is list) and bool(value)
+
+
+# --- schemas --------------------------------------------------------------------------------------------------------
+
+
+def _holding(schemas: Iterable[object], led: Led) -> Iterator[Schema]:
+    """These schemas and all that hold for the same value."""
+    waiting, seen = list(schemas), set[int]()
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        yield schema
+        waiting += led.get(id(schema), ())
+        waiting += [schema[keyword] for keyword in _IN_PLACE if keyword in schema]
+        for keyword in _IN_PLACE_LISTS:
+            waiting += schema[keyword] if isinstance(schema.get(keyword), list) else ()
+        for keyword in _IN_PLACE_MAPS:
+            waiting += _mapping(schema, keyword).values()
+
+
+def _below_others(schema: Schema) -> Iterator[object]:
+    yield from (schema[keyword] for keyword in _OF_OTHERS if isinstance(schema.get(keyword), dict))
+    yield from _mapping(schema, "patternProperties").values()
+
+
+def _below_items(schema: Schema) -> Iterator[object]:
+    for keyword in _OF_ITEMS:
+        found = schema.get(keyword)
+        yield from found if isinstance(found, list) else (found,)
+
+
+def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, dict) else {}
+
+
+def _everywhere(led: Led, root: Schema) -> Keys:
+    """Every property of a schema, at every place: for one whose places are too many to be told apart."""
+    names, waiting, seen = set[str](), [root], set[int]()
+    while waiting:
+        for schema in _holding([waiting.pop()], led):
+            if id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            names.update(_mapping(schema, "properties"))
+            below = [*_mapping(schema, "properties").values(), *_below_others(schema), *_below_items(schema)]
+            waiting += [each for each in below if isinstance(each, dict) and id(each) not in seen]
+    keys = Keys(frozenset(names), frozenset(map(folded, names)))
+    keys.others = keys.items = keys
+    return keys

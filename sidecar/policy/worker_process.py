@@ -1,0 +1,163 @@
+"""Reads large policies in a process of their own, so that calls are not delayed.
+
+In a process of its own: to read a million rows takes seconds of one core, and a thread would take them from the event
+loop. The process reads, checks, sorts, and hands the finished arrays over (`parcel`). It ends with us, whatever we die
+of: Linux ends it with the thread that waits for it, and elsewhere it goes when nobody holds the other end of its input
+any more, as soon as its interpreter is free. A small policy is read where we are.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sidecar.errors import Fault, PolicyError, fault_in
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import policy_files
+from sidecar.policy.scopes import Scope, ScopeLike
+from sidecar.policy.serialization import pack, unpack
+from sidecar.policy.source import NO_IDS, PolicySource, load_policy
+
+SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
+DEADLINE_S = 120.0
+NICENESS = 5  # the calls come first
+_BEGINNING = """\
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: before anything that takes long
+from sidecar.policy import worker_process as aside  # under its own name, as the orders name it
+aside._serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+class PolicyReading:
+    """A load that somebody waits for in a thread."""
+
+    def __init__(self) -> None:
+        self._turning = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: if a process reads, it ends, and the load with it."""
+        with self._turning:
+            self._abandoned = True
+            self._kill()
+
+    def begun_by(self, process: subprocess.Popen[bytes]) -> None:
+        """This process reads."""
+        with self._turning:
+            self._process = process
+            if self._abandoned:
+                self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What the process is to read."""
+
+    models: Path
+    policies: Path
+    scopes: tuple[Scope, ...]
+    names: frozenset[str] | None
+    agent_ids: Mapping[str, str]
+
+
+def load_policy_aside(
+    models: Path,
+    policies: Path,
+    *,
+    scopes: Sequence[ScopeLike] = (),
+    names: frozenset[str] | None = None,
+    agent_ids: Mapping[str, str] = NO_IDS,
+    small_bytes: int = SMALL_BYTES,
+    reading: PolicyReading | None = None,
+) -> PolicySource:
+    """`load_policy`, in a process of its own if there is more than `small_bytes` to read. Blocks: call it in a thread,
+    which `reading` can free.
+
+    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started.
+    """
+    if _size(policies) <= small_bytes:
+        return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
+    plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
+    order = _Order(models.absolute(), policies.absolute(), plain, names, dict(agent_ids))
+    # -P: no module is taken from the folder that we were started in. A terminal's signals are for us alone.
+    command = [sys.executable, "-P", "-c", _BEGINNING]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    killer = threading.Timer(DEADLINE_S, process.kill)
+    killer.start()
+    try:
+        if reading is not None:
+            reading.begun_by(process)
+        return _carried_out(process, order)
+    except (EOFError, OSError, pickle.UnpicklingError):
+        hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
+        raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
+    finally:
+        killer.cancel()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what it was to read and did not
+                pipe.close()
+    process.wait()
+
+
+def _carried_out(process: subprocess.Popen[bytes], order: _Order) -> PolicySource:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pickle.dump(order, process.stdin)
+    process.stdin.flush()  # and left open: its end is ours
+    faults: list[Fault] | None = pickle.load(process.stdout)
+    if faults is not None:
+        raise PolicyError(faults)
+    return unpack(process.stdout)
+
+
+def _size(policies: Path) -> int:
+    total = 0
+    for file in policy_files(policies, Faults()):
+        with suppress(OSError):
+            total += file.path.stat().st_size
+    return total
+
+
+# --- in the process -------------------------------------------------------------------------------------------------
+
+
+def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
+    order: _Order = pickle.load(orders)
+    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+    with suppress(OSError):
+        os.nice(NICENESS)
+    try:
+        folders, ids = (order.models, order.policies), order.agent_ids
+        source = load_policy(*folders, scopes=order.scopes, names=order.names, agent_ids=ids)
+    except PolicyError as error:
+        pickle.dump(list(error.faults), out)
+        return
+    pickle.dump(None, out)
+    pack(source, out)
+
+
+def _end_with(orders: IO[bytes]) -> None:
+    """When nobody can send orders any more, nobody waits for what is read."""
+    orders.read(1)
+    os._exit(1)

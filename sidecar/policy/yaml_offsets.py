@@ -1,0 +1,130 @@
+"""Maps offsets in YAML scalars to file positions.
+
+A scalar may be quoted, escaped, folded over several lines, or be one of a list that becomes one field. `ScalarOffsets`s
+say where its runs of characters begin, so that a fault inside a condition points at the character itself.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sidecar.policy.faults import Faults, SourceLine, shown
+from sidecar.policy.rows import CsvField
+
+_ESCAPED = {"x": 4, "u": 6, "U": 10}  # the length of \xNN, \uNNNN and \UNNNNNNNN; all others have two characters
+
+
+class ScalarOffsets(NamedTuple):
+    """The characters of a text from `offset` on stand in `line` from `column` on, which counts from 1."""
+
+    offset: int
+    line: SourceLine
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class YamlField(CsvField):
+    """A field that knows the lines it stands in."""
+
+    places: tuple[ScalarOffsets, ...] = ()
+
+    def column_of(self, offset: int) -> int:
+        """The column of the character at `offset` of the text, in `line_of(offset)`."""
+        place = self._place(offset)
+        return place.column + offset - place.offset
+
+    def line_of(self, offset: int = 0) -> SourceLine:
+        return self._place(offset).line
+
+    def part(self, offset: int, text: str) -> YamlField:
+        """The field of a part of the text, from `offset` on."""
+        line, column = self.line_of(offset), self.column_of(offset)
+        return YamlField(text, column, max(1, len(text)), places=(ScalarOffsets(0, line, column),))
+
+    def _place(self, offset: int) -> ScalarOffsets:
+        found = self.places[0]
+        for place in self.places:
+            if place.offset > offset:
+                break
+            found = place
+        return found
+
+
+def places_of(text: str, line: SourceLine, column: int, following: Iterable[SourceLine]) -> tuple[ScalarOffsets, ...]:
+    """The places of a scalar that begins (with its quote or `|`) at `column` of `line`."""
+    written = line.text[column - 1 :]
+    if written.startswith(text):
+        return (ScalarOffsets(0, line, column),)
+    mark = written[:1]
+    if mark in ("'", '"') and written.startswith(text + mark, 1):
+        return (ScalarOffsets(0, line, column + 1),)
+    if mark and mark in "|>":
+        return tuple(_block(text, following)) or (ScalarOffsets(0, line, column),)
+    start = column + 1 if mark in ("'", '"') else column
+    return tuple(_flow(text, line, start, mark, iter(following)))
+
+
+def same_place(found: CsvField, text: str) -> YamlField:
+    """Another text for what stands there."""
+    assert isinstance(found, YamlField)
+    return YamlField(text, found.column, found.width, places=found.places[:1])
+
+
+def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:
+    """Whether a line, or a value that stands there, holds what a reviewer cannot see: a fault, as in CSV."""
+    text = line.text if value is None else value
+    if text.isascii() and text.isprintable():
+        return False
+    for offset, character in enumerate(text):
+        if character not in "\t " and unicodedata.category(character)[0] in "CZ":
+            if character == "\n":
+                message, hint = (
+                    f"a line break inside {shown(text)}",
+                    "begin the text with >- to fold its lines into one",
+                )
+            else:
+                name = unicodedata.name(character, "a control character")
+                message, hint = f"U+{ord(character):04X} ({name}) is not allowed here", ""
+            faults.error("P110", message, line, offset + 1 if value is None else column, hint=hint)
+            return True
+    return False
+
+
+def _block(text: str, following: Iterable[SourceLine]) -> Iterator[ScalarOffsets]:
+    """`|` and `>`: each line goes on where the one before ended."""
+    at, indent = 0, -1
+    for line in following:
+        content = line.text.lstrip(" ")
+        if indent < 0:
+            indent = len(line.text) - len(content)
+        content = line.text[indent:]
+        if at > len(text) or not text.startswith(content, at):
+            return
+        yield ScalarOffsets(at, line, indent + 1)
+        at += len(content) + 1
+
+
+def _flow(
+    text: str, line: SourceLine, column: int, mark: str, following: Iterator[SourceLine]
+) -> Iterator[ScalarOffsets]:
+    """Plain and quoted scalars: a new run begins behind each escape and in each line."""
+    yield ScalarOffsets(0, line, column)
+    source, at = line.text.rstrip(), column - 1
+    for offset, character in enumerate(text):
+        if at >= len(source):  # the line break that reads as a blank
+            line = next(following, line)
+            source, at = line.text.rstrip(), len(line.text) - len(line.text.lstrip())
+            yield ScalarOffsets(offset + 1, line, at + 1)
+        elif mark == '"' and source[at] == "\\":
+            at += _ESCAPED.get(source[at + 1 : at + 2], 2)
+            yield ScalarOffsets(offset + 1, line, at + 1)
+        elif mark == "'" and character == "'":
+            at += 2
+            yield ScalarOffsets(offset + 1, line, at + 1)
+        elif source[at] == character:
+            at += 1
+        else:
+            return

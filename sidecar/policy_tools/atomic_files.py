@@ -1,0 +1,47 @@
+"""Writes several files, all or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from sidecar.settings.writing import check_replaceable
+
+
+class UnwrittenError(Exception):
+    """Nothing was written; its text says why."""
+
+
+def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
+    """Each file is written beside its place first; when all are, each is put there in one step. What is there already
+    stays, unless `force`. Raises UnwrittenError."""
+    there = [str(path) for path in files if path.exists()]
+    if there and not force:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise UnwrittenError(f"{', '.join(there[:3])}{more} would be overwritten: --force does that")
+    written: list[tuple[Path, Path]] = []
+    try:
+        for path, raw in files.items():
+            check_replaceable(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+                written.append((Path(file.name), path))
+                file.write(raw)
+        mode = 0o666 & ~_umask()
+        for beside, path in written:
+            beside.chmod(mode)
+            beside.replace(path)
+    except OSError as error:
+        raise UnwrittenError(f"cannot be written: {error.strerror}: {error.filename}") from None
+    finally:
+        for beside, _ in written:
+            beside.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The mask of this process, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,284 @@
+"""Reads questions and answers out of audit records.
+
+A line of the audit file (CONTRACT 7) becomes an `RecordedQuestion`: the chain, the question, the old answer, and what
+was recorded of its conditions. What a line does not say is named in `gaps`, so that whoever decides it anew never
+guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import orjson
+
+from sidecar.audit.chain import MAX_LINE_BYTES, unseal
+from sidecar.audit.clear import ABSENT
+from sidecar.audit.digest import HASHED_NAME
+from sidecar.audit.record import INPUTS, skill_in
+from sidecar.errors import Reason
+from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
+from sidecar.protocols.json_pointers import parse_pointer
+from sidecar.protocols.mcp import messages
+from sidecar.settings.uris import named_object
+from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
+
+CHUNK_BYTES = 1 << 20
+
+_ON_SERVERS = SESSION_ACTIONS | messages.SERVER_REQUESTS  # what is asked about an MCP server as a whole
+_POLICY_REASONS = frozenset({Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE})
+
+# Why something recorded cannot be decided anew: the words that a replay counts by.
+SEVERAL_QUESTIONS = "the call asked about several objects, and a record names the first"
+QUERY_CUT = "the URI had a query, which a record does not show"
+NAME_HASHED = "the call named what is none of the sidecar's, and a record has a digest of that name alone"
+GRANTS_UNKNOWN = "the record does not say which roles and scopes the token granted"
+
+
+class UnreadableAuditLine(Exception):
+    """This is no evidence. The message says what and where."""
+
+
+class RecordedFact(NamedTuple):
+    """How a condition came out. `inputs` are keyed digests by path, None for what cannot be compared. `subject` is ""
+    where the record does not say of whom it was asked; `lends` if of authority lent on, without the arguments."""
+
+    condition: str
+    outcome: str
+    subject: str
+    lends: bool
+    inputs: Mapping[str, str | None]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every input that was there is among these."""
+        return len(self.inputs) < INPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedQuestion:
+    """One recorded question that policy answered. `at_s` is when, in seconds since the epoch; `rules` are the ids that
+    its links rested on; `ended` is why the call was refused, by policy or after it; `enforced` is false in shadow mode,
+    where a denial refuses nothing; `without_arguments` if it is known that there were none. `clear` are the arguments
+    that were recorded in clear, by their steps: what `audit.clear` says of each.
+    """
+
+    seq: int
+    decision_id: str
+    timestamp: str
+    at_s: float
+    chain: Chain
+    question: Question
+    session: bool
+    allowed: bool
+    reason: str
+    ended: str
+    enforced: bool
+    revision: str
+    rules: tuple[str, ...]
+    facts: tuple[RecordedFact, ...]
+    key_id: str
+    without_arguments: bool
+    grants_known: bool
+    gaps: tuple[str, ...] = ()
+    clear: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
+
+
+def question_of(
+    obj: str, action: str, arguments: Mapping[str, Any] | None = None, meta: Mapping[str, Any] | None = None
+) -> Question:
+    """The question about an object and an action, as a call would ask it."""
+    word, _, rest = obj.partition(":")
+    if word == "nhi":
+        return Question(obj, action, rest if action in _ON_SERVERS else "", "", arguments or {}, meta or {})
+    server, _, name = rest.partition("/")
+    return Question(obj, action, server, name, arguments or {}, meta or {})
+
+
+def is_session(question: Question) -> bool:
+    """Whether it is a call of the session itself, which any grant on the server opens (CONTRACT 1.4)."""
+    if not question.object.startswith("nhi:"):
+        return False
+    return question.action in SESSION_ACTIONS or bool(question.server and question.action in MCP_TASK_ACTIONS)
+
+
+def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
+    """What a record says was asked; None where policy was not asked, or where another record says it.
+
+    Raises UnreadableError for a record that the sidecar did not write.
+    """
+    if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
+        return None
+    try:
+        return _asked(fields)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UnreadableAuditLine(f"record {fields.get('seq')} is not as a sidecar writes it: {error}") from None
+
+
+def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
+    names, links, reason = fields["chain"], fields["links"], fields["reason"] or ""
+    granted, known = _granted(fields, len(names))
+    named = _word(fields["object"])
+    question = question_of(named if HASHED_NAME in named else named_object(named), _word(fields["action"]))
+    if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
+        question = question._replace(server=question.object.removeprefix("nhi:"))
+    if fields.get("protocol") == "a2a" and (skill := skill_in(fields)) is not None:
+        question = question._replace(name=_word(skill))
+    return RecordedQuestion(
+        seq=int(fields["seq"]),
+        decision_id=_word(fields["decision_id"]),
+        timestamp=_word(fields["timestamp"]),
+        at_s=datetime.fromisoformat(fields["timestamp"]).astimezone(UTC).timestamp(),
+        chain=tuple(
+            Principal(_word(name), "", frozenset(map(_word, roles)), frozenset(map(_word, scopes)))
+            for name, (roles, scopes) in zip(names, granted, strict=True)
+        ),
+        question=question,
+        session=is_session(question),
+        allowed=reason not in _POLICY_REASONS and all(link["decision"] == "allow" for link in links),
+        reason=str(reason) if reason in _POLICY_REASONS else "",
+        ended=str(reason),
+        enforced=fields["enforcement"] != "shadow",
+        revision=str(fields["policy_revision"] or ""),
+        rules=tuple(dict.fromkeys(_word(rule) for link in links for rule in link["rules"])),
+        facts=tuple(_fact(fact, names, links) for fact in fields["facts"]),
+        key_id=str(fields.get("key_id") or ""),
+        without_arguments=fields["redaction_applied"] is False,
+        grants_known=known,
+        gaps=tuple(_gaps(fields, question)),
+        clear={parse_pointer(text): _entry(entry) for text, entry in (fields.get("clear_arguments") or {}).items()},
+    )
+
+
+def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:
+    if HASHED_NAME in question.object or HASHED_NAME in question.name:
+        yield NAME_HASHED
+    asked = sum(link["kind"] != PermissionKind.GUARDRAIL for link in fields["links"])
+    if asked > len(fields["chain"]):
+        yield SEVERAL_QUESTIONS
+    if question.object.startswith("resource:") and fields["redaction_applied"]:
+        yield QUERY_CUT  # a resource has no arguments: nothing else can have been left out
+
+
+def _granted(fields: Mapping[str, Any], size: int) -> tuple[list[tuple[list[str], list[str]]], bool]:
+    """Roles and scopes by place in the chain, and whether they are known. Only tokens and API keys grant any."""
+    granted = fields.get("granted")
+    if granted is None:
+        bare = all(credential["kind"] in ("local", "anonymous") for credential in fields["credential"])
+        return [([], [])] * size, bare
+    if not granted:
+        return [([], [])] * size, True
+    return [(entry["roles"], entry["scopes"]) for entry in granted], True
+
+
+def _fact(fact: Mapping[str, Any], names: list[str], links: list[Any]) -> RecordedFact:
+    subject, action = fact.get("subject"), fact.get("action")
+    if subject is None and len(links) == 1:  # written before facts said whose they are
+        subject, action = names[-1], links[0]["action"]
+    inputs = {_word(path): None if value is None else _word(value) for path, value in fact["inputs"].items()}
+    lends = action == DELEGATE
+    return RecordedFact(_word(fact["condition"]), _word(fact["outcome"]), subject or "", lends, inputs)
+
+
+def _entry(entry: object) -> Mapping[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get(ABSENT, 1), int):
+        raise TypeError("an argument in clear that says neither a value nor why there is none")
+    return entry
+
+
+def _word(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} where a text belongs")
+    return value
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class AuditLine(NamedTuple):
+    """One record as read. `read_bytes` is how far the file was read with it."""
+
+    fields: Mapping[str, Any]
+    read_bytes: int
+
+
+def lines_of(path: Path, torn: Callable[[int], object]) -> Iterator[AuditLine]:
+    """Every record of an audit file, in constant memory. A last line without its end is told to `torn`, in bytes.
+
+    Raises UnreadableError at the first line that is none, or whose seal does not fit its bytes.
+    """
+    read_bytes = number = 0
+    with path.open("rb") as file:
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            read_bytes += len(raw)
+            if not raw.endswith(b"\n"):
+                if len(raw) > MAX_LINE_BYTES:
+                    raise UnreadableAuditLine(f"{path}:{number}: more than {MAX_LINE_BYTES} bytes without a newline")
+                torn(len(raw))
+                break
+            sealed = unseal(raw[:-1])
+            if sealed is None:
+                raise UnreadableAuditLine(f"{path}:{number}: this is no audit record")
+            if not sealed.intact:
+                raise UnreadableAuditLine(f"{path}:{number}: the hash of record {sealed.seq} does not fit its bytes")
+            yield AuditLine(sealed.fields, read_bytes)
+    if number == 0:
+        raise UnreadableAuditLine(f"{path}: this file is empty: it holds no record")
+
+
+def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
+    """The record of one decision, looked for from the end of the last file. An `outcome` only where nothing else is
+    left."""
+    needle, outcome = decision_id.encode("ascii", "replace"), None
+    for line in (line for path in reversed(paths) for line in _backwards(path)):
+        if needle not in line:
+            continue
+        fields = _loaded(line)
+        if fields is None or fields.get("decision_id") != decision_id:
+            continue
+        if fields.get("event") != "outcome":
+            return fields
+        outcome = outcome or fields
+    return outcome
+
+
+def single_record(file: IO[bytes]) -> Mapping[str, Any]:
+    """The one record that a file holds; its seal may be gone, as after a log shipper. Raises UnreadableError."""
+    raw = file.read(MAX_LINE_BYTES + 1)
+    if len(raw) > MAX_LINE_BYTES:
+        raise UnreadableAuditLine("more than one record: say which with --decision")
+    fields = _loaded(raw.strip())
+    if fields is None:
+        several = len(raw.strip().splitlines()) > 1 and _loaded(raw.strip().splitlines()[0]) is not None
+        raise UnreadableAuditLine("more than one record: say which with --decision" if several else "no audit record")
+    if "event" not in fields:
+        raise UnreadableAuditLine("no audit record: it has no event")
+    return fields
+
+
+def _loaded(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, last one first, read in chunks. Raises UnreadableError for a line without bound."""
+    with path.open("rb") as file:
+        at, rest = file.seek(0, 2), b""
+        while at:
+            size = min(CHUNK_BYTES, at)
+            at -= size
+            file.seek(at)
+            first, *lines = (file.read(size) + rest).split(b"\n")
+            yield from reversed(lines)
+            rest = first
+            if len(rest) > MAX_LINE_BYTES:
+                raise UnreadableAuditLine(f"{path}: more than {MAX_LINE_BYTES} bytes without a newline")
+        yield rest

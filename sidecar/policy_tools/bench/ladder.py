@@ -1,0 +1,178 @@
+"""Generates policies of given sizes and questions for them.
+
+Drawn from one random source, so that every run and every engine sees the same. A company of n rows has n / 10
+identities, each with up to three roles, of which some nest; servers with tools, some of them in sets; of the rows, a
+share have a wildcard, one in twenty denies, one in four speaks of a role, one in fifty of a set. Four rows in five are
+of agents and tools, the others of users and agents, and of agents among themselves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from sidecar.vocabulary import Principal, Question
+
+SIZES = (10, 1_000, 100_000, 1_000_000)
+WILD = 0.01  # of all rows
+DENIES, BY_ROLE, BY_SET = 0.05, 0.25, 0.02
+_ACTIONS = {"agent_to_tool": "tools/call", "user_to_nhi": "message/send", "nhi_to_nhi": "message/send"}
+_KINDS = (("agent_to_tool", 0.8), ("user_to_nhi", 0.1), ("nhi_to_nhi", 0.1))
+
+
+class DrawnRow(NamedTuple):
+    """One rule, as plain as rules are."""
+
+    kind: str
+    subject: str
+    object: str
+    actions: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPolicy:
+    """A policy. `roles` and `sets` are (member, container)."""
+
+    rows: Sequence[DrawnRow]
+    roles: Sequence[tuple[str, str]]
+    sets: Sequence[tuple[str, str]]
+
+
+class DrawnQuestion(NamedTuple):
+    """One question of one link."""
+
+    kind: str
+    subject: str
+    object: str
+    action: str
+
+    @property
+    def chain(self) -> tuple[Principal, ...]:
+        return (Principal(self.subject),)
+
+    @property
+    def question(self) -> Question:
+        word, _, rest = self.object.partition(":")
+        server, _, name = rest.partition("/")
+        return Question(self.object, self.action, server if word == "tool" else "", name if word == "tool" else "")
+
+
+def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
+    """A policy of so many rows, all different."""
+    world = _World(rows, random.Random(f"{seed}/{rows}/{wild}"))
+    found: dict[tuple[str, str, str, str], DrawnRow] = {}
+    while len(found) < rows:
+        row = world.row(wild)
+        found.setdefault(row[:4], row)
+    return DrawnPolicy(tuple(found.values()), tuple(world.roles()), tuple(world.sets()))
+
+
+def questions(policy: DrawnPolicy, count: int, *, seed: int = 2) -> Iterator[DrawnQuestion]:
+    """Half of them are what some row speaks of, asked by somebody whom it means; half are drawn freely."""
+    rng = random.Random(f"{seed}/{len(policy.rows)}")
+    members: dict[str, list[str]] = {}
+    for member, role in policy.roles:
+        members.setdefault(role, []).append(member)
+    elements = {container: element for element, container in policy.sets}
+    for number in range(count):
+        row, other = rng.choice(policy.rows), rng.choice(policy.rows)
+        if number % 2 or row.kind != other.kind:
+            other = row
+        subject = _somebody(row, members, rng)
+        obj = elements.get(other.object, other.object).replace("*", "x")
+        yield DrawnQuestion(
+            row.kind, subject, obj, _ACTIONS[row.kind] if row.actions == "use" else row.actions.partition("|")[0]
+        )
+
+
+def write(policy: DrawnPolicy, folder: Path) -> None:
+    """As the files that load_policy reads."""
+    files: dict[str, list[str]] = {f"{kind}.csv": [] for kind, _ in _KINDS}
+    for row in policy.rows:
+        files[f"{row.kind}.csv"].append(f"p, {row.subject}, {row.object}, {row.actions}, -, -, -, {row.effect}\n")
+    links = [f"g, {member}, {role}\n" for member, role in policy.roles]
+    files["roles.csv"] = links + [f"g2, {element}, {container}\n" for element, container in policy.sets]
+    for name, lines in files.items():
+        (folder / name).write_text("".join(lines))
+
+
+def _somebody(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) -> str:
+    """A caller whom the row's subject means."""
+    subject = row.subject
+    while subject in members:
+        subject = rng.choice(members[subject])
+    if subject.startswith("role:"):  # nobody has it
+        return "user:nobody" if row.kind == "user_to_nhi" else "nhi:nobody"
+    if subject == "*":
+        return "user:anybody" if row.kind == "user_to_nhi" else "nhi:anybody"
+    return subject.replace("*", "1")
+
+
+class _World:
+    """Who and what there is."""
+
+    def __init__(self, rows: int, rng: random.Random) -> None:
+        self._rng = rng
+        self._agents = max(3, rows // 20)
+        self._users = max(3, rows // 20)
+        self._roles = max(2, rows // 200)
+        self._servers = max(2, min(2_000, rows // 50))
+        self._tools = max(5, min(50, rows // 4))
+        self._sets = max(1, rows // 1_000)
+
+    def row(self, wild: float) -> DrawnRow:
+        rng = self._rng
+        kind = rng.choices([kind for kind, _ in _KINDS], [share for _, share in _KINDS])[0]
+        subject, obj = self._subject(kind), self._object(kind)
+        if rng.random() < wild:
+            subject, obj = self._widened(kind, subject)
+        elif rng.random() < BY_SET and kind == "agent_to_tool":
+            obj = f"set:s{rng.randrange(self._sets)}"
+        effect = "deny" if rng.random() < DENIES or subject == "*" else "allow"
+        actions = (
+            ("use", "tools/call", "tools/call|prompts/get") if kind == "agent_to_tool" else ("use", "message/send")
+        )
+        return DrawnRow(kind, subject, obj, rng.choice(actions), effect)
+
+    def roles(self) -> Iterator[tuple[str, str]]:
+        rng = self._rng
+        for word, count, prefix in (("nhi:a", self._agents, "role:a"), ("user:u", self._users, "role:u")):
+            names = [f"{prefix}{number}" for number in range(self._roles)]
+            for number, name in enumerate(names):
+                if number % 4 == 3:
+                    yield name, names[rng.randrange(number)]
+            for member in range(count):
+                for role in sorted(rng.sample(names, k=min(len(names), rng.choice((1, 2, 3))))):
+                    yield f"{word}{member}", role
+
+    def sets(self) -> Iterator[tuple[str, str]]:
+        for number in range(self._sets):
+            for obj in sorted({self._object("agent_to_tool") for _ in range(10)}):
+                yield obj, f"set:s{number}"
+
+    def _subject(self, kind: str) -> str:
+        rng = self._rng
+        if rng.random() < BY_ROLE:
+            return f"role:{'u' if kind == 'user_to_nhi' else 'a'}{rng.randrange(self._roles)}"
+        return f"user:u{rng.randrange(self._users)}" if kind == "user_to_nhi" else f"nhi:a{rng.randrange(self._agents)}"
+
+    def _object(self, kind: str) -> str:
+        rng = self._rng
+        if kind == "agent_to_tool":
+            return f"tool:s{rng.randrange(self._servers)}/get_{rng.randrange(self._tools)}"
+        return f"nhi:a{rng.randrange(self._agents)}"
+
+    def _widened(self, kind: str, subject: str) -> tuple[str, str]:
+        """One side with a wildcard, or both."""
+        rng = self._rng
+        if kind != "agent_to_tool":
+            return subject, f"nhi:a{rng.randrange(self._agents)}*"
+        server, tool = f"s{rng.randrange(self._servers)}", rng.randrange(self._tools)
+        obj = rng.choice(
+            (f"tool:{server}/*", f"tool:{server}/get_{tool}*", f"tool:*/delete_{tool}*", f"tool:*/list_{tool}*_x")
+        )
+        return rng.choices((subject, f"nhi:a{rng.randrange(self._agents)}*", "*"), (90, 8, 2))[0], obj

@@ -1,0 +1,182 @@
+"""Checks a policy for errors and suspicious rules.
+
+    codes        every code: what it is about, how it is mended
+    policy       what the lints know: a loaded policy and its surroundings
+    matching     rules that can never match             overlaps    rules that others make pointless
+    times        expired, soon, too long in the shadow  names       unused, empty, look-alike
+    conditions   conditions that mean something else    breadth     everybody, everything
+    cover        which patterns cover a name            written     where a rule's field stands
+    formats      as text, JSON, SARIF, GitHub's commands
+
+What the loader refuses is told alone: lints need a whole policy. With one, every lint runs over all of it; each is
+about linear in the number of rules.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sidecar.errors import ConfigError, Fault
+from sidecar.limits import Budgets, load_budgets
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import policy_files
+from sidecar.policy.rows import MAX_LINE_CHARS
+from sidecar.policy_tools.catalogue import KnownCatalogue
+from sidecar.policy_tools.check import breadth, conditions, expiry, matching, names, overlaps
+from sidecar.policy_tools.check.linted_policy import Granting, LintedPolicy, PolicyFinding
+from sidecar.policy_tools.check.source_positions import RulePlace as Stretch
+from sidecar.policy_tools.check.source_positions import RuleSources
+from sidecar.policy_tools.policy_location import BUDGETS_FILE, PolicyLocation
+from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
+
+MAX_TOLD = 200  # of one code, as the loader does
+_QUOTED = re.compile(r'"([^"]+)"')
+
+Lint = Callable[[LintedPolicy], Iterator[PolicyFinding]]
+LINTS: Sequence[Lint] = (
+    matching.never_asked,
+    matching.actions_never_asked,
+    matching.roles_nobody_has,
+    matching.on_no_upstream,
+    matching.on_nothing_there,
+    matching.limits_nothing,
+    conditions.roles_asked,
+    conditions.always_the_same,
+    conditions.arguments_nowhere,
+    conditions.unasked_arguments,
+    conditions.optional_claims,
+    conditions.order_of_texts,
+    overlaps.denied_anyway,
+    overlaps.said_twice,
+    overlaps.above_a_budget,
+    expiry.ended,
+    expiry.long_in_shadow,
+    names.unused,
+    names.without_rows,
+    names.look_alikes,
+    names.alike_ids,
+    names.without_owner,
+    breadth.wide,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Everything that was found, in the order of files and lines. `left_out`: by code, how many more there were."""
+
+    faults: tuple[Fault, ...]
+    revision: str = ""
+    rules: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> bool:
+        """Whether it may serve: warnings do not stop it."""
+        return all(fault.severity != "error" for fault in self.faults)
+
+
+def check(
+    place: PolicyLocation,
+    *,
+    granting: Sequence[Granting] | None = None,
+    catalogue: KnownCatalogue | None = None,
+    now_s: float | None = None,
+    soon_days: float = 14,
+    strict: bool = False,
+) -> CheckReport:
+    """What is refused, or else everything that is suspicious. Never raises for what stands in the policy's files."""
+    budgets, refused = Budgets(), list[Fault]()
+    try:
+        budgets = load_budgets(place.policies / BUDGETS_FILE)
+    except ConfigError as error:
+        refused += error.faults
+    try:
+        load_pins(place.policies / PINS_FILE)
+    except ConfigError as error:
+        refused += error.faults
+    try:
+        source = place.load()
+    except ConfigError as error:
+        return CheckReport(_ordered([*error.faults, *refused]))
+    files = [file.path for file in policy_files(place.policies, Faults())]
+    written = RuleSources({kind: model.columns for kind, model in source.models.items()}, files)
+    policy = LintedPolicy(
+        source=source,
+        written=written,
+        now_s=time.time() if now_s is None else now_s,
+        budgets=budgets,
+        budgets_file=str(place.policies / BUDGETS_FILE),
+        names=place.names,
+        programs=place.programs,
+        granting=granting,
+        catalogue=catalogue,
+        soon_days=soon_days,
+        strict=strict,
+    )
+    found, left_out = suspicious(policy)
+    told = [_with_line(fault, written) for fault in source.warnings]
+    counted = Counter(rule.kind.value for rule in policy.rules)
+    return CheckReport(_ordered([*refused, *told, *found]), source.revision, dict(sorted(counted.items())), left_out)
+
+
+def suspicious(policy: LintedPolicy, lints: Iterable[Lint] = LINTS) -> tuple[list[Fault], dict[str, int]]:
+    """What the lints see, at most 200 of one code; and how many more there are, by code."""
+    seen: Counter[str] = Counter()
+    faults = []
+    for lint in lints:
+        for finding in lint(policy):
+            seen[finding.code] += 1
+            if seen[finding.code] <= MAX_TOLD:
+                faults.append(_fault(finding, policy.written))
+    return faults, {code: count - MAX_TOLD for code, count in sorted(seen.items()) if count > MAX_TOLD}
+
+
+def _fault(finding: PolicyFinding, written: RuleSources) -> Fault:
+    hint = finding.hint() if callable(finding.hint) else finding.hint
+    place = None
+    if finding.rule is not None:
+        place = written.rule(finding.rule, finding.column, finding.part)
+    elif finding.name:
+        place = written.link(finding.name)
+    elif finding.file and finding.part:
+        place = written.mention(finding.file, finding.part)
+    if place is None:
+        file = finding.file or str(written.files[0] if written.files else "")
+        return Fault(file, 0, 0, finding.code, finding.message, hint, severity="warning")
+    line = place.line
+    return Fault(
+        file=line.file,
+        line=line.number,
+        column=place.column,
+        code=finding.code,
+        message=finding.message,
+        hint=hint,
+        source=line.text,
+        width=place.width,
+        severity="warning",
+    )
+
+
+def _with_line(fault: Fault, written: RuleSources) -> Fault:
+    """The loader's own warning; if it came without its line, with that and the place of what its message names."""
+    if fault.source or not fault.line:
+        return fault
+    named = _QUOTED.search(fault.message)
+    place = Stretch(written.line(fault.file, fault.line), 1, MAX_LINE_CHARS).narrowed(named[1] if named else "")
+    text = place.line.text.rstrip()
+    return replace(fault, source=text, column=place.column, width=min(place.width, max(1, len(text))))
+
+
+def _ordered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: (fault.file, fault.line, fault.column, fault.code)))
+
+
+def repository_of(folder: Path) -> Path:
+    """The nearest folder above that is a git repository's, or the present one."""
+    resolved = folder.resolve()
+    return next((above for above in (resolved, *resolved.parents) if (above / ".git").exists()), Path.cwd())

@@ -1,0 +1,255 @@
+"""Lints for conditions that do not ask what they seem to.
+
+What a condition reads is known from its syntax tree (`Condition.paths`); how it is written is looked at in its text,
+without what stands in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
+from sidecar.policy.faults import meant, shown
+from sidecar.policy.grammar import ACTIONS
+from sidecar.policy_tools.check.linted_policy import AGENTS, KINDS_ASKED, LintedPolicy, PolicyFinding
+from sidecar.policy_tools.check.matching import near
+from sidecar.vocabulary import DELEGATE, Principal, Question, RuleRef
+
+_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_HAS = re.compile(r"\bhas\(\s*([\w.\s]+?)\s*\)")
+_KEY_IN = re.compile(r"['\"]([^'\"]+)['\"]\s+in\s+([\w.]+)")
+_EQUALS = re.compile(r"\s*([a-z]\w*(?:\.\w+)*)\s*==\s*('[^'\\]*'|\"[^\"\\]*\"|-?\d+|true|false)\s*\Z")
+_ORDERED = re.compile(r"(?<![<>=!])[<>]=?\s*(['\"]-?\d+(?:\.\d+)?['\"])|(['\"]-?\d+(?:\.\d+)?['\"])\s*[<>]=?(?!=)")
+_ROLE_ASKED = re.compile(r"(!\s*)?has_role\(\s*[\w.\[\]]+\s*,\s*['\"](role:[^'\"]+)['\"]\s*\)")
+_SCOPES_ASKED = re.compile(r"(!\s*\(\s*)?['\"][^'\"]*['\"]\s+in\s+(?:principal|origin|\w+)\.(scopes|roles)")
+_MEND = "mend the condition, or take the row away"
+
+
+class _Never(NamedTuple):
+    """Why a condition always comes out as it does, and what in it. `unless_absent`: what the caller leaves out fails
+    instead, which is a match on a deny row."""
+
+    outcome: str
+    why: str
+    part: str = ""
+    hint: str = ""
+    unless_absent: bool = False
+
+
+def always_the_same(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P605: a condition that reads nothing, contradicts itself, or asks for what cannot be there."""
+    known: dict[str, _Never | None] = {}
+    for rule in policy.rules:
+        if not rule.when or rule.when not in policy.source.conditions:
+            continue
+        if rule.when not in known:
+            known[rule.when] = _constant(policy.source.conditions[rule.when])
+        never = known[rule.when] or _never_asked(rule)
+        if never is not None and not (never.unless_absent and rule.effect == "deny"):
+            yield PolicyFinding("P605", _consequence(never, rule), never.hint, rule, "when", never.part)
+
+
+def _consequence(never: _Never, rule: RuleRef) -> str:
+    matches = never.outcome == "true" or (never.outcome == "error" and rule.effect == "deny")
+    then = "always matches" if matches else "never matches"
+    return f"{never.why}: this {rule.effect} row {then}"
+
+
+def _constant(condition: Condition) -> _Never | None:
+    """A condition that comes out the same whoever asks what."""
+    if not condition.paths:
+        outcome = _for_nobody(condition)
+        gives = "always fails" if outcome == "error" else f"always gives {outcome}"
+        return _Never(outcome, f"the condition {gives}", hint="write - for none" if outcome == "true" else _MEND)
+    terms = _terms(condition.text)
+    if any(term.strip() == "false" for term in terms):
+        return _Never("false", "the condition always gives false", "false", _MEND)
+    return _contradiction(terms)
+
+
+def _for_nobody(condition: Condition) -> str:
+    """How it comes out for a caller without roles and scopes, and a call without arguments."""
+    nobody = (Principal("user:nobody"),)
+    scene = ConditionContext(nobody, 0, Question("", "", ""), {}, 0.0, lambda _: frozenset())
+    return condition.run(scene, CostBudget())[0]
+
+
+def _contradiction(terms: Sequence[str]) -> _Never | None:
+    asked: dict[str, str] = {}
+    for term in terms:
+        match = _EQUALS.match(term)
+        if match is None:
+            continue
+        first = asked.setdefault(match[1], match[2])
+        if first.replace('"', "'") != match[2].replace('"', "'"):
+            why, optional = f"{match[1]} cannot be {first} and {match[2]}", match[1].startswith(("args", "call.meta"))
+            return _Never("false", why, term.strip(), _MEND, unless_absent=optional)
+        if match[1] == "call.action" and match[2][1:-1] not in ACTIONS:
+            hint = meant(match[2][1:-1], ACTIONS)
+            return _Never("false", f"no call has the action {match[2]}", match[2], hint)
+    return None
+
+
+def _never_asked(rule: RuleRef) -> _Never | None:
+    kinds = KINDS_ASKED[rule.kind][0]
+    for term in _terms(rule.when):
+        match = _EQUALS.match(term)
+        if match is not None and match[1] == "principal.kind" and match[2][1:-1] not in kinds:
+            hint = meant(match[2][1:-1], kinds) or f"here it is {' or '.join(sorted(kinds))}"
+            return _Never("false", f"{rule.kind.value} never asks a {match[2]}", match[2], hint)
+    return None
+
+
+def _terms(text: str) -> list[str]:
+    """The parts of a conjunction; one part, if it is none."""
+    bare = _without_texts(text)
+    depth, start, cuts = 0, 0, list[str]()
+    for at, letter in enumerate(bare):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0 and bare.startswith(("||", "?"), at):
+            return [text]
+        if depth == 0 and bare.startswith("&&", at):
+            cuts.append(text[start:at])
+            start = at + 2
+    return [*cuts, text[start:]]
+
+
+def _without_texts(text: str) -> str:
+    """The text with blanks for what stands in quotes: every other character stays in its place."""
+    return _TEXT.sub(lambda found: found[0][0] + " " * (len(found[0]) - 2) + found[0][0], text)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _args_paths(condition: Condition) -> list[tuple[str, ...]]:
+    return [path for path in condition.paths if path[0] == "args"]
+
+
+def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P606: the rule is asked only where a call carries no arguments."""
+    for rule, condition in _conditioned(policy):
+        if not _args_paths(condition) or not policy.asked(rule) or not (why := _no_arguments(policy, rule)):
+            continue
+        allows = "this row never matches unless it says otherwise"
+        then = allows if rule.effect == "allow" else "what reads them fails, and denies"
+        message = f"{why}: args are empty, and {then}"
+        yield PolicyFinding("P606", message, "ask origin, principal or call", rule, "when", "args")
+
+
+def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
+    if rule.kind in AGENTS:
+        return "a delegation carries no arguments" if policy.asked(rule) == {DELEGATE} else ""
+    kinds = policy.object_kinds(rule)
+    if kinds == {"resource"}:
+        return "reading a resource carries no arguments"
+    return "what is asked of a server as a whole carries no arguments" if kinds == {"nhi"} else ""
+
+
+def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P641: a deny rule reads args.x (or call.meta.x), and nothing in it asks whether that is there."""
+    known: dict[str, str] = {}
+    for rule, condition in _conditioned(policy):
+        if rule.effect != "deny" or (policy.asked(rule) and _no_arguments(policy, rule)):
+            continue
+        if rule.when not in known:
+            known[rule.when] = _unasked(condition)
+        if path := known[rule.when]:
+            message = f"without {path} this deny row matches: it reads it without has()"
+            yield PolicyFinding(
+                "P641", message, f"if that is not meant, write {_asking(path)} && …", rule, "when", path
+            )
+
+
+def _unasked(condition: Condition) -> str:
+    """The first path into what the caller writes that is read and not asked for, or ""."""
+    asked = {"".join(found.split()) for found in _HAS.findall(_without_texts(condition.text))}
+    asked |= {f"{below}.{key}" for key, below in _KEY_IN.findall(condition.text)}
+    for path in condition.paths:
+        own = 1 if path[0] == "args" else 2 if path[:2] == ("call", "meta") else len(path)
+        for size in range(own + 1, len(path) + 1):
+            if ".".join(path[:size]) not in asked:
+                return ".".join(path[:size])
+    return ""
+
+
+def _asking(path: str) -> str:
+    """How CEL asks whether it is there: has() takes names only."""
+    below, _, key = path.rpartition(".")
+    return f"has({path})" if key.isidentifier() else f"'{key}' in {below}"
+
+
+def _conditioned(policy: LintedPolicy) -> Iterator[tuple[RuleRef, Condition]]:
+    for rule in policy.rules:
+        condition = policy.source.conditions.get(rule.when) if rule.when else None
+        if condition is not None:
+            yield rule, condition
+
+
+# --- claims, texts, roles ---------------------------------------------------------------------------------------------
+
+
+def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P642: a deny rule that a token without roles or scopes escapes."""
+    known: dict[str, str] = {}
+    for rule in policy.rules:
+        if rule.effect != "deny":
+            continue
+        if rule.subject.startswith("role:") and _is_optional(policy, rule.subject):
+            message = f"{shown(rule.subject)} comes from a claim that a token may lack: then this does not deny"
+            yield PolicyFinding("P642", message, "set required in roles_from, or deny everybody but …", rule, "sub")
+        if rule.when and rule.when not in known:
+            known[rule.when] = _optional_in(policy, policy.source.conditions[rule.when])
+        if rule.when and known[rule.when]:
+            message = "depends on a claim that a token may lack: then this does not deny"
+            yield PolicyFinding("P642", message, "deny unless the claim is there", rule, "when", known[rule.when])
+
+
+def _is_optional(policy: LintedPolicy, role: str) -> bool:
+    """Whether this role can only come from tokens, and one of the issuers does not insist on the claim. Without the
+    settings nothing is known of that."""
+    if policy.granting is None or policy.people(role):
+        return False
+    return any(one.grants(role) and not one.required for one in policy.granting)
+
+
+def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
+    """The question for a claim without which the condition is false, or ""."""
+    text = condition.text
+    if _for_nobody(condition) != "false":
+        return ""
+    for match in _ROLE_ASKED.finditer(text):
+        by_token = "/" in match[2] and (policy.granting is None or _is_optional(policy, match[2]))
+        if not match[1] and by_token and not policy.people(match[2]):
+            return match[0]
+    for match in _SCOPES_ASKED.finditer(text):
+        if not match[1]:
+            return match[0]
+    return ""
+
+
+def order_of_texts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P643: `<` and its like beside a number in quotes."""
+    for rule, condition in _conditioned(policy):
+        match = _ORDERED.search(condition.text)
+        if match is not None and not _inside_text(condition.text, match.start()):
+            part = match[1] or match[2]
+            message = f"{part} is text: it has an order, but not that of numbers"
+            yield PolicyFinding("P643", message, f"write {part[1:-1]}", rule, "when", part)
+
+
+def _inside_text(text: str, at: int) -> bool:
+    return any(found.start() < at < found.end() - 1 for found in _TEXT.finditer(text))
+
+
+def roles_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P604: a condition asks for a role that nobody has."""
+    filled: Mapping[str, frozenset[str]] = policy.members
+    for rule, condition in _conditioned(policy):
+        for match in _ROLE_ASKED.finditer(condition.text):
+            role = match[2]
+            if not policy.people(role) and not policy.may_be_granted(role):
+                hint = near(role, filled) or "write a g row that fills it"
+                yield PolicyFinding("P604", f"nobody has {shown(role)}", hint, rule, "when", role)

@@ -1,0 +1,54 @@
+"""Finds the patterns that cover a name without trying each.
+
+A pattern that covers a text begins with the text's own beginning, so patterns are kept by what stands before their
+first wildcard, and below that by what stands behind their last one. A look-up tries the few lengths that occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sidecar.policy.patterns import WILDCARD, covers
+
+MAX_ALIKE = 256  # patterns that differ only between their wildcards; of more, the rest is not found
+_FEW = 8  # so many tails are tried one by one
+
+
+class PatternCover:
+    """Some patterns and exact names, each once."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self._exact: set[str] = set()
+        self._by_head: dict[str, dict[str, list[str]]] = {}
+        self._lengths: list[int] = []
+        for pattern in patterns:
+            self.add(pattern)
+
+    def add(self, pattern: str) -> None:
+        if pattern in self._exact:
+            return
+        self._exact.add(pattern)
+        if WILDCARD not in pattern:
+            return
+        head, _, rest = pattern.partition(WILDCARD)
+        tails = self._by_head.setdefault(head, {})
+        alike = tails.setdefault(rest.rpartition(WILDCARD)[2], [])
+        if len(alike) < MAX_ALIKE:
+            alike.append(pattern)
+        if len(head) not in self._lengths:
+            self._lengths.append(len(head))
+
+    def covering(self, text: str) -> list[str]:
+        """Those that fit all that fits `text`, which is a name or itself a pattern; `text` too, if it is there."""
+        found = [text] if text in self._exact else []
+        for length in self._lengths:
+            tails = self._by_head.get(text[:length]) if length <= len(text) else None
+            if tails:
+                found += [pattern for pattern in _ending(tails, text) if pattern != text and covers(pattern, text)]
+        return found
+
+
+def _ending(tails: dict[str, list[str]], text: str) -> Iterable[str]:
+    if len(tails) <= _FEW:
+        return [pattern for patterns in tails.values() for pattern in patterns]
+    return [pattern for at in range(len(text) + 1) for pattern in tails.get(text[at:], ())]

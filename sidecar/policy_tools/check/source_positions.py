@@ -1,0 +1,174 @@
+"""Finds the file positions of rules.
+
+A `RuleRef` knows its file and line; the column is looked for only when something is to be told about it. A CSV line is
+read again by the reader of rows; in YAML the key is looked for from the rule's line on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sidecar.policy.faults import Faults, SourceLine
+from sidecar.policy.files import read_text
+from sidecar.policy.rows import CsvRow, parse_rows
+from sidecar.vocabulary import RuleRef
+
+MAX_YAML_LINES = 60  # how far below its first line a rule's keys are looked for
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "sub": ("subject",),
+    "obj": ("object", "objects", "capabilities"),
+    "act": ("actions", "action"),
+    "eft": ("effect",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RulePlace:
+    """A stretch of one line. `column` counts from 1, `width` in characters."""
+
+    line: SourceLine
+    column: int = 1
+    width: int = 1
+
+    def narrowed(self, part: str) -> RulePlace:
+        """To where `part` stands in it, if it does."""
+        at = self.line.text.find(part, self.column - 1, self.column - 1 + self.width) if part else -1
+        return self if at < 0 else RulePlace(self.line, at + 1, len(part))
+
+
+@dataclass(slots=True)
+class RuleSources:
+    """The files of one policy, read when asked. `columns` are those of a model's rows, by permission kind."""
+
+    columns: Mapping[str, Sequence[str]]
+    files: Sequence[Path] = ()
+    _texts: dict[str, list[str]] = field(default_factory=dict)
+    _links: dict[str, RulePlace] | None = None
+
+    def lines(self, file: str) -> list[str]:
+        """Its lines; [] if it cannot be read (any more)."""
+        if file not in self._texts:
+            text = read_text(Path(file), Faults())
+            self._texts[file] = text.replace("\r\n", "\n").split("\n") if text is not None else []
+        return self._texts[file]
+
+    def mention(self, file: str, part: str) -> RulePlace | None:
+        """Where it stands first in a file."""
+        for number, text in enumerate(self.lines(file), 1):
+            if (at := text.find(part)) >= 0 and not text.lstrip().startswith("#"):
+                return RulePlace(self.line(file, number), at + 1, len(part))
+        return None
+
+    def line(self, file: str, number: int) -> SourceLine:
+        lines = self.lines(file)
+        return SourceLine(file, number, lines[number - 1] if 0 < number <= len(lines) else "")
+
+    def rule(self, rule: RuleRef, column: str = "", part: str = "") -> RulePlace:
+        """A rule's field, or a part of it; the whole line without a column or where it is not found."""
+        line = self.line(rule.file, rule.line)
+        place = None
+        if column:
+            place = (
+                self._in_row(rule, line, column) if rule.file.endswith(".csv") else self._in_list(rule, line, column)
+            )
+        return (place or _whole(line)).narrowed(part)
+
+    def note(self, rule: RuleRef, key: str) -> str:
+        """What stands beside a rule under this key, or ""."""
+        line = self.line(rule.file, rule.line)
+        place = self._in_row(rule, line, key) if rule.file.endswith(".csv") else self._in_yaml(line, key)
+        return place.line.text[place.column - 1 :][: place.width].strip("\"' ") if place else ""
+
+    def link(self, name: str) -> RulePlace | None:
+        """Where a role or set is filled first, else where it, or a member, is named."""
+        if self._links is None:
+            self._links = dict(self._named_by_links())
+        found = self._links.get(name)
+        yaml = (path for path in self.files if found is None and path.suffix != ".csv")
+        return found or next((place for path in yaml for place in self._in_text(str(path), name)), None)
+
+    def _named_by_links(self) -> Iterator[tuple[str, RulePlace]]:
+        """Every name in `g` and `g2` rows; of a name's places the last one given counts."""
+        for column in (1, 2):
+            for path in reversed(self.files):
+                if path.suffix == ".csv":
+                    yield from self._column_of_links(str(path), column)
+
+    def _column_of_links(self, file: str, column: int) -> Iterator[tuple[str, RulePlace]]:
+        lines = self.lines(file)
+        for number in range(len(lines), 0, -1):
+            parts = lines[number - 1].split(",")
+            if len(parts) > column and parts[0].strip() in ("g", "g2"):
+                name = parts[column].strip()
+                at = len(",".join(parts[:column])) + 1 + len(parts[column]) - len(parts[column].lstrip())
+                yield name, RulePlace(SourceLine(file, number, lines[number - 1]), at + 1, max(1, len(name)))
+
+    def _in_text(self, file: str, name: str) -> Iterator[RulePlace]:
+        for number, text in enumerate(self.lines(file), start=1):
+            match = _alone(name).search(text) if name in text else None
+            if match is not None:
+                yield RulePlace(SourceLine(file, number, text), match.start() + 1, len(name))
+
+    def _row(self, rule: RuleRef, line: SourceLine) -> CsvRow | None:
+        above = self.line(rule.file, rule.line - 1).text
+        rows = list(parse_rows(rule.file, f"{above if '#:' in above else ''}\n{line.text}", Faults()))
+        return rows[-1] if rows else None
+
+    def _in_row(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
+        row, columns = self._row(rule, line), self.columns.get(rule.kind, ())
+        if row is not None and column in row.notes:
+            note = row.notes[column]
+            return RulePlace(self.line(rule.file, rule.line - 1), note.column, max(1, note.width))
+        if row is None or column not in columns or len(row.fields) != len(columns):
+            return None
+        found = row.fields[columns.index(column)]
+        return RulePlace(line, found.column, max(1, found.width))
+
+    def _in_list(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
+        """A subject or object may stand in a list, on any line of the rule; all else behind its key."""
+        name = {"sub": rule.subject, "obj": rule.object}.get(column, "")
+        for here in self._block(line) if len(name) > 1 else ():
+            match = _alone(name).search(here.text)
+            if match is not None:
+                return RulePlace(here, match.start() + 1, len(name))
+        return self._in_yaml(line, column)
+
+    def _in_yaml(self, line: SourceLine, column: str) -> RulePlace | None:
+        keys = "|".join(_KEYS.get(column, (column,)))
+        wanted = re.compile(rf"(?:^|[\s{{,])['\"]?(?:{keys})['\"]?\s*:\s*")
+        for here in self._block(line):
+            match = wanted.search(here.text)
+            if match is not None:
+                return RulePlace(here, match.end() + 1, max(1, len(_value(here.text[match.end() :]))))
+        return None
+
+    def _block(self, line: SourceLine) -> Iterator[SourceLine]:
+        """The lines of an entry of a list: those below it that are indented more."""
+        first = len(line.text) - len(line.text.lstrip())
+        yield line
+        for number in range(line.number + 1, line.number + MAX_YAML_LINES):
+            here = self.line(line.file, number)
+            if here.text.strip() and len(here.text) - len(here.text.lstrip()) <= first:
+                return
+            yield here
+
+
+def _alone(name: str) -> re.Pattern[str]:
+    """The name where it is no part of a longer one."""
+    return re.compile(rf"(?<![^\s\[{{,'\"]){re.escape(name)}(?![^\s\]}},:'\"])")
+
+
+def _value(rest: str) -> str:
+    """The scalar or the bracketed list that a line goes on with."""
+    match = re.match(r"\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|[^,}#]*", rest)
+    return match[0].rstrip() if match else rest
+
+
+def _whole(line: SourceLine) -> RulePlace:
+    text = line.text.rstrip()
+    start = len(text) - len(text.lstrip())
+    return RulePlace(line, start + 1, max(1, len(text) - start))

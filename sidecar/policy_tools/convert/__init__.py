@@ -1,0 +1,136 @@
+"""Converts policies between CSV and YAML without loss.
+
+Rows are read with the readers that serve and written anew: ids, owners, reasons, rules of several rows, roles, sets,
+their order, and the comments above them. Nothing is believed: the result is read again and must say the same rows,
+and, where the policy loads at all, have the same revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from sidecar.errors import PolicyError
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import GUARDRAILS, ROLES
+from sidecar.policy.yaml_links import Columns
+from sidecar.policy.yaml_rows import MAX_BYTES
+from sidecar.policy_tools.convert.csv_content import Content, ContentEntry, read
+from sidecar.policy_tools.convert.equivalence import DifferentError, compare, revision_of_both
+from sidecar.policy_tools.convert.writer import csv_of, yaml_of
+from sidecar.vocabulary import PermissionKind
+
+__all__ = ["Converted", "DifferentError", "Form", "bounded", "convert", "files_below"]
+
+Form = Literal["yaml", "csv"]
+SUFFIXES: Mapping[Form, tuple[str, ...]] = {"yaml": (".yaml", ".yml"), "csv": (".csv",)}
+OTHER_FILES = ("budgets.yaml", "pins.yaml", "disabled.yaml")
+MAX_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The new files by their path, and how it is known that they say the same. `revision` is "" where the policy that
+    was converted does not load by itself, and only its rows were compared; `why_not` says why."""
+
+    files: Mapping[str, bytes]
+    sources: Mapping[str, tuple[str, ...]]
+    rows: int
+    revision: str = ""
+    why_not: str = ""
+
+
+def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns, folder: str = "") -> Converted:
+    """Files of a policy, by their path with `/`, in the other form; what has it already, or is no rows, stays as it
+    is. `folder` is where they lie. Raises PolicyError with every fault of the source, and DifferentError."""
+    faults = Faults()
+    result: dict[str, bytes] = {}
+    sources: dict[str, tuple[str, ...]] = {}
+    rows = 0
+    for path, raw in files.items():
+        if not _is_rows(path) or PurePosixPath(path).suffix in SUFFIXES[to]:
+            _keep(path, {path: raw}, result, faults)
+            continue
+        content = read(str(PurePosixPath(folder, path)), raw, columns, faults)
+        if content is not None:
+            rows += len(content.entries)
+            written = _written(path, content, to, columns)
+            compare(path, content, written, columns)
+            _keep(path, written, result, faults)
+            sources[path] = tuple(written)
+    if faults.errors:
+        raise PolicyError(faults.errors)
+    revision, why_not = revision_of_both(files, result, models)
+    return Converted(result, sources, rows, revision, why_not)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Every file of a policy's folder. Raises PolicyError for what is no regular file, or too large."""
+    faults, found = Faults(), dict[str, bytes]()
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if path.is_dir() or any(part.startswith(".") for part in relative.parts):
+            continue
+        if len(found) == MAX_FILES:
+            faults.whole("P001", f"more than {MAX_FILES} files", str(folder))
+            break
+        raw = bounded(path, faults)
+        if raw is not None:
+            found[relative.as_posix()] = raw
+    if faults.errors:
+        raise PolicyError(faults.errors)
+    return found
+
+
+def bounded(path: Path, faults: Faults) -> bytes | None:
+    """The bytes of a regular file, or None with a fault."""
+    if not path.is_file():
+        faults.whole("P001", "not a regular file", str(path))
+        return None
+    with path.open("rb") as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        faults.whole("P001", f"larger than {MAX_BYTES // 2**20} MiB", str(path), "split it first")
+        return None
+    return raw
+
+
+def _is_rows(path: str) -> bool:
+    """Whether this is a file of rows, and not of limits, pins or tests."""
+    pure = PurePosixPath(path)
+    rows = pure.suffix in (*SUFFIXES["yaml"], *SUFFIXES["csv"])
+    return rows and path not in OTHER_FILES and pure.parts[0] != "tests"
+
+
+def _keep(source: str, written: Mapping[str, bytes], result: dict[str, bytes], faults: Faults) -> None:
+    for path, raw in written.items():
+        if path in result:
+            faults.whole("P002", f"{path} would be written twice", source, "rename one of the files")
+        result[path] = raw
+
+
+def _written(path: str, content: Content, to: Form, columns: Columns) -> dict[str, bytes]:
+    pure = PurePosixPath(path)
+    if not content.entries:
+        return {}  # a file of YAML says something; one of CSV may be empty
+    if to == "yaml":
+        return {str(pure.with_suffix(".yaml")): yaml_of(content, columns).encode()}
+    parts: dict[str, list[ContentEntry]] = {}
+    for entry in content.entries:
+        parts.setdefault(_csv_name(pure, entry.kind), []).append(entry)
+    names = list(parts)
+    heads, ends = {names[0]: content.head}, {names[-1]: content.end}
+    return {
+        str(pure.with_name(name)): csv_of(Content(tuple(entries), heads.get(name, ()), ends.get(name, ()))).encode()
+        for name, entries in parts.items()
+    }
+
+
+def _csv_name(path: PurePosixPath, kind: PermissionKind | None) -> str:
+    """`rules.yaml` → `agent_to_tool.rules.csv`; a name that tells the kind already is kept."""
+    stem = ROLES if kind is None else GUARDRAILS if kind is PermissionKind.GUARDRAIL else kind.value
+    if path.stem == stem or path.stem.startswith(f"{stem}."):
+        return f"{path.stem}.csv"
+    return f"{stem}.{path.stem}.csv"

@@ -1,0 +1,178 @@
+"""Reads a file of rows together with its comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+from sidecar.policy import grammar
+from sidecar.policy.faults import Faults, shown
+from sidecar.policy.files import GUARDRAILS, ROLES, STEMS
+from sidecar.policy.model import COLUMNS
+from sidecar.policy.rows import CsvField, CsvRow, decoded, parse_rows
+from sidecar.policy.yaml_links import Columns
+from sidecar.policy.yaml_offsets import YamlField
+from sidecar.policy.yaml_rows import parse_yaml
+from sidecar.vocabulary import PermissionKind
+
+Comment = Callable[[str], str | None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentEntry:
+    """One row, its kind (None for g and g2), and the comment lines above it; "" is an empty line."""
+
+    kind: PermissionKind | None
+    row: CsvRow
+    above: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What one file says: the comments at its head, its rows, and the comments at its end."""
+
+    entries: tuple[ContentEntry, ...]
+    head: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+
+
+def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | None:
+    """What the file says, comments included; None after a fault."""
+    before = len(faults.errors)
+    text = decoded(raw, path, faults)
+    if text is None:
+        return None
+    if PurePosixPath(path).suffix == ".csv":
+        kind, known = kind_of(path)
+        if not known:
+            faults.whole("P002", "this name tells no kind", path, "name it <kind>.csv, or say --kind")
+            return None
+        found = [(None if row.type != "p" else kind, row) for row in parse_rows(path, text, faults)]
+    else:
+        found = list(parse_yaml(path, text, faults, columns))
+    _check(found, columns, faults)
+    if len(faults.errors) > before:
+        return None
+    return _with_comments(found, text, _comment_in_csv if path.endswith(".csv") else _comment_in_yaml)
+
+
+def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
+    """The kind of a CSV file's p rows (None in a file of roles), and whether its name tells one."""
+    stem = PurePosixPath(path).name.partition(".")[0]
+    if stem == ROLES:
+        return None, True
+    if stem == GUARDRAILS:
+        return PermissionKind.GUARDRAIL, True
+    return (PermissionKind(stem), True) if stem in STEMS else (None, False)
+
+
+def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Columns, faults: Faults) -> None:
+    """What the other form could not say at all. The rest is for `sidecar policy check`."""
+    owner = ""
+    for kind, row in found:
+        wanted = columns.get(kind, COLUMNS) if kind else ("member", "container")
+        if row.type == "p" and kind is None:
+            faults.error("P111", "roles.csv holds only g and g2 rows", row.line)
+        elif len(row.fields) != len(wanted) and not (row.type == "g" and len(row.fields) == 3):
+            message = f"{len(row.fields) + 1} fields, but {len(wanted) + 1} are needed"
+            faults.error("P102", message, row.line, 1, len(row.line.text))
+        elif row.type != "p":
+            _check_container(row, faults)
+        else:
+            _check_rule(dict(zip(wanted, row.fields, strict=True)), kind, row, owner, faults)
+        part_of = row.notes.get("part_of")
+        owner = part_of.text if part_of else row.notes["id"].text if "id" in row.notes else ""
+
+
+def _check_container(row: CsvRow, faults: Faults) -> None:
+    _try(row, row.fields[1], faults, grammar.role if row.type == "g" else grammar.set_)
+
+
+def _check_rule(
+    fields: Mapping[str, CsvField], kind: PermissionKind | None, row: CsvRow, owner: str, faults: Faults
+) -> None:
+    effect = _try(row, fields["eft"], faults, grammar.effect)
+    _try(row, fields["max_calls_per_hour"], faults, grammar.limit, effect or "allow")
+    _try(row, fields["act"], faults, lambda text: [grammar.action(word.strip()) for word in text.split("|")])
+    if "shadow" in row.notes:
+        _try(row, row.notes["shadow"], faults, grammar.word, ("true", "false"))
+    if kind is PermissionKind.GUARDRAIL and effect == "allow":
+        field = fields["eft"]
+        faults.error("P505", "a guardrail only denies", row.line, field.column, field.width)
+    if "part_of" in row.notes and row.notes["part_of"].text != owner:
+        field, line = row.notes["part_of"], row.notes_line or row.line
+        hint = "a part stands directly below the rule that it belongs to, and names its id"
+        faults.error("P509", f"the rule above is not {shown(field.text)}", line, field.column, field.width, hint)
+
+
+def _try(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
+    """What a reader makes of a field, or None after a fault at its place."""
+    try:
+        return read(field.text, *more)
+    except grammar.Wrong as wrong:
+        noted = row.notes_line if row.notes_line and any(field is note for note in row.notes.values()) else row.line
+        line = field.line_of() if isinstance(field, YamlField) else noted
+        faults.error(wrong.code, wrong.message, line, field.column, max(1, field.width), wrong.hint)
+        return None
+
+
+def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: str, comment: Comment) -> Content:
+    """Each row with what stands between the one before it and itself, and inside of it."""
+    lines = [comment(line.removesuffix("\r")) for line in text.split("\n")]
+    entries: list[ContentEntry] = []
+    at = 0
+    for kind, row in found:
+        start, end = (row.notes_line or row.line).number - 1, _end(row)
+        above = [line for line in lines[at:start] if line is not None]
+        above += [line for line in lines[max(at, start) : end] if line]
+        entries.append(ContentEntry(kind, row, tuple(above)))
+        at = max(at, end)
+    if not entries:
+        return Content((), tuple(_trimmed([line for line in lines if line is not None])))
+    first = entries[0]
+    blank = max((number for number, line in enumerate(first.above) if line == ""), default=-1)
+    entries[0] = ContentEntry(first.kind, first.row, first.above[blank + 1 :])
+    rest = _trimmed([line for line in lines[at:] if line is not None])
+    return Content(tuple(entries), tuple(_trimmed(first.above[: blank + 1])), tuple(rest))
+
+
+def _end(row: CsvRow) -> int:
+    """The number of its last line."""
+    fields = [field for field in (*row.fields, *row.notes.values()) if isinstance(field, YamlField)]
+    return max([row.line.number, *(place.line.number for field in fields for place in field.places)])
+
+
+def _trimmed(lines: Sequence[str]) -> Sequence[str]:
+    """Without empty lines at either end."""
+    found = [number for number, line in enumerate(lines) if line]
+    return lines[found[0] : found[-1] + 1] if found else []
+
+
+def _comment_in_csv(line: str) -> str | None:
+    """The comment on a line, "" for an empty line; None if it says something else."""
+    content = line.strip(" \t").replace("\t", "    ")
+    return content if (content.startswith("#") and not content.startswith("#:")) or not content else None
+
+
+_QUOTED = re.compile(r"""(?:(?<=[\s,:\[{(-])|^)("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')""")
+_AFTER = re.compile(r"\s#")
+
+
+def _comment_in_yaml(line: str) -> str | None:
+    """As above; a comment behind a value counts too."""
+    content = line.strip()
+    if content.startswith("#"):
+        found = content
+    elif not content:
+        return ""
+    else:
+        bare = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), line)
+        after = _AFTER.search(bare)
+        if after is None:  # what stands above `version` is the file's, and not the first row's
+            return "" if content.startswith("version:") else None
+        found = line[after.start() :].strip()
+    return "# " + found[1:] if found.startswith("#:") else found

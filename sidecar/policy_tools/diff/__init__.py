@@ -1,0 +1,219 @@
+"""Compares the access that two policies grant.
+
+    load, difference    two policies → Difference
+
+    terms      rows of both policies in one form; conjuncts, the parts of their conditions; asking, the roles in them
+    search     a point in some boxes and out of others, or the certainty that there is none
+    drafts     the ways in which somebody may gain something
+    shaping    what is in one of them, in few words, and a witness
+    regions    where answers are wider, narrower, or nobody knows
+    lifted     limits that hold no longer where the call is still allowed
+    describe   regions put together, and said
+    rules      what is written otherwise: rules, limits, budgets, roles, sets, models
+    formats    as text and Markdown; data as JSON
+
+What is compared are the single questions that a policy is asked: (subject, object, action) of one kind; guardrails are
+a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sidecar.errors import ConfigError
+from sidecar.limits import Budgets, load_budgets
+from sidecar.policy import PolicySource
+from sidecar.policy.grammar import ACTIONS
+from sidecar.policy_tools.diff.describe import merged
+from sidecar.policy_tools.diff.existing_objects import with_something_in_them
+from sidecar.policy_tools.diff.lifted_limits import lifted, lost_limits
+from sidecar.policy_tools.diff.region_shapes import Region
+from sidecar.policy_tools.diff.regions import changed_regions
+from sidecar.policy_tools.diff.rules import (
+    Edit,
+    LinkChange,
+    ModelChange,
+    RuleChanges,
+    budget_changes,
+    is_shipped,
+    link_changes,
+    model_changes,
+    moved_budgets,
+    role_changes,
+    rule_changes,
+)
+from sidecar.policy_tools.diff.search import Search, TooHard
+from sidecar.policy_tools.diff.terms import (
+    ALWAYS,
+    EVERYBODY,
+    EVERYTHING,
+    NOW,
+    THEN,
+    Reader,
+    changed_meanings,
+    exact_names,
+    moved,
+    place_of,
+)
+from sidecar.policy_tools.git_revisions import Revision
+from sidecar.policy_tools.glob_algebra import TooManyStates
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+MAX_KNOWN = 20_000  # names that witnesses are looked for among
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPolicy:
+    """One of the two. `rules` are those of the source, read once, with the files' names as people know them."""
+
+    label: str
+    source: PolicySource
+    rules: tuple[RuleRef, ...]
+    budgets: Budgets
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All that is different. `notes` say what could not be decided, and why; `moved` are the roles and sets that hold
+    others now."""
+
+    old: str
+    new: str
+    regions: tuple[Region, ...]
+    rules: RuleChanges
+    budgets: tuple[Edit, ...]
+    roles: tuple[LinkChange, ...]
+    sets: tuple[LinkChange, ...]
+    models: tuple[ModelChange, ...]
+    notes: tuple[str, ...]
+    old_ids: frozenset[str]
+    new_ids: frozenset[str]
+    moved: frozenset[str]
+    lifted: tuple[RuleRef, ...] = ()
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many regions of each change."""
+        found = Counter(region.change for region in self.regions)
+        return {"wider": found["wider"], "narrower": found["narrower"], "unknown": found["unknown"]}
+
+    @property
+    def answers_differ(self) -> bool:
+        return bool(self.regions)
+
+    @property
+    def may_be_wider(self) -> bool:
+        """Whether somebody may do more, or nobody knows: answers, limits and budgets."""
+        edits = [edit for change in self.rules.changed for edit in change.edits if edit.field in _AMOUNTS]
+        if self.lifted or any(region.change != "narrower" for region in self.regions):
+            return True
+        return any(edit.change in ("wider", "unknown") for edit in (*edits, *self.budgets))
+
+    @property
+    def anything(self) -> bool:
+        rules = self.rules.added or self.rules.removed or self.rules.changed
+        return bool(self.regions or rules or self.budgets or self.roles or self.sets or self.models)
+
+
+_AMOUNTS = ("max_calls_per_hour", "per")
+
+
+def load(revision: Revision) -> ComparedPolicy:
+    """Read one of the two. Raises ConfigError, with the files' names as people know them."""
+    try:
+        source = revision.place.load()
+        budgets = load_budgets(revision.place.policies / "budgets.yaml")
+    except ConfigError as error:
+        raise type(error)([replace(fault, file=revision.shown(fault.file)) for fault in error.faults]) from None
+    rules = tuple(rule._replace(file=revision.shown(rule.file)) for rule in source.rules)
+    return ComparedPolicy(revision.label, source, rules, budgets)
+
+
+def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
+    """Everything that is different between two policies. With `objects`, only answers about these and about what the
+    policies name are told, and only of callers that they name."""
+    rules = rule_changes(old.rules, new.rules)
+    roles = role_changes(old.source, new.source)
+    sets = link_changes(old.source.sets, new.source.sets)
+    models = model_changes(old.source, new.source)
+    regions, notes, limits = _regions(old, new)
+    if objects is not None:
+        subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
+        regions = list(with_something_in_them(regions, subjects, {*objects, *named}))
+    return Difference(
+        old=old.label,
+        new=new.label,
+        regions=tuple(merged(regions)),
+        rules=rules,
+        budgets=(
+            *budget_changes(old.budgets, new.budgets),
+            *moved_budgets(old.budgets, new.budgets, old.source.roles, new.source.roles),
+        ),
+        roles=roles,
+        sets=sets,
+        models=models,
+        notes=tuple(notes),
+        old_ids=frozenset(rule.id for rule in old.rules),
+        new_ids=frozenset(rule.id for rule in new.rules),
+        moved=moved(old.source, new.source),
+        lifted=tuple(limits),
+    )
+
+
+def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], list[str], list[RuleRef]]:
+    touched = changed_meanings(old.rules, new.rules, old.source, new.source)
+    reader, places = Reader(old.source, new.source), {place_of(meaning.object) for meaning in touched}
+    places |= {place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
+    before = reader.sides(_near(old.rules, places), old.source, THEN)
+    after = reader.sides(_near(new.rules, places), new.source, NOW)
+    names = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
+    regions: list[Region] = []
+    notes: list[str] = []
+    limits: list[RuleRef] = []
+    for kind in {rule.kind: None for rule in (*old.rules, *new.rules)}:
+        note = _other_model(old.source, new.source, kind)
+        try:
+            limits += [] if note else lifted(before[kind], after[kind])
+        except TooHard:
+            note = f"{kind.value}: so much is different that limits were not worked out; see the rules"
+        if not note and not any(meaning.kind is kind for meaning in touched):
+            continue
+        try:
+            found = [] if note else changed_regions(Search(kind, *names), kind, before[kind], after[kind])
+        except (TooHard, TooManyStates):
+            note = f"{kind.value}: so much is different that its regions were not worked out; see the rules"
+        if note:
+            notes.append(note)
+            found = [_undecided(kind)]
+        elif any(region.undecided for region in found):
+            notes.append(f"{kind.value}: too many patterns meet; regions without a witness may be empty")
+        regions += found
+    return regions, notes, limits
+
+
+def _near(rules: tuple[RuleRef, ...], places: set[str]) -> Iterator[RuleRef]:
+    """The rules whose objects may lie where something changed: all others have the same effect in both policies."""
+    everywhere = "" in places
+    for rule in rules:
+        if everywhere or (place := place_of(rule.object)) in places or not place:
+            yield rule
+
+
+def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
+    """Why nothing can be said of a kind whose model is not the shipped one; "" if it is, or if nothing changed."""
+    if old.revision == new.revision:
+        return ""
+    if old.domains or new.domains:  # then the engine asks each caller's own, in every kind
+        return f"{kind.value}: roles have domains; what its rows mean together is not worked out"
+    if is_shipped(old, kind) and is_shipped(new, kind):
+        return ""
+    if any(change.kind is kind for change in model_changes(old, new)):
+        return f"{kind.value}: the model changed; any answer of this kind may be another one"
+    return f"{kind.value}: not the shipped model; what its rows mean together is not worked out"
+
+
+def _undecided(kind: PermissionKind) -> Region:
+    return Region(kind, "unknown", (EVERYBODY,), (EVERYTHING,), ACTIONS, ALWAYS, None, (), undecided=True)

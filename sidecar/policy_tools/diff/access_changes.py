@@ -1,0 +1,162 @@
+"""Finds the ways in which access can widen from one policy to the other.
+
+An answer is: some allow and no deny. So somebody gains, from `before` to `after`, in exactly two ways:
+
+    granted   a row of `after` allows it that no row of `before` did, and no row of `after` denies it
+    lifted    a row of `before` denied it that `after` has no more, some row of `after` allows it, and none denies it
+
+Each is a box (or two) less other boxes: a `AccessChange`. With guards, everything is asked at the least that the rows
+in question need (see terms.Guard): whatever else would hold could only take away. Only rows that the two policies do
+not share can begin a draft; so what is the same costs one comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sidecar.policy.patterns import WILDCARD
+from sidecar.policy_tools.diff.search import TooHard
+from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side, place_of
+from sidecar.vocabulary import RuleRef
+
+MAX_LIFTED = 8  # beyond so many allow rows under a deny that is gone they are told as one region
+MAX_COMPARED = 10_000_000  # pairs of rows, each way; some ten seconds
+MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of drafts, each way; some five seconds
+
+
+@dataclass(frozen=True, slots=True)
+class AccessChange:
+    """The points in `base`, in one of each group of `within`, and in none of `outside`, when `guard` holds.
+
+    `unless` are the guards of rows that would leave nothing of it, if more held than `guard`.
+    """
+
+    base: RowMeaning
+    guard: RowGuard
+    outside: tuple[RowMeaning, ...]
+    unless: tuple[RowGuard, ...]
+    causes: tuple[RuleRef, ...]
+    within: tuple[tuple[RowMeaning, ...], ...] = ()
+
+
+class NearMiss:
+    """Rows by the server that their object lies on, so that a row is held against those that it may meet."""
+
+    def __init__(self, rows: Iterable[RowMeaning]) -> None:
+        self._rows = list(rows)
+        self._by_place: dict[str, list[RowMeaning]] = {}
+        self._compared = 0
+        for row in self._rows:
+            self._by_place.setdefault(place_of(row.object.pattern or WILDCARD), []).append(row)
+
+    def __call__(self, row: RowMeaning) -> Iterator[RowMeaning]:
+        """The rows that may share a point with this one. Raises TooHard when it was asked too much."""
+        place = place_of(row.object.pattern or WILDCARD)
+        near = [*self._by_place.get(place, ()), *self._by_place.get("", ())] if place else self._rows
+        self._compared += len(near)
+        if self._compared > MAX_COMPARED:
+            raise TooHard
+        return filter(row.may_meet, near)
+
+
+def gained(before: Side, after: Side) -> Iterator[AccessChange]:
+    allowed, denied, allows = NearMiss(before.allows), NearMiss(after.denies), NearMiss(after.allows)
+    known = {row.key for row in before.allows}
+    for row in after.allows:
+        if row.key not in known:
+            outside = (*allowed(row), *denied(row))
+            yield AccessChange(row, row.guard, *_parted(outside, row.guard, row), (row.rule,))
+    kept = {row.key for row in after.denies}
+    for deny in before.denies:
+        if deny.key not in kept:
+            groups: dict[RowGuard, list[RowMeaning]] = {}
+            for row in allows(deny):
+                groups.setdefault(deny.guard.and_(row.guard), []).append(row)
+            near = tuple(denied(deny)) if groups else ()
+            for guard, rows in groups.items():
+                yield from _lifted(rows, AccessChange(deny, guard, *_parted(near, guard, deny), (deny.rule,)))
+
+
+def _parted(
+    rows: Iterable[RowMeaning], guard: RowGuard, base: RowMeaning
+) -> tuple[tuple[RowMeaning, ...], tuple[RowGuard, ...]]:
+    """The rows that hold with this guard, and the guards of those others that would take the whole base away."""
+    holding: list[RowMeaning] = []
+    others: dict[RowGuard, None] = {}
+    for row in rows:
+        if guard.implies(row.guard):
+            holding.append(row)
+        elif row.covers(base):
+            others[row.guard] = None
+    return tuple(holding), tuple(others)
+
+
+def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessChange]:
+    """What the deny row of this draft took from these allow rows."""
+    if any(row.covers(draft.base) for row in rows):
+        yield draft
+    elif len(rows) > MAX_LIFTED:
+        yield replace(draft, within=(tuple(rows),))
+    else:
+        yield from (inside(row, draft) for row in rows)
+
+
+def inside(row: RowMeaning, draft: AccessChange) -> AccessChange:
+    """A draft within one more box: a box itself, where in each dimension one is the smaller."""
+    base = draft.base
+    subject, obj = _smaller(base.subject, row.subject), _smaller(base.object, row.object)
+    left = base._replace(subject=subject or base.subject, object=obj or base.object, actions=base.actions & row.actions)
+    within = draft.within if subject and obj else (*draft.within, (row,))
+    return replace(draft, base=left, within=within)
+
+
+def _smaller(one: RowTerm, other: RowTerm) -> RowTerm | None:
+    return one if other.covers(one) else other if one.covers(other) else None
+
+
+# --- less of it -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Effort:
+    """How many pairs of rows may still be held against one another."""
+
+    left: int = MAX_TRIMMED
+
+    def spend(self, pairs: int) -> None:
+        """Raises TooHard when it was too many."""
+        self.left -= pairs
+        if self.left < 0:
+            raise TooHard
+
+
+def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
+    """A draft without rows outside that take away no more than another one does; None if nothing is left of it."""
+    base = draft.base
+    if any(row.covers(base) for row in draft.outside):
+        return None
+    wide: list[RowMeaning] = []
+    narrow: dict[
+        RowTerm, list[RowMeaning]
+    ] = {}  # by their one object: only a row with the same can take all that they do
+    for row in sorted(dict.fromkeys(draft.outside), key=_narrowness):
+        same = narrow.get(row.object, [])
+        effort.spend(len(wide) + len(same))
+        if not any(_takes_all(other, row, base) for other in (*wide, *same)):
+            is_narrow = row.object.exact and not row.object.covers(base.object)
+            (narrow.setdefault(row.object, same) if is_narrow else wide).append(row)
+    return replace(draft, outside=(*wide, *(row for rows in narrow.values() for row in rows)))
+
+
+def _narrowness(row: RowMeaning) -> tuple[bool, bool, int]:
+    return row.object.exact, row.subject.exact, -len(row.actions)
+
+
+def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
+    """Whether one row takes away all of a base that the other one does."""
+    return (
+        one.actions >= other.actions & base.actions
+        and (one.object.covers(other.object) or one.object.covers(base.object))
+        and (one.subject.covers(other.subject) or one.subject.covers(base.subject))
+    )

@@ -1,0 +1,253 @@
+"""Reduces a changed region to few words and one witness."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Literal, NamedTuple
+
+from sidecar.policy_tools.diff.access_changes import MAX_LIFTED, AccessChange, inside
+from sidecar.policy_tools.diff.search import Point, Search, TooHard
+from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm
+from sidecar.policy_tools.glob_algebra import TooManyStates
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+Change = Literal["wider", "narrower", "unknown"]
+MAX_WAYS = 2_000  # combinations of rows that a region lies within, tried for a witness
+MAX_LISTED = 1000  # names of a difference between two roles or sets that are told one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where an answer changes: one of `subjects` and none of `not_subjects`, likewise the object, one of `actions`; in
+    one of each group of `within`; in none of `exceptions`.
+
+    A region that is not `unknown` says nothing about points that are in one that is. `guard` is what must hold, and
+    `unless` what may not, for the change to be seen, and `witness` a point where it is; None if it is `undecided`:
+    given up at a bound, loudly. What is unknown is gained under `guard` and lost under `lost_guard`.
+    """
+
+    kind: PermissionKind
+    change: Change
+    subjects: tuple[RowTerm, ...]
+    objects: tuple[RowTerm, ...]
+    actions: frozenset[str]
+    guard: RowGuard
+    witness: Point | None
+    causes: tuple[RuleRef, ...]
+    not_subjects: tuple[RowTerm, ...] = ()
+    not_objects: tuple[RowTerm, ...] = ()
+    within: tuple[tuple[RowMeaning, ...], ...] = ()
+    exceptions: tuple[RowMeaning, ...] = ()
+    unless: tuple[RowGuard, ...] = ()
+    lost_guard: RowGuard | None = None
+    undecided: bool = False
+
+    def contains(self, point: Point) -> bool:
+        """Whether this point is in it."""
+        subject, obj = (point.subject, point.roles), point.object
+        return (
+            point.action in self.actions
+            and any(term.meets(*subject) for term in self.subjects)
+            and any(term.meets(obj) for term in self.objects)
+            and not any(term.meets(*subject) for term in self.not_subjects)
+            and not any(term.meets(obj) for term in self.not_objects)
+            and all(any(_has(row, point) for row in group) for group in self.within)
+            and not any(_has(row, point) for row in self.exceptions)
+        )
+
+    @property
+    def terms(self) -> int:
+        """How long its description is."""
+        parts = (self.subjects, self.objects, self.not_subjects, self.not_objects)
+        return sum(map(len, parts)) + 3 * len(self.exceptions) + 3 * sum(map(len, self.within))
+
+
+def _has(row: RowMeaning, point: Point) -> bool:
+    return (
+        point.action in row.actions and row.object.meets(point.object) and row.subject.meets(point.subject, point.roles)
+    )
+
+
+class Shaped(NamedTuple):
+    """A draft and what it came to."""
+
+    draft: AccessChange
+    region: Region
+
+
+class RegionShaper:
+    """Drafts of one kind to regions: in few words, and with a witness."""
+
+    def __init__(self, search: Search, kind: PermissionKind) -> None:
+        self._search, self._kind = search, kind
+
+    def __call__(self, draft: AccessChange, change: Change) -> Region | None:
+        """The region; None if nothing is in it."""
+        if any(row.covers(draft.base) for row in draft.outside):
+            return None
+        left = _less(draft)
+        if not left.actions or _is_empty(left.subject) or _is_empty(left.object):
+            return None
+        region = Region(
+            kind=self._kind,
+            change=change,
+            subjects=_spelled(left.subject),
+            objects=_spelled(left.object),
+            actions=left.actions,
+            guard=draft.guard,
+            witness=None,
+            causes=draft.causes,
+            not_subjects=tuple(left.not_subjects),
+            not_objects=tuple(left.not_objects),
+            within=draft.within,
+            exceptions=tuple(left.exceptions),
+            unless=draft.unless,
+        )
+        base = draft.base._replace(subject=left.subject, object=left.object, actions=left.actions)
+        return self._witnessed(region, replace(draft, base=base))
+
+    def _witnessed(self, region: Region, draft: AccessChange) -> Region | None:
+        try:
+            point = self._point(draft, (), draft.outside)
+        except (TooHard, TooManyStates):
+            return replace(region, change="unknown", undecided=True)
+        return replace(region, witness=point) if point is not None else None
+
+    def _point(self, draft: AccessChange, more: Sequence[RowMeaning], outside: Sequence[RowMeaning]) -> Point | None:
+        for number, rows in enumerate(product(*draft.within)):
+            if number == MAX_WAYS:
+                raise TooHard
+            boxes = (draft.base, *rows, *more)
+            if not frozenset.intersection(*(row.actions for row in boxes)):
+                continue
+            point = self._search.find(boxes, outside)
+            if point is not None:
+                return point
+        return None
+
+    def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
+        """What is left of a region where it meets these: nothing, what the only one leaves of it, or all of it."""
+        if any(self._is_inside(one.draft, other) for other in others):
+            return []
+        if len(others) != 1 or others[0].within or len(others[0].outside) > MAX_LIFTED:
+            return [one]
+        if not others[0].base.covers(one.draft.base):
+            return [one]
+        parts = [inside(row, one.draft) for row in others[0].outside if row.may_meet(one.draft.base)]
+        shaped = ((part, self(part, one.region.change)) for part in parts)
+        return [Shaped(part, region) for part, region in shaped if region is not None]
+
+    def _is_inside(self, one: AccessChange, other: AccessChange) -> bool:
+        """Whether every point of one draft is in the other; False also where it is too hard to say."""
+        ways_out: list[tuple[tuple[RowMeaning, ...], tuple[RowMeaning, ...]]] = [((), (other.base,))]
+        ways_out += [((), group) for group in other.within]
+        ways_out += [((row,), ()) for row in other.outside]
+        try:
+            return all(self._point(one, more, (*one.outside, *less)) is None for more, less in ways_out)
+        except (TooHard, TooManyStates):
+            return False
+
+
+# --- a box less others ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Left:
+    """What is left of a box while others are taken away."""
+
+    subject: RowTerm
+    object: RowTerm
+    actions: frozenset[str]
+    not_subjects: dict[RowTerm, None] = field(default_factory=dict)
+    not_objects: dict[RowTerm, None] = field(default_factory=dict)
+    exceptions: list[RowMeaning] = field(default_factory=list)
+
+
+def _less(draft: AccessChange) -> _Left:
+    """The base of a draft less what is outside, dimension by dimension as far as that is possible."""
+    left = _Left(draft.base.subject, draft.base.object, draft.base.actions)
+    outside = list(dict.fromkeys(draft.outside))
+    for row in outside:
+        if row.subject.covers(left.subject) and row.object.covers(left.object):
+            left.actions -= row.actions
+    outside = _meeting(left, outside)
+    for row in outside:
+        if row.actions >= left.actions and row.object.covers(left.object):
+            left.subject = _minus(left.subject, row.subject)
+        elif row.actions >= left.actions and row.subject.covers(left.subject):
+            left.object = _minus(left.object, row.object)
+    for row in _meeting(left, outside):
+        if row.actions >= left.actions and row.object.covers(left.object):
+            left.not_subjects[_by_token(row.subject, left.subject)] = None
+        elif row.actions >= left.actions and row.subject.covers(left.subject):
+            left.not_objects[row.object] = None
+        else:
+            left.exceptions.append(row)
+    left.not_subjects = dict.fromkeys(_widest(left.not_subjects))
+    left.not_objects = dict.fromkeys(_widest(left.not_objects))
+    left.exceptions = _not_said(left, left.exceptions)
+    return left
+
+
+def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
+    return [
+        row
+        for row in rows
+        if not row.actions.isdisjoint(left.actions)
+        and row.object.may_meet(left.object)
+        and row.subject.may_meet(left.subject)
+    ]
+
+
+def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
+    """What is left of names written out. Those that the other one means by roles of a token may still be in both."""
+    if term.pattern is not None:
+        return term
+    names = frozenset(name for name in term.names if not other.meets(name))
+    tokens = term.tokens - other.tokens
+    return term if (names, tokens) == (term.names, term.tokens) else RowTerm("", None, names, tokens)
+
+
+def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
+    """A role, as far as it is among these names: where none of them has it by row, only a token can bring it."""
+    named = base.names if base.pattern is None else {base.pattern} if base.exact else None
+    if term.pattern is not None or not term.tokens or named is None or base.tokens or not term.names.isdisjoint(named):
+        return term
+    return RowTerm(f"{term.label} by token", None, tokens=term.tokens)
+
+
+def _is_empty(term: RowTerm) -> bool:
+    return term.pattern is None and not term.names and not term.tokens
+
+
+def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
+    """A difference, name by name; any other term as it is."""
+    if term.label:
+        return (term,)
+    names = tuple(RowTerm(name, name) for name in sorted(term.names))
+    tokens = tuple(RowTerm(f"{role} by token", None, tokens=frozenset((role,))) for role in sorted(term.tokens))
+    spelled = names + tokens
+    return spelled if len(spelled) <= MAX_LISTED else (replace(term, label=f"{len(spelled)} names"),)
+
+
+def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
+    """Without those that another one covers. Names, of which there may be thousands, cover no pattern."""
+    names = [term for term in terms if term.exact]
+    left: list[RowTerm] = []
+    for term in terms:
+        if not term.exact and not any(other.covers(term) for other in left):
+            left = [other for other in left if not term.covers(other)] + [term]
+    return left + [term for term in names if not any(other.covers(term) for other in left)]
+
+
+def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
+    """Exceptions without those that say no more than another one, or than what is left out already."""
+    kept: list[RowMeaning] = []
+    for row in rows:
+        said = any(term.covers(row.subject) for term in left.not_subjects)
+        said = said or any(term.covers(row.object) for term in left.not_objects)
+        if not said:
+            kept.append(row._replace(actions=row.actions & left.actions))
+    return kept

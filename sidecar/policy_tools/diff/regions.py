@@ -1,0 +1,103 @@
+"""For which (subject, object, action) does the answer change? Computed from the rules of both policies.
+
+What is gained from the old policy to the new is wider; what is gained backwards is lost, and narrower. Where it depends
+on conditions or on the time whether something is gained or lost, the change is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sidecar.policy_tools.diff.access_changes import MAX_COMPARED, AccessChange, Effort, gained, inside, trimmed
+from sidecar.policy_tools.diff.region_shapes import Change, Region, RegionShaper, Shaped
+from sidecar.policy_tools.diff.search import Search, TooHard
+from sidecar.policy_tools.diff.terms import Side
+from sidecar.vocabulary import PermissionKind
+
+MAX_DRAFTS = 5_000  # rows that only one of the policies has; at more than that they are two policies, not a change
+
+
+def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) -> list[Region]:
+    """Every region of one kind, each as it stands on its own: `describe` puts them together. Raises TooHard."""
+    if max(_only_here(old, new), _only_here(new, old)) > MAX_DRAFTS:
+        raise TooHard
+    shape = RegionShaper(search, kind)
+    wider = _shaped(shape, "wider", gained(old, new))
+    narrower = _shaped(shape, "narrower", gained(new, old))
+    return _with_unknown(shape, wider, narrower)
+
+
+def _only_here(here: Side, there: Side) -> int:
+    """How many rows the other one does not have."""
+    pairs = ((here.allows, there.allows), (here.denies, there.denies))
+    return sum(len({row.key for row in mine} - {row.key for row in theirs}) for mine, theirs in pairs)
+
+
+def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange]) -> list[Shaped]:
+    shaped: list[Shaped] = []
+    effort = Effort()
+    for number, draft in enumerate(drafts):
+        if number == MAX_DRAFTS:
+            raise TooHard
+        less = trimmed(draft, effort)
+        region = shape(less, change) if less is not None else None
+        if less is not None and region is not None:
+            shaped.append(Shaped(less, region))
+    return _without_covered(shaped)
+
+
+# --- unknown ----------------------------------------------------------------------------------------------------------
+
+
+def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shaped]) -> list[Region]:
+    """Where something is both gained and lost, by another guard, it is unknown; only what is nothing else is left."""
+    if len(wider) * len(narrower) > MAX_COMPARED:
+        raise TooHard
+    unknown: list[Shaped] = []
+    partners: dict[int, list[AccessChange]] = {}
+    for gain in wider:
+        for loss in narrower:
+            if gain.draft.guard == loss.draft.guard or not gain.draft.base.may_meet(loss.draft.base):
+                continue  # under one guard an answer changes one way
+            overlap = _overlap(gain.draft, loss.draft)
+            both = shape(overlap, "unknown")
+            if both is not None:
+                unknown.append(Shaped(overlap, replace(both, lost_guard=loss.draft.guard)))
+                partners.setdefault(id(gain), []).append(loss.draft)
+                partners.setdefault(id(loss), []).append(gain.draft)
+    left = [part for one in (*wider, *narrower) for part in shape.without(one, partners.get(id(one), []))]
+    return [shaped.region for shaped in (*left, *_without_covered(unknown))]
+
+
+def _overlap(one: AccessChange, other: AccessChange) -> AccessChange:
+    both = inside(other.base, one)
+    return replace(
+        both,
+        outside=(*one.outside, *other.outside),
+        causes=tuple(dict.fromkeys((*one.causes, *other.causes))),
+        within=(*both.within, *other.within),
+    )
+
+
+def _without_covered(shaped: list[Shaped]) -> list[Shaped]:
+    """Without what another one says already, under a guard that needs no more."""
+    left: list[Shaped] = []
+    for one in sorted(shaped, key=lambda one: one.region.terms):
+        if not any(_is_plain(other) and _tells(other, one) for other in left):
+            left.append(one)
+    return left
+
+
+def _is_plain(shaped: Shaped) -> bool:
+    region = shaped.region
+    return not (region.within or region.exceptions or region.not_subjects or region.not_objects or region.undecided)
+
+
+def _tells(one: Shaped, other: Shaped) -> bool:
+    return (
+        other.draft.guard.implies(one.draft.guard)
+        and one.region.actions >= other.region.actions
+        and all(any(term.covers(part) for term in one.region.subjects) for part in other.region.subjects)
+        and all(any(term.covers(part) for term in one.region.objects) for part in other.region.objects)
+    )

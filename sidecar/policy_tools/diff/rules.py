@@ -1,0 +1,354 @@
+"""Compares rules, limits, budgets, roles, sets and models as written.
+
+Rules are held against one another by their id; one without an id has one of its content, so that a change of it is
+told as one removed and one added. Each difference says, where that can be known, whether it gives more or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from sidecar.limits import Budgets
+from sidecar.limits.amounts import in_units
+from sidecar.policy import PolicySource
+from sidecar.policy.roles import RoleLinks
+from sidecar.policy_tools.diff.conjuncts import conjuncts
+from sidecar.policy_tools.diff.describe import actions_text, moment
+from sidecar.policy_tools.diff.region_shapes import Change
+from sidecar.policy_tools.diff.terms import RowGuard
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+INFORMATION = ("owner", "reason")
+_FIELDS = (
+    "kind", "subject", "object", "actions", "effect", "expires_at", "max_calls_per_hour", "when", "per", "shadow",
+    *INFORMATION,
+)  # fmt: skip
+SHIPPED_EFFECT = "some(where (p.eft == allow)) && !some(where (p.eft == deny))"
+_SHIPPED_PARTS = frozenset(
+    (
+        "(who(r.sub,p.sub,p.eft)||g(r.sub,p.sub))",
+        "(glob(r.obj,p.obj)||g2(r.obj,p.obj))",
+        "globs(r.act,p.act)",
+        "live(p.expires_at,r.ctx)",
+        "holds(p.when,p.eft,r.ctx)",
+    )
+)
+
+
+class Edit(NamedTuple):
+    """One value of something named that is another one now; `old` or `new` is None where there was or is none."""
+
+    what: str
+    field: str
+    old: Any
+    new: Any
+    change: Change | None = None
+
+
+class RuleChange(NamedTuple):
+    """One rule of both policies that says something else now. `rules` are its rows in the new one."""
+
+    rules: tuple[RuleRef, ...]
+    edits: tuple[Edit, ...]
+
+
+class RuleChanges(NamedTuple):
+    added: tuple[RuleRef, ...]
+    removed: tuple[RuleRef, ...]
+    changed: tuple[RuleChange, ...]
+
+
+class LinkChange(NamedTuple):
+    """A `g` or `g2` row that came or went."""
+
+    how: str
+    member: str
+    container: str
+
+
+class ModelChange(NamedTuple):
+    kind: PermissionKind
+    field: str
+    old: str
+    new: str
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def rule_changes(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> RuleChanges:
+    before, after = _by_id(old), _by_id(new)
+    added = [rule for name, rules in after.items() if name not in before for rule in rules]
+    removed = [rule for name, rules in before.items() if name not in after for rule in rules]
+    changed = []
+    for name, rules in after.items():
+        if name in before:
+            edits = tuple(_edits(name, before[name], rules))
+            if edits:
+                changed.append(RuleChange(tuple(rules), edits))
+    return RuleChanges(
+        _in_order(added), _in_order(removed), tuple(sorted(changed, key=lambda one: _order(one.rules[0])))
+    )
+
+
+def _by_id(rules: Iterable[RuleRef]) -> dict[str, list[RuleRef]]:
+    found: dict[str, list[RuleRef]] = {}
+    for rule in rules:
+        found.setdefault(rule.id, []).append(rule)
+    return found
+
+
+def _in_order(rules: Iterable[RuleRef]) -> tuple[RuleRef, ...]:
+    return tuple(sorted(rules, key=_order))
+
+
+def _order(rule: RuleRef) -> tuple[str, int, str]:
+    return rule.file, rule.line, rule.id
+
+
+def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[Edit]:
+    """What is written otherwise in a rule. Of a rule of several rows a field has the values of all of them."""
+    if len(before) == len(after) == 1 and _said(before[0]) == _said(after[0]):
+        return
+    told = False
+    for field in _FIELDS:
+        old, new = _values(before, field), _values(after, field)
+        if old != new:
+            told = True
+            yield Edit(name, field, _shown(field, old), _shown(field, new), _direction(field, before, after, old, new))
+    if not told and sorted(map(repr, map(_said, before))) != sorted(map(repr, map(_said, after))):
+        yield Edit(name, "rows", len(before), len(after))  # the same values, put together otherwise
+
+
+_said = attrgetter(*_FIELDS)
+
+
+def _values(rules: list[RuleRef], field: str) -> list[Any]:
+    values = {frozenset(rule.actions) if field == "actions" else getattr(rule, field) for rule in rules}
+    return sorted(values, key=lambda value: sorted(value) if isinstance(value, frozenset) else [str(value)])
+
+
+def _shown(field: str, values: list[Any]) -> Any:
+    told = [_value(field, value) for value in values]
+    return told[0] if len(told) == 1 else told
+
+
+def _value(field: str, value: Any) -> Any:
+    if field == "actions":
+        return actions_text(value)
+    if field == "expires_at" and value is not None:
+        return moment(value)
+    return value if value != "" else None
+
+
+def _direction(
+    field: str, before: list[RuleRef], after: list[RuleRef], old: list[Any], new: list[Any]
+) -> Change | None:
+    """Whether this alone gives more or less; None for what a decision does not depend on, or what regions tell."""
+    if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
+        return None
+    if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
+        return "unknown"
+    denies = after[0].effect == "deny"
+    match field:
+        case "max_calls_per_hour":
+            return _more(old[0], new[0])
+        case "expires_at":
+            return _turned(_more(old[0], new[0]), denies)
+        case "when" if RowGuard(conjuncts(old[0])).implies(RowGuard(conjuncts(new[0]))):
+            return _turned("wider", denies)
+        case "when" if RowGuard(conjuncts(new[0])).implies(RowGuard(conjuncts(old[0]))):
+            return _turned("narrower", denies)
+        case "shadow":
+            return _turned("narrower" if new[0] else "wider", denies)
+    return "unknown"
+
+
+def _more(old: float | None, new: float | None) -> Change:
+    """A bound that is gone or higher gives more."""
+    if old is None or new is None:
+        return "wider" if new is None else "narrower"
+    return "wider" if new > old else "narrower"
+
+
+def _turned(change: Change, turn: bool) -> Change:
+    return ("narrower" if change == "wider" else "wider") if turn else change
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
+    """Entry by entry, cap by cap. A cap that is gone or higher is wider."""
+    before, after = dict(_caps(old)), dict(_caps(new))
+    edits = []
+    for key in sorted(before.keys() | after.keys()):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            edits.append(Edit(f"{key[0]} {key[1]}", key[2], _cap(was), _cap(now), _cap_direction(key[2], was, now)))
+    return (*edits, *_cost_changes(old, new), *_other_sections(old, new))
+
+
+def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
+    """What a call costs, by objects and unit: where it costs less, the same budget is enough for more calls."""
+    before, after = _costs(old), _costs(new)
+    for key in sorted(before.keys() | after.keys()):
+        was, now = before.get(key, _FREE), after.get(key, _FREE)
+        fields = ["per_call", "max_per_call"] if was.paths or now.paths else ["per_call"]
+        for field in fields:
+            one, other = getattr(was, field), getattr(now, field)
+            if one != other:
+                then, since = (None if each is _FREE else in_units(getattr(each, field)) for each in (was, now))
+                change: Change = "wider" if other < one else "narrower"
+                yield Edit(f"costs {' '.join(key)}", field, then, since, change)
+        if was.paths != now.paths and _FREE not in (was, now):
+            yield Edit(f"costs {' '.join(key)}", "from_result", _pointers(was.paths), _pointers(now.paths), "unknown")
+
+
+class _Cost(NamedTuple):
+    """What one call costs at all of its entries of one unit, in millionths; `paths` say where results tell it."""
+
+    per_call: int
+    max_per_call: int
+    paths: tuple[tuple[str, ...], ...]
+
+
+_FREE = _Cost(0, 0, ())
+
+
+def _costs(budgets: Budgets) -> dict[tuple[str, str], _Cost]:
+    found: dict[tuple[str, str], _Cost] = {}
+    for cost in budgets.costs:
+        told = found.get((cost.object, cost.unit), _FREE)
+        paths = tuple(sorted((*told.paths, cost.path))) if cost.path else told.paths
+        found[cost.object, cost.unit] = _Cost(told.per_call + cost.per_call, told.max_per_call + cost.most, paths)
+    return found
+
+
+def _pointers(paths: tuple[tuple[str, ...], ...]) -> str | None:
+    return ", ".join("/" + "/".join(path) for path in paths) or None
+
+
+def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:
+    """The entries for roles that hold others now, with how many: who left one has its limits no more."""
+    was, now = before.contents(), after.contents()
+    named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
+    for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):
+        if was.get(role) != now.get(role):
+            counts = (len(was.get(role, ())), len(now.get(role, ())))
+            yield Edit(f"{source} {role}", "members", *counts, "unknown")
+
+
+_COMPARED = ("tools", "principals", "spending", "costs")
+
+
+def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
+    """Sections that are not compared cap by cap: that they differ is said, whatever they come to hold."""
+    for field in fields(Budgets):
+        was, now = getattr(old, field.name), getattr(new, field.name)
+        if field.compare and field.init and field.name not in _COMPARED and was != now:
+            yield Edit(field.name, "entries", None, None, "unknown")
+
+
+Cap = tuple[float, float]  # most, and for a rate the time between two calls in µs
+
+
+def _caps(budgets: Budgets) -> Iterator[tuple[tuple[str, str, str], Cap]]:
+    for entry in budgets.entries:
+        counter = "each" if entry.each else "together"
+        what = [entry.object] if entry.unit and entry.object != "*" else []
+        name = " ".join(filter(None, (entry.pattern, *what, entry.unit)))
+        for cap in entry.caps:
+            most = in_units(cap.most) if entry.unit else cap.most
+            yield (entry.source, name, f"{cap.kind} ({counter})"), (most, cap.interval_us)
+        if entry.timeout_s is not None:
+            yield (entry.source, entry.pattern, "timeout_s"), (entry.timeout_s, 0)
+
+
+def _cap(cap: Cap | None) -> Any:
+    if cap is None:
+        return None
+    most, interval_us = cap
+    return {"per_second": round(1e6 / interval_us, 6), "burst": most} if interval_us else most
+
+
+def _cap_direction(field: str, was: Cap | None, now: Cap | None) -> Change:
+    if field == "timeout_s":
+        return "unknown"
+    if was is None or now is None:
+        return "wider" if now is None else "narrower"
+    more, faster = now[0] >= was[0], now[1] <= was[1]
+    if more and faster:
+        return "wider"
+    return "narrower" if now[0] <= was[0] and now[1] >= was[1] else "unknown"
+
+
+# --- roles, sets, models ----------------------------------------------------------------------------------------------
+
+
+def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:
+    before, after = _pairs(old), _pairs(new)
+    found = [LinkChange("added", *pair) for pair in after - before]
+    found += [LinkChange("removed", *pair) for pair in before - after]
+    return tuple(sorted(found, key=lambda link: (link.container, link.member, link.how)))
+
+
+def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]:
+    """Those of `g` rows. Where a model has domains, a role is another one in each of them."""
+    if not (old.domains or new.domains):
+        return link_changes(old.roles, new.roles)
+    return tuple(
+        change._replace(container=f"{change.container} in {domain}")
+        for domain in sorted({*old.domains, *new.domains})
+        for change in link_changes(old.domains.get(domain, RoleLinks()), new.domains.get(domain, RoleLinks()))
+    )
+
+
+def _pairs(links: RoleLinks) -> set[tuple[str, str]]:
+    return {(member, container) for member, containers in links.parents.items() for container in containers}
+
+
+def model_changes(old: PolicySource, new: PolicySource) -> tuple[ModelChange, ...]:
+    found = []
+    for kind in PermissionKind:
+        before, after = old.models.get(kind), new.models.get(kind)
+        for field, read in _MODEL_FIELDS.items():
+            was, now = read(before), read(after)
+            if _plain(was) != _plain(now):
+                found.append(ModelChange(kind, field, was, now))
+    return tuple(found)
+
+
+_MODEL_FIELDS: Mapping[str, Callable[[Any], str]] = {
+    "matcher": lambda model: model.matcher if model else "",
+    "effect": lambda model: model.effect if model else "",
+    "roles": lambda model: ", ".join(model.groups) if model else "",
+    "domains": lambda model: "yes" if getattr(model, "by_domain", False) else "",
+}
+
+
+def is_shipped(source: PolicySource, kind: PermissionKind) -> bool:
+    """Whether the model decides as the shipped one does: the order of the parts of its matcher is free."""
+    model = source.models.get(kind)
+    if model is None or kind is PermissionKind.GUARDRAIL:
+        return True  # no model, no rows; guardrails have ours
+    same_parts = frozenset(_parts(_plain(model.matcher))) == _SHIPPED_PARTS
+    return same_parts and _plain(model.effect) == _plain(SHIPPED_EFFECT) and set(model.groups) == {"g", "g2"}
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())
+
+
+def _parts(matcher: str) -> Iterator[str]:
+    """The parts of a conjunction, split where no bracket is open."""
+    depth = start = 0
+    for place, character in enumerate(matcher):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0 and matcher.startswith("&&", place):
+            yield matcher[start:place]
+            start = place + 2
+    yield matcher[start:]

@@ -1,0 +1,316 @@
+"""Normalizes rows so that two policies can be compared.
+
+A `RowTerm` is one field of a row: a pattern, or a role or set written out. A role is the names that have it by `g` rows
+and the roles that a token may grant to the same effect; so `role:x` of two policies is one term exactly if nobody came
+or went. A `Box` is (subject, object, actions); a `RowMeaning` is a box with an effect and a `RowGuard`. A guard is what
+must hold besides: a condition, and the time before an expiry. Conditions with different texts are taken for
+independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import chain, islice
+from operator import attrgetter
+from typing import NamedTuple
+
+from sidecar.policy import PolicySource
+from sidecar.policy.grammar import ACTIONS
+from sidecar.policy.patterns import WILDCARD, covers, glob, globs
+from sidecar.policy.roles import RoleLinks
+from sidecar.policy_tools.diff.conjuncts import conjuncts, implies
+from sidecar.policy_tools.diff.role_conditions import HAS_ROLE, asks_of
+from sidecar.policy_tools.glob_algebra import may_overlap
+from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
+
+
+@dataclass(frozen=True, slots=True)
+class RowTerm:
+    """Names that fit `pattern`; without one, `names`, and whoever has one of `tokens` (roles) from its token.
+
+    `anonymous`: whether a wildcard means anonymous callers too, as it does on deny rows. `label` is what people read.
+    """
+
+    label: str
+    pattern: str | None = None
+    names: frozenset[str] = frozenset()
+    tokens: frozenset[str] = frozenset()
+    anonymous: bool = False
+
+    @property
+    def exact(self) -> bool:
+        return self.pattern is not None and WILDCARD not in self.pattern
+
+    def meets(self, name: str, roles: frozenset[str] = frozenset()) -> bool:
+        """Whether it means this name, with these roles from its token."""
+        if self.pattern is None:
+            return name in self.names or not self.tokens.isdisjoint(roles)
+        if name == ANONYMOUS and not self.anonymous:
+            return self.pattern == ANONYMOUS
+        return glob(name, self.pattern)
+
+    def covers(self, other: RowTerm) -> bool:
+        """Whether it means everybody that the other one means, as far as one can see at once."""
+        if self is other:
+            return True
+        if self.pattern is None:
+            if other.pattern is None:
+                return other.names <= self.names and other.tokens <= self.tokens
+            return other.exact and other.pattern in self.names
+        if other.pattern is not None:
+            return covers(self.pattern, other.pattern) and (self.anonymous or not other.anonymous)
+        return self.pattern == WILDCARD or (not other.tokens and all(map(self.meets, other.names)))
+
+    def may_meet(self, other: RowTerm) -> bool:
+        """Whether somebody may be meant by both: False is certain."""
+        if self.pattern is not None and other.pattern is not None:
+            return may_overlap(self.pattern, other.pattern)
+        if self.tokens or other.tokens:
+            return True
+        if self.pattern is not None:
+            return any(map(self.meets, other.names))
+        return any(map(other.meets, self.names))
+
+
+EVERYBODY = RowTerm(WILDCARD, WILDCARD, anonymous=True)
+EVERYTHING = RowTerm(WILDCARD, WILDCARD)
+
+
+class RowGuard(NamedTuple):
+    """What must hold: these parts of conditions, and that it is before that time (None: for ever).
+
+    It stands for the least that it needs: no other condition is true, and the time is as late as it may be.
+    """
+
+    whens: frozenset[str] = frozenset()
+    before: float | None = None
+
+    def and_(self, other: RowGuard) -> RowGuard:
+        ends = [end for end in (self.before, other.before) if end is not None]
+        return RowGuard(self.whens | other.whens, min(ends, default=None))
+
+    def implies(self, other: RowGuard) -> bool:
+        """Whether the other one holds whenever this one does."""
+        lasts = other.before is None or (self.before is not None and self.before <= other.before)
+        return lasts and not self.missing(other.whens)
+
+    def missing(self, whens: frozenset[str]) -> frozenset[str]:
+        """Those of some parts that do not follow from what must hold here."""
+        rest = whens - self.whens
+        if not rest or not self.whens:
+            return rest
+        return frozenset(part for part in rest if not any(implies(mine, part) for mine in self.whens))
+
+
+ALWAYS = RowGuard()
+THEN, NOW = " [its members then]", " [its members now]"
+
+
+class RowMeaning(NamedTuple):
+    """A rule that decides, as one side sees it."""
+
+    subject: RowTerm
+    object: RowTerm
+    actions: frozenset[str]
+    guard: RowGuard
+    rule: RuleRef
+
+    @property
+    def key(self) -> tuple[RowTerm, RowTerm, frozenset[str], RowGuard]:
+        """What it says: two rows with the same key have the same effect on every answer."""
+        return self[:4]
+
+    def may_meet(self, other: RowMeaning) -> bool:
+        return (
+            not self.actions.isdisjoint(other.actions)
+            and self.object.may_meet(other.object)
+            and self.subject.may_meet(other.subject)
+        )
+
+    def covers(self, other: RowMeaning) -> bool:
+        return self.actions >= other.actions and self.object.covers(other.object) and self.subject.covers(other.subject)
+
+
+class Side(NamedTuple):
+    """What decides in one policy about one kind: each thing that is said once; and the allow rows with a limit."""
+
+    allows: list[RowMeaning]
+    denies: list[RowMeaning]
+    limited: list[RowMeaning]
+
+
+class Reader:
+    """Rules to rows, for both policies, with one `RowTerm` for what means the same in both.
+
+    What a condition asks of a role that holds others now is not the same question any more. Where a role only won
+    members, whoever had it then has it now, so `then` needs both; and the other way round where it only lost some.
+    """
+
+    def __init__(self, old: PolicySource, new: PolicySource) -> None:
+        self._others = moved(old, new)
+        before, after = old.roles.contents(), new.roles.contents()
+        won = {role for role in self._others if before.get(role, frozenset()) <= after.get(role, frozenset())}
+        lost = {role for role in self._others if before.get(role, frozenset()) >= after.get(role, frozenset())}
+        self._stricter = {THEN: won, NOW: lost}
+        self._terms: dict[tuple[object, ...], RowTerm] = {}
+
+    def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
+        """The rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left out."""
+        sides = {kind: Side([], [], []) for kind in PermissionKind}
+        subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
+        object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
+        known: dict[PermissionKind, set[object]] = {kind: set() for kind in PermissionKind}
+        for rule in rules:
+            if rule.shadow:
+                continue
+            guard = RowGuard(self._parts(rule.when, moment), rule.expires_at)
+            sub, obj = subject(rule.subject, rule.effect), object_(rule.object)
+            row = RowMeaning(sub, obj, actions_of(rule.actions), guard, rule)
+            if rule.max_calls_per_hour is not None:
+                sides[rule.kind].limited.append(row)
+            said = (rule.effect, row.key)
+            if said not in known[rule.kind]:
+                known[rule.kind].add(said)
+                (sides[rule.kind].denies if rule.effect == "deny" else sides[rule.kind].allows).append(row)
+        sides[PermissionKind.GUARDRAIL].allows.append(_UNLESS_DENIED)
+        return sides
+
+    def _parts(self, condition: str, moment: str) -> frozenset[str]:
+        """The parts of a condition, those apart that ask something else in the other policy."""
+        parts = conjuncts(condition)
+        if not asks_of(condition, self._others):
+            return parts
+        return frozenset(said for part in parts for said in self._said(part, moment))
+
+    def _said(self, part: str, moment: str) -> Iterator[str]:
+        if not asks_of(part, self._others):
+            yield part
+            return
+        yield part + moment
+        asked = HAS_ROLE.fullmatch(part)
+        if asked is not None and (asked[1] or asked[2]) in self._stricter[moment]:
+            yield part + (NOW if moment == THEN else THEN)
+
+    def _subject(self, roles: Mapping[str, _Holders], text: str, effect: str) -> RowTerm:
+        if text.startswith("role:"):
+            holders = roles.get(text) or _Holders(frozenset(), _granted({text}))
+            return self._term(text, None, holders.names, holders.tokens)
+        return self._term(text, text, anonymous=glob(ANONYMOUS, text) and (effect == "deny" or text == ANONYMOUS))
+
+    def _object(self, sets: Mapping[str, frozenset[str]], text: str) -> RowTerm:
+        if text.startswith("set:"):
+            return self._term(text, None, frozenset(name for name in sets.get(text, ()) if not name.startswith("set:")))
+        return self._term(text, text)
+
+    def _term(
+        self,
+        label: str,
+        pattern: str | None,
+        names: frozenset[str] = frozenset(),
+        tokens: frozenset[str] = frozenset(),
+        anonymous: bool = False,
+    ) -> RowTerm:
+        key = (label, names, tokens, anonymous)
+        return self._terms.setdefault(key, RowTerm(label, pattern, names, tokens, anonymous))
+
+
+_UNLESS_DENIED = RowMeaning(
+    EVERYBODY,
+    EVERYTHING,
+    ACTIONS,
+    ALWAYS,
+    RuleRef("unless a guardrail denies", PermissionKind.GUARDRAIL, WILDCARD, WILDCARD, (WILDCARD,), "allow"),
+)
+"""A guardrail can only deny: compared with what it leaves alone."""
+
+
+class _Holders(NamedTuple):
+    names: frozenset[str]
+    tokens: frozenset[str]
+
+
+def _holders(links: RoleLinks) -> dict[str, _Holders]:
+    """For every role: the names that have it, and the roles that bring it by a token, itself included."""
+    found = {}
+    for role, members in links.contents().items():
+        brings = frozenset(name for name in members if name.startswith("role:"))
+        found[role] = _Holders(members - brings, _granted(brings | {role}))
+    return found
+
+
+def _granted(roles: Iterable[str]) -> frozenset[str]:
+    """Those that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1). Others come from rows alone."""
+    return frozenset(role for role in roles if "/" in role)
+
+
+@lru_cache(4096)
+def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
+    """Every action that fits one of the patterns."""
+    return frozenset(action for action in ACTIONS if globs(action, "|".join(patterns)))
+
+
+class PolicyMeaning(NamedTuple):
+    """What of a rule decides, as it is written."""
+
+    kind: PermissionKind
+    subject: str
+    object: str
+    actions: tuple[str, ...]
+    effect: str
+    expires_at: float | None
+    when: str
+
+
+def changed_meanings(
+    old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
+) -> set[PolicyMeaning]:
+    """What only one of the policies says, and what both say of roles and sets that hold others now."""
+    before, after = _meanings(old), _meanings(new)
+    others = moved(old_source, new_source)
+    return (before ^ after) | {
+        one for one in before & after if others and not (others.isdisjoint(one[1:3]) and not asks_of(one.when, others))
+    }
+
+
+def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
+    """Every role and set that holds others in one policy than in the other, directly or not."""
+    return frozenset(_moved(old.roles, new.roles) | _moved(old.sets, new.sets))
+
+
+def _meanings(rules: Iterable[RuleRef]) -> set[PolicyMeaning]:
+    read = attrgetter(*PolicyMeaning._fields)
+    return {PolicyMeaning._make(read(rule)) for rule in rules if not rule.shadow}
+
+
+def _moved(old: RoleLinks, new: RoleLinks) -> set[str]:
+    before, after = old.contents(), new.contents()
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def place_of(pattern: str) -> str:
+    """`tool:github/` for what lies there alone; an NHI's own name; "" for what may lie anywhere, sets among it."""
+    head, slash, _ = pattern.partition("/")
+    if WILDCARD in head or pattern.startswith("set:"):
+        return ""
+    return head + slash
+
+
+def exact_names(
+    rules: Iterable[Iterable[RuleRef]], sources: Iterable[PolicySource], most: int
+) -> tuple[list[str], list[str]]:
+    """Callers and objects that the policies know by name, at most so many: a witness is best one of them."""
+    subjects: dict[str, None] = {}
+    objects: dict[str, None] = {}
+    for source in sources:
+        subjects.update(dict.fromkeys(source.roles.parents))
+        objects.update(dict.fromkeys(source.sets.parents))
+    for one in chain.from_iterable(rules):
+        subjects[one.subject] = None
+        objects[one.object] = None
+    return _exact(subjects, "role:", most), _exact(objects, "set:", most)
+
+
+def _exact(names: Iterable[str], container: str, most: int) -> list[str]:
+    return list(islice((name for name in names if WILDCARD not in name and not name.startswith(container)), most))

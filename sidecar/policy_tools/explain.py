@@ -1,0 +1,277 @@
+"""Explains decisions link by link.
+
+The engine that serves answers; here its answer is traced back to rows, roles, sets, conditions and limits. For a record
+of the audit, what a record does not hold is answered by `recorded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar.limits import Budgets, LimitCharge, plan_charges, rule_label
+from sidecar.limits.plan import BudgetRule, label_of
+from sidecar.policy import Engine, PolicySource
+from sidecar.policy.grammar import NONE, USE, USED
+from sidecar.policy.patterns import glob
+from sidecar.policy.rows import MAX_LINE_CHARS
+from sidecar.policy_tools.audit_records import RecordedQuestion, is_session
+from sidecar.policy_tools.nearest_rules import NearestRule, Sought, moment, nearest
+from sidecar.policy_tools.recorded_conditions import RecordedKey
+from sidecar.policy_tools.replay import Candidate
+from sidecar.vocabulary import DELEGATE, Call, Chain, Decision, Fact, Link, PermissionKind, Question, RuleRef
+
+EVERYBODY = "all together"
+MAX_LINES = 1_000_000  # of one file of rows
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A rule that the answer rests on. `text` is its row. `roles` are those on the way from the subject to the rule's,
+    the first one from the token if `from_token`; `sets` those on the way from the object to the rule's."""
+
+    rule: RuleRef
+    text: str
+    roles: tuple[str, ...] = ()
+    from_token: bool = False
+    sets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A condition, how it came out, and what it read. `source` is "" for one that ran now, else `the record` or why
+    nobody can know."""
+
+    text: str
+    outcome: str
+    read: Mapping[str, Any]
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One link and what it stands on; `near` are the nearest rules, where none allowed it."""
+
+    link: Link
+    grounds: tuple[Ground, ...]
+    conditions: tuple[Ran, ...]
+    near: tuple[tuple[NearestRule, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedLimit:
+    """One limit that the call would be charged. `counted_for` says whose counter it is."""
+
+    charge: LimitCharge
+    counted_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The whole answer. `allowed` None cannot be decided from the record, and `why` says what it depends on."""
+
+    allowed: bool | None
+    decision: Decision
+    chain: Chain
+    question: Question
+    session: bool
+    at_s: float
+    links: tuple[Traced, ...]
+    guardrail_rows: int
+    limits: tuple[ChargedLimit, ...]
+    timeout_s: float | None
+    would_deny: tuple[Ground, ...]
+    would_allow: tuple[Ground, ...]
+    why: str = ""
+
+
+def explain(source: PolicySource, budgets: Budgets, chain: Chain, question: Question, at_s: float) -> Explanation:
+    """Ask, and trace the answer."""
+    engine = Engine(source)
+    ask = engine.enter if is_session(question) else engine.decide
+    decision = ask(chain, question, at_s)
+    return _Trace(source, engine, chain, question, at_s).explanation(decision, decision.allowed, budgets)
+
+
+def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuestion) -> Explanation:
+    """Ask anew what is on record, and trace the answer."""
+    answer = candidate.decide(asked)
+    case = candidate.case
+    trace = _Trace(candidate.source, candidate.engine, asked.chain, asked.question, asked.at_s)
+    trace.sources = {**dict.fromkeys(case.by_record, "the record"), **case.unknown}
+    return trace.explanation(answer.decision, answer.allowed, budgets, answer.why)
+
+
+class _Trace:
+    """From a decision back to what it rests on."""
+
+    def __init__(self, source: PolicySource, engine: Engine, chain: Chain, question: Question, at_s: float) -> None:
+        self._source, self._engine, self._chain = source, engine, chain
+        self._question, self._at_s = question, at_s
+        self._texts = {condition.digest: condition.text for condition in source.conditions.values()}
+        self.sources: Mapping[RecordedKey, str] = {}
+
+    def explanation(self, decision: Decision, allowed: bool | None, budgets: Budgets, why: str = "") -> Explanation:
+        session = is_session(self._question)
+        shadows = self._by_id({*decision.would_deny, *decision.would_allow})
+        charges, timeout_s = self._charges(decision, budgets) if decision.allowed and allowed else ((), None)
+        return Explanation(
+            allowed=allowed,
+            decision=decision,
+            chain=self._chain,
+            question=self._question,
+            session=session,
+            at_s=self._at_s,
+            links=self._links(decision),
+            guardrail_rows=self._engine.rule_counts.get(PermissionKind.GUARDRAIL.value, 0),
+            limits=charges,
+            timeout_s=timeout_s,
+            would_deny=self._shadows(decision.would_deny, shadows),
+            would_allow=self._shadows(decision.would_allow, shadows),
+            why=why,
+        )
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def _links(self, decision: Decision) -> tuple[Traced, ...]:
+        denied = [link for link in decision.links if not link.allowed and not link.rules]
+        near = nearest([self._sought(link) for link in denied], self._source.rules, self._source.sets) if denied else []
+        rows = _ExplainedRows(
+            [rule for link in decision.links for rule in link.rules] + [n.rule for each in near for n in each]
+        )
+        found = iter(near)
+        return tuple(
+            Traced(
+                link=link,
+                grounds=tuple(self._ground(link.subject, link.object, rule, rows) for rule in link.rules),
+                conditions=tuple(self._ran(link, fact) for fact in link.facts),
+                near=tuple((each, rows.text(each.rule)) for each in next(found)) if link in denied else (),
+            )
+            for link in decision.links
+        )
+
+    def _roles_of(self, name: str) -> frozenset[str]:
+        principal = next((each for each in self._chain if each.name == name), None)
+        return frozenset() if principal is None else self._engine.roles_of(principal)
+
+    def _sought(self, link: Link) -> Sought:
+        last = link.object == self._question.object and link.action == self._question.action
+        return Sought(
+            kind=link.kind,
+            subject=link.subject,
+            roles=self._roles_of(link.subject),
+            object=link.object,
+            sets=self._source.sets.closure((link.object,)),
+            action=link.action,
+            now_s=self._at_s,
+            outcomes={self._texts[fact.condition]: self._ran(link, fact).outcome for fact in link.facts},
+            server=self._question.server if last and is_session(self._question) else "",
+        )
+
+    def _ground(self, subject: str, obj: str, rule: RuleRef, rows: _ExplainedRows) -> Ground:
+        granted = next((each.roles for each in self._chain if each.name == subject), frozenset())
+        roles = self._source.roles.way((subject, *granted), rule.subject) if rule.subject.startswith("role:") else ()
+        sets = self._source.sets.way((obj,), rule.object) if rule.object.startswith("set:") else ()
+        own = self._source.roles.parents.get(subject, ())
+        return Ground(rule, rows.text(rule), roles, bool(roles) and roles[0] in granted and roles[0] not in own, sets)
+
+    def _ran(self, link: Link, fact: Fact) -> Ran:
+        key = RecordedKey(fact.condition, link.subject, link.action == DELEGATE)
+        source = self.sources.get(key, "")
+        outcome = "unknown" if source not in ("", "the record") else fact.outcome
+        return Ran(self._texts[fact.condition], outcome, fact.inputs, source)
+
+    # --- shadow rules and limits --------------------------------------------------------------------------------------
+
+    def _by_id(self, ids: set[str]) -> Mapping[str, list[RuleRef]]:
+        found: dict[str, list[RuleRef]] = {}
+        if ids:
+            for rule in self._source.rules:
+                if rule.id in ids:
+                    found.setdefault(rule.id, []).append(rule)
+        return found
+
+    def _shadows(self, ids: Sequence[str], known: Mapping[str, list[RuleRef]]) -> tuple[Ground, ...]:
+        rules = [rule for name in ids for rule in known.get(name, [])[:1]]
+        rows = _ExplainedRows(rules)
+        return tuple(self._ground(self._chain[-1].name, self._question.object, rule, rows) for rule in rules)
+
+    def _charges(self, decision: Decision, budgets: Budgets) -> tuple[tuple[ChargedLimit, ...], float | None]:
+        question, session = self._question, is_session(self._question)
+        call = Call("mcp", "", question.server, question.action, (question,), session=session)
+        plan = plan_charges(budgets, self._chain, self._engine.roles_of, call, decision)
+        whose = {rule_label(row.rule_id): iter((row.counted_for or EVERYBODY,)) for row in decision.limits}
+        for entry in budgets.entries:
+            for cap in entry.caps:
+                whose[label_of(entry, cap)] = iter(self._counted_for(entry))
+        charges = tuple(ChargedLimit(charge, next(whose[charge.limit])) for charge in plan.charges)
+        return charges, plan.timeout_s
+
+    def _counted_for(self, entry: BudgetRule) -> list[str]:
+        """Whose counters an entry of budgets.yaml moves, in the order of its charges."""
+        if not entry.each:
+            return [EVERYBODY]
+        if entry.names_objects:
+            return [self._chain[-1].name]
+        roles = entry.pattern.startswith("role:")
+        names = {
+            principal.name: self._engine.roles_of(principal) if roles else (principal.name,)
+            for principal in self._chain
+        }
+        return [name for name, known_as in names.items() if any(glob(word, entry.pattern) for word in known_as)]
+
+
+# --- rows as they stand in their files --------------------------------------------------------------------------------
+
+
+class _ExplainedRows:
+    """The texts of some rules' rows, each file read once, and no further than needed."""
+
+    def __init__(self, rules: Iterable[RuleRef]) -> None:
+        wanted: dict[str, set[int]] = {}
+        for rule in rules:
+            if rule.line and rule.file.endswith(".csv"):
+                wanted.setdefault(rule.file, set()).add(rule.line)
+        self._known = {(file, line): text for file, lines in wanted.items() for line, text in _read(Path(file), lines)}
+
+    def text(self, rule: RuleRef) -> str:
+        """The row as it stands, or as it would stand in a CSV file."""
+        return self._known.get((rule.file, rule.line)) or written(rule)
+
+
+def _read(path: Path, wanted: set[int]) -> Iterator[tuple[int, str]]:
+    last = max(wanted)
+    try:
+        with path.open("rb") as file:
+            for number in range(1, min(last, MAX_LINES) + 1):
+                raw = file.readline(4 * MAX_LINE_CHARS)
+                if not raw:
+                    return
+                if number in wanted:
+                    text = raw.decode("utf-8-sig", "replace").strip()
+                    yield number, "".join(each if each.isprintable() else "?" for each in text)
+    except OSError:
+        return  # the policy was loaded; a file that has gone since is told by the rule itself
+
+
+def written(rule: RuleRef) -> str:
+    """A rule as a row of the shipped models."""
+    actions = list(rule.actions)
+    if set(USED) <= set(actions):
+        actions = [USE, *(action for action in actions if action not in USED)]
+    fields = (
+        rule.subject,
+        rule.object,
+        "|".join(actions),
+        NONE if rule.expires_at is None else moment(rule.expires_at),
+        NONE if rule.max_calls_per_hour is None else str(rule.max_calls_per_hour),
+        rule.when or NONE,
+        rule.effect,
+    )
+    return ", ".join(("p", *map(_quoted, fields)))
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text

@@ -1,0 +1,152 @@
+"""Exports models, rows and functions for plain pycasbin.
+
+A folder for whoever has no sidecar at hand, or wants a second opinion: for each kind a model and rows that Casbin's
+own file adapter reads, and `enforce.py`, which brings our five functions along.
+
+That adapter knows no quotes, and takes brackets and commas for its own (threats K7). So no condition stands in a row,
+only `when:<digest>`, with the texts in conditions.json; and a name that holds one of `% , ( ) [ ]` has it written
+`%2C`, as in URLs. `enforce.py` undoes both. Shadow rules change nothing, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+import orjson
+
+from sidecar.errors import PolicyError
+from sidecar.policy import PolicySource
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import KINDS, read_text
+from sidecar.policy.grammar import NONE
+from sidecar.policy.model import DOMAIN, PRIORITY, guardrail_model
+from sidecar.policy.roles import RoleLinks
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+_TAKEN_BY_CASBIN = '%,()[]"'
+_ENCODED = str.maketrans({character: f"%{ord(character):02X}" for character in _TAKEN_BY_CASBIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The files by name, how many rules went in, and which shadow rules did not."""
+
+    files: Mapping[str, bytes]
+    rules: int
+    shadows: tuple[str, ...]
+
+
+def export(source: PolicySource, models: Path) -> Exported:
+    """The policy for plain pycasbin. Raises PolicyError for models with which it could not say the same."""
+    _check(source, models)
+    rows: dict[PermissionKind, list[tuple[RuleRef, list[str]]]] = {kind: [] for kind in PermissionKind}
+    shadows: list[str] = []
+    for rule in source.rules:
+        if rule.shadow:
+            shadows.append(rule.id)
+        else:
+            texts = _texts(rule, source)
+            rows[rule.kind].append((rule, [texts[column] for column in source.models[rule.kind].columns]))
+    found: dict[str, bytes] = {"enforce.py": files(__package__).joinpath("enforce.py.txt").read_bytes()}
+    for kind in PermissionKind:
+        found[f"{kind.value}.conf"] = _conf(kind, models).encode()
+        found[f"{kind.value}.csv"] = _csv(kind, [texts for _, texts in rows[kind]], source).encode()
+    found["conditions.json"] = _json(
+        {
+            _name(condition.digest): {"text": text, "reads": [list(path) for path in condition.paths]}
+            for text, condition in source.conditions.items()
+        }
+    )
+    found["rules.json"] = _json({kind.value: [_said(rule, texts) for rule, texts in rows[kind]] for kind in rows})
+    return Exported(found, sum(map(len, rows.values())), tuple(dict.fromkeys(shadows)))
+
+
+def _check(source: PolicySource, models: Path) -> None:
+    """Order and domains would need more than rows and roles: better no export than another policy."""
+    faults = Faults()
+    for kind, model in source.models.items():
+        if DOMAIN in (*model.request, *model.columns) or model.effect == PRIORITY:
+            hint = "only models without domains and without priority can be exported"
+            faults.whole("P208", "this model cannot be exported", str(models / f"{kind.value}.conf"), hint)
+    if faults.errors:
+        raise PolicyError(faults.errors)
+
+
+def _texts(rule: RuleRef, source: PolicySource) -> dict[str, str]:
+    ends = rule.expires_at
+    return {
+        "sub": encoded(rule.subject),
+        "obj": encoded(rule.object),
+        "act": "|".join(rule.actions),
+        "expires_at": NONE if ends is None else _time(ends),
+        "max_calls_per_hour": NONE if rule.max_calls_per_hour is None else str(rule.max_calls_per_hour),
+        "when": _name(source.conditions[rule.when].digest) if rule.when else NONE,
+        "eft": rule.effect,
+    }
+
+
+def encoded(name: str) -> str:
+    """A name as Casbin's file adapter leaves it alone."""
+    return name.translate(_ENCODED)
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _name(digest: str) -> str:
+    return f"when:{digest[:16]}"
+
+
+def _conf(kind: PermissionKind, models: Path) -> str:
+    """The operator's own model as it stands; guardrails have ours."""
+    if kind in KINDS:
+        faults = Faults()
+        text = read_text(models / f"{kind.value}.conf", faults)
+        if text is None:
+            raise PolicyError(faults.errors)
+        return text
+    model = guardrail_model()
+    groups = "".join(f"{group} = _, _\n" for group in model.groups)
+    return (
+        "# Deny rules asked of everybody.\n"
+        "[request_definition]\nr = sub, obj, act, ctx\n\n"
+        f"[policy_definition]\np = {', '.join(model.columns)}\n\n"
+        f"[role_definition]\n{groups}\n"
+        f"[policy_effect]\ne = {model.effect}\n\n"
+        f"[matchers]\nm = {model.matcher}\n"
+    )
+
+
+def _csv(kind: PermissionKind, rows: list[list[str]], source: PolicySource) -> str:
+    lines = [", ".join(("p", *row)) for row in rows]
+    for group, links in (("g", source.roles), ("g2", source.sets)):
+        if group in source.models[kind].groups:
+            lines += [f"{group}, {encoded(member)}, {encoded(container)}" for member, container in _pairs(links)]
+    return "".join(f"{line}\n" for line in (f"# {kind.value}, revision {source.revision}", *lines))
+
+
+def _pairs(links: RoleLinks) -> Iterator[tuple[str, str]]:
+    for member, containers in links.parents.items():
+        for container in containers:
+            yield member, container
+
+
+def _said(rule: RuleRef, texts: list[str]) -> dict[str, object]:
+    """What is no column: for explanations, and for whoever counts calls."""
+    return {
+        "row": texts,
+        "id": rule.id,
+        "owner": rule.owner,
+        "reason": rule.reason,
+        "per": rule.per,
+        "place": f"{rule.file}:{rule.line}",
+    }
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

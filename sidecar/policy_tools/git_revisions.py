@@ -1,0 +1,200 @@
+"""Reads policies out of git revisions.
+
+`main`, `HEAD~1`, `abc123`, or `rev:path` for a folder inside the repository: the files of `models/` and `policies/` are
+read out of git's objects, byte for byte (no filter, no attribute, no hook runs), and written into a private temporary
+folder for as long as they are needed. Git is started without a shell, with a deadline and a bound on what it may say;
+names that begin with `-`, links and paths that lead out are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from threading import Timer
+from typing import NamedTuple, NoReturn
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, in_folder
+
+DEADLINE_S = 30.0
+MAX_FILES = 8_192
+MAX_BYTES = 256 * 1024 * 1024
+_MAX_SAID = 16 * 1024  # what git may say about itself: names, faults
+_FILE_MODES = ("100644", "100755")
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One policy that was named on a command line. `label` names it; `root` is cut from the paths of its files."""
+
+    label: str
+    place: PolicyLocation
+    root: Path | None = None
+
+    def shown(self, file: str) -> str:
+        """A file as people would look for it: `main:policies/roles.csv` for one out of git."""
+        if self.root is None or not file.startswith(f"{self.root}/"):
+            return file
+        return f"{self.label.partition(':')[0]}:{file[len(str(self.root)) + 1 :]}"
+
+
+class _Blob(NamedTuple):
+    path: PurePosixPath
+    digest: str
+    size: int
+
+
+@contextmanager
+def opened(name: str, *, directory: Path) -> Iterator[Revision]:
+    """A folder, or a git revision of the repository that `directory` is in, while it is looked at.
+
+    Raises SettingsError when it is neither.
+    """
+    folder = directory / name
+    if name and folder.is_dir():
+        yield Revision(name, in_folder(Path(name) if directory == Path() else folder))
+        return
+    with TemporaryDirectory(prefix="sidecar-revision-") as made:
+        root = Path(made).resolve()
+        top = _extract(name, directory, root)
+        yield Revision(name, in_folder(root / top), root)
+
+
+def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
+    """Write the policy of a revision under `root`; where in it the policy lies."""
+    revision, colon, path = name.partition(":")
+    if not revision or revision.startswith("-") or "\0" in name:
+        _refuse(name, "this is no folder, and no git revision")
+    git = _GitReader(name, directory)
+    commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if not commit:
+        _refuse(name, "this is no folder, and git knows no such revision", "name a folder, main, HEAD~1, or rev:path")
+    top = _inside(path, name) if colon else _inside(git.line("rev-parse", "--show-prefix").rstrip("/"), name)
+    blobs = git.blobs(commit, [top / POLICIES, top / MODELS])
+    if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
+        # A folder of rows itself, with its models beside it.
+        blobs = git.blobs(commit, [top, top.parent / MODELS]) if colon else []
+        if not any(top in blob.path.parents for blob in blobs):
+            _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")
+    for blob, content in git.contents(blobs):
+        target = root / blob.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    return top
+
+
+def _inside(path: str, name: str) -> PurePosixPath:
+    inside = PurePosixPath(path or ".")
+    if inside.is_absolute() or ".." in inside.parts or any(part.startswith("-") for part in inside.parts):
+        _refuse(name, "the path must lie inside the repository, and no part of it may begin with -")
+    return inside
+
+
+def _refuse(name: str, message: str, hint: str = "") -> NoReturn:
+    raise SettingsError([fault_in(name, message, code="P001", hint=hint)])
+
+
+# --- git --------------------------------------------------------------------------------------------------------------
+
+_OPTIONS = ("--no-replace-objects", "--literal-pathspecs", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
+_QUIET: Mapping[str, str] = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",  # a partial clone must not go to the network for us
+    "LC_ALL": "C",
+}
+
+
+class _GitReader:
+    """Git on one repository, for one name on the command line."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._name, self._directory = name, directory
+
+    def line(self, *arguments: str) -> str:
+        """What it says in one line; "" if it says no."""
+        said, good = self._run(arguments, most=_MAX_SAID)
+        return said.decode("utf-8", "replace").strip() if good else ""
+
+    def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
+        """Every file under these folders. Links and whatever else is no file are refused."""
+        named = [str(folder) for folder in folders if str(folder) != "."]
+        said, good = self._run(("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named), most=MAX_FILES * 512)
+        if not good:
+            _refuse(self._name, "git cannot list the files of this revision")
+        found = [self._blob(entry) for entry in said.decode("utf-8", "surrogateescape").split("\0") if entry]
+        if len(found) > MAX_FILES or sum(blob.size for blob in found) > MAX_BYTES:
+            _refuse(self._name, f"more than {MAX_FILES} files, or {MAX_BYTES // 2**20} MiB")
+        return found
+
+    def _blob(self, entry: str) -> _Blob:
+        described, _, path = entry.partition("\t")
+        mode, _, digest, size = described.split()
+        if mode not in _FILE_MODES:
+            _refuse(self._name, f"{path} is no regular file in this revision", "links are not followed out of git")
+        return _Blob(_inside(path, self._name), digest, int(size))
+
+    def contents(self, blobs: Sequence[_Blob]) -> Iterator[tuple[_Blob, bytes]]:
+        """The content of each, in order."""
+        wanted = "".join(f"{blob.digest}\n" for blob in blobs).encode()
+        most = sum(blob.size + 128 for blob in blobs)
+        said, good = self._run(("cat-file", "--batch"), most=most, sent=wanted)
+        at = 0
+        for blob in blobs:
+            start = said.find(b"\n", at) + 1
+            if not good or said[at:start].split()[:3] != [blob.digest.encode(), b"blob", str(blob.size).encode()]:
+                _refuse(self._name, f"git cannot read {blob.path} of this revision")
+            at = start + blob.size + 1
+            yield blob, said[start : start + blob.size]
+
+    def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
+        """What git says, and whether it went well. More than `most` bytes, or a deadline that passed, is a fault."""
+        try:
+            process = subprocess.Popen(  # noqa: S603, a list of arguments, and no shell
+                ["git", *_OPTIONS, *arguments],  # noqa: S607, the user's own git
+                cwd=self._directory,
+                env={**os.environ, **_QUIET},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            _refuse(self._name, f"this is no folder, and git cannot be started: {error.strerror}")
+        with process:
+            timer = Timer(DEADLINE_S, process.kill)
+            timer.start()
+            try:
+                said = self._talk(process, sent, most)
+            finally:
+                timer.cancel()
+                if process.poll() is None:
+                    process.kill()
+            code = process.wait()
+        if code < 0:
+            _refuse(self._name, f"git took longer than {DEADLINE_S:g} s, or said too much")
+        return said, code == 0
+
+    def _talk(self, process: subprocess.Popen[bytes], sent: bytes, most: int) -> bytes:
+        assert process.stdin and process.stdout
+        feeder = Timer(0, _feed, (process, sent))
+        feeder.start()
+        said = process.stdout.read(most + 1)
+        feeder.join(DEADLINE_S)
+        if len(said) <= most:
+            process.wait(DEADLINE_S)
+        return said
+
+
+def _feed(process: subprocess.Popen[bytes], sent: bytes) -> None:
+    """Ask while the answers are read: neither side may wait for the other."""
+    assert process.stdin
+    try:
+        process.stdin.write(sent)
+        process.stdin.close()
+    except (BrokenPipeError, ValueError):
+        pass  # it ended early; its exit code says why

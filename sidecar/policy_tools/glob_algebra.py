@@ -1,0 +1,279 @@
+"""Set algebra on wildcard patterns.
+
+The algebra of our one wildcard (`*`, any run of characters, anchored). Patterns are run together as small automata over
+the characters that they name, and one that stands for all others, within a `GlobShape`: the grammar of names of one
+kind (CONTRACT 1.1, 1.2). Breadth first, so that what is found is shortest; exact, so that nothing found means nothing
+is.
+
+    may_overlap(a, b)               cheap: False only if no text fits both
+    witness(shapes, all_of, …)      a name, as natural as it can be, or None
+    overlap(shapes, a, b)           a name that fits both, or None
+    classes(shapes, all_of, others) which of the others can be met together, with a name for each
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.vocabulary import PermissionKind
+
+MAX_STATES = 50_000  # far beyond what patterns of people need; whoever hits it is told
+
+_LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
+_NAME = _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-/")
+_ID = frozenset(map(chr, range(33, 127))) - frozenset("\"',|*")
+_URI = frozenset(map(chr, range(33, 127))) - frozenset('"|*')
+_DEAD, _SERVER, _IN_SERVER, _NAMED, _IN_NAME = -1, 0, 1, 2, 3
+_FILLERS = ("any", "some", "other", "x", "")  # what a witness has where a pattern has its wildcard, if it can
+
+
+class TooManyStates(Exception):
+    """These patterns together are beyond `MAX_STATES`: nothing is known about them."""
+
+
+class GlobShape(NamedTuple):
+    """Names of one kind: `prefix`, then perhaps `<server>/`, then 1 to `most` of `characters`."""
+
+    prefix: str
+    characters: frozenset[str]
+    most: int
+    on_server: bool = False
+
+    @property
+    def start(self) -> int:
+        return _SERVER if self.on_server else _NAMED
+
+    def step(self, state: int, character: str) -> int:
+        """Where one more character leads; _DEAD is nowhere."""
+        if state >= _NAMED:
+            return _IN_NAME if character in self.characters else _DEAD
+        if character in _LOWER:
+            return _IN_SERVER
+        if state == _IN_SERVER:
+            return {"-": _SERVER, "/": _NAMED}.get(character, _DEAD)
+        return _DEAD
+
+    def has(self, text: str) -> bool:
+        """Whether this is such a name."""
+        if not text.startswith(self.prefix):
+            return False
+        state = self.start
+        for character in text[len(self.prefix) :]:
+            state = self.step(state, character)
+            if state == _DEAD:
+                return False
+        return state == _IN_NAME and len(text) <= self._longest
+
+    @property
+    def _longest(self) -> int:
+        return len(self.prefix) + self.most
+
+
+Shapes = tuple[GlobShape, ...]
+_USER, _NHI = GlobShape("user:", _ID, 256), GlobShape("nhi:", _ID, 256)
+_THINGS = (
+    GlobShape("tool:", _NAME, 256, True),
+    GlobShape("prompt:", _NAME, 256, True),
+    GlobShape("resource:", _URI, 2048, True),
+    _NHI,
+)
+SUBJECTS: Mapping[PermissionKind, Shapes] = {
+    PermissionKind.USER_TO_NHI: (_USER,),
+    PermissionKind.NHI_TO_NHI: (_NHI,),
+    PermissionKind.AGENT_TO_TOOL: (_USER, _NHI),
+    PermissionKind.GUARDRAIL: (_USER, _NHI),
+}
+"""`anonymous` is one word, and no pattern's: whoever needs it asks for it."""
+OBJECTS: Mapping[PermissionKind, Shapes] = {
+    PermissionKind.USER_TO_NHI: (_NHI,),
+    PermissionKind.NHI_TO_NHI: (_NHI,),
+    PermissionKind.AGENT_TO_TOOL: _THINGS,
+    PermissionKind.GUARDRAIL: _THINGS,
+}
+
+
+def may_overlap(one: str, other: str) -> bool:
+    """Whether some text may fit both: False is certain. Looks at what stands before and after the wildcards."""
+    if WILDCARD not in one:
+        return glob(one, other)
+    if WILDCARD not in other:
+        return glob(other, one)
+    head, other_head = one[: one.index(WILDCARD)], other[: other.index(WILDCARD)]
+    if not head.startswith(other_head) and not other_head.startswith(head):
+        return False
+    tail, other_tail = one[one.rindex(WILDCARD) + 1 :], other[other.rindex(WILDCARD) + 1 :]
+    return tail.endswith(other_tail) or other_tail.endswith(tail)
+
+
+def overlap(shapes: Shapes, one: str, other: str) -> str | None:
+    """A name that fits both patterns, or None."""
+    return witness(shapes, (one, other)) if may_overlap(one, other) else None
+
+
+def witness(
+    shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
+) -> str | None:
+    """A name that fits all of these patterns and none of those, and is not one of `avoid`; None if there is none.
+
+    Raises TooManyStates.
+    """
+
+    def fits(name: str) -> bool:
+        return (
+            name not in avoid
+            and all(glob(name, pattern) for pattern in all_of)
+            and not any(glob(name, pattern) for pattern in none_of)
+        )
+
+    for name in _natural(shapes, all_of):
+        if fits(name):
+            return name
+    if any(WILDCARD not in pattern for pattern in all_of):
+        return None  # the one name that it could be is among the natural ones
+    banned = list(none_of)
+    while True:  # each turn takes away one name to avoid: there are few of them
+        found = next((name for shape in shapes for _, name in _walk(shape, all_of, (), banned)), None)
+        if found is None or found not in avoid:
+            return found
+        banned.append(found)
+
+
+def classes(
+    shapes: Shapes, all_of: Sequence[str], others: Sequence[str], avoid: Collection[str] = ()
+) -> Iterator[tuple[frozenset[str], str]]:
+    """Every set of the others that some name fits together, all of `all_of` being met, with a name for each that is
+    not one of `avoid`. Raises TooManyStates."""
+    told: set[frozenset[str]] = set()
+    for shape in shapes:
+        for met, name in _walk(shape, all_of, others, ()):
+            if met in told:
+                continue
+            told.add(met)
+            missed = [pattern for pattern in others if pattern not in met]
+            natural = witness((shape,), (*all_of, *sorted(met)), missed, avoid) or (name if name not in avoid else None)
+            if natural is None:
+                told.discard(met)  # another shape may have one
+            else:
+                yield met, natural
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------
+
+
+def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
+    """Names a person would have taken: the one that must be, or the longest pattern, filled."""
+    pattern = max(all_of, key=lambda pattern: (WILDCARD not in pattern, len(pattern)), default=WILDCARD)
+    if WILDCARD not in pattern:
+        yield from (pattern for shape in shapes if shape.has(pattern))
+        return
+    for shape in shapes:
+        for filler in _FILLERS:
+            filled = pattern.replace(WILDCARD, filler)
+            server = f"{filler}/" if shape.on_server else ""
+            for name in (filled, shape.prefix + filled, shape.prefix + server + filled):
+                if shape.has(name):
+                    yield name
+
+
+class _Automaton:
+    """One pattern. A state is the set of places in it that were reached, as bits; 0 is dead."""
+
+    __slots__ = ("accepts", "ends", "forever", "stars", "steps")
+
+    def __init__(self, pattern: str) -> None:
+        while "**" in pattern:
+            pattern = pattern.replace("**", WILDCARD)
+        self.steps: dict[str, int] = {}
+        self.stars = 0
+        for place, character in enumerate(pattern):
+            if character == WILDCARD:
+                self.stars |= 1 << place
+            else:
+                self.steps[character] = self.steps.get(character, 0) | 1 << place
+        self.accepts = 1 << len(pattern)
+        self.forever = self.stars & (self.accepts >> 1)  # a wildcard at the end, once reached
+
+    def settle(self, state: int) -> int:
+        """With what a wildcard lets pass; places before the last wildcard reached add nothing to it."""
+        stars = state & self.stars
+        if stars:
+            last = 1 << (stars.bit_length() - 1)
+            state = (state & -last) | last << 1
+        return state
+
+    def step(self, state: int, character: str) -> int:
+        moved = (state & self.steps.get(character, 0)) << 1
+        return self.settle(moved | (state & self.stars))
+
+
+@lru_cache(4096)
+def _automaton(pattern: str) -> _Automaton:
+    return _Automaton(pattern)
+
+
+def _walk(
+    shape: GlobShape, all_of: Sequence[str], others: Sequence[str], none_of: Sequence[str]
+) -> Iterator[tuple[frozenset[str], str]]:
+    """(which others are met, a shortest name), for each way in which a name can fit all of these and none of those."""
+    must = [_automaton(pattern) for pattern in all_of]
+    may = [_automaton(pattern) for pattern in others]
+    ban = [_automaton(pattern) for pattern in none_of]
+    parts = (*must, *may, *ban)
+    alive = _alive(len(must), len(may), ban)
+    states = [part.settle(1) for part in parts]
+    for character in shape.prefix:
+        states = [part.step(state, character) for part, state in zip(parts, states, strict=True)]
+    first = (shape.start, tuple(states))
+    if not alive(first[1]):
+        return
+    seen, todo = {first}, deque([(first, shape.prefix)])
+    alphabet = _alphabet(shape, (*all_of, *others, *none_of))
+    while todo:
+        (place, reached), text = todo.popleft()
+        if place == _IN_NAME and _accepted(must, ban, len(may), reached):
+            below = reached[len(must) : len(must) + len(may)]
+            met = [pattern for pattern, part, state in zip(others, may, below, strict=True) if state & part.accepts]
+            yield frozenset(met), text
+        if len(text) >= shape._longest:
+            continue
+        for character in alphabet:
+            onward = shape.step(place, character)
+            if onward == _DEAD:
+                continue
+            after = tuple([part.step(state, character) for part, state in zip(parts, reached, strict=True)])
+            key = (onward, after)
+            if key not in seen and alive(after):
+                if len(seen) >= MAX_STATES:
+                    raise TooManyStates
+                seen.add(key)
+                todo.append((key, text + character))
+
+
+def _alive(must: int, may: int, ban: Sequence[_Automaton]) -> Callable[[tuple[int, ...]], bool]:
+    """Whether a state may still lead to a name: nothing needed is dead, nothing banned is met for ever."""
+
+    def alive(states: tuple[int, ...]) -> bool:
+        if not all(states[:must]):
+            return False
+        return not any(state & part.forever for part, state in zip(ban, states[must + may :], strict=True))
+
+    return alive
+
+
+def _accepted(must: Sequence[_Automaton], ban: Sequence[_Automaton], may: int, states: tuple[int, ...]) -> bool:
+    banned = states[len(must) + may :]
+    return all(state & part.accepts for part, state in zip(must, states, strict=False)) and not any(
+        state & part.accepts for part, state in zip(ban, banned, strict=True)
+    )
+
+
+def _alphabet(shape: GlobShape, patterns: Sequence[str]) -> list[str]:
+    """The characters that the patterns name, what servers are written with, and one or two for all others."""
+    named = {character for pattern in patterns for character in pattern} & (shape.characters | _LOWER | {"-", "/"})
+    rest = [character for character in "x" + "".join(sorted(_LOWER)) if character not in named][:1]
+    rest += sorted(shape.characters - named - _LOWER - {"-", "/"})[:1]
+    return sorted(named | {"-", "/"} | set(rest), key=lambda character: (character not in _LOWER, character))

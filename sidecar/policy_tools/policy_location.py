@@ -1,0 +1,64 @@
+"""Finds the models and rows that a command works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.limits import Budgets, load_budgets
+from sidecar.limits.budgets import entries_of
+from sidecar.limits.plan import BudgetRule
+from sidecar.policy import PolicySource, load_policy
+from sidecar.policy.scopes import ScopeLike
+from sidecar.settings import load_settings
+from sidecar.settings.shipped_files import shipped
+
+POLICIES: Literal["policies"] = "policies"
+MODELS: Literal["models"] = "models"
+BUDGETS_FILE: Final = "budgets.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLocation:
+    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them. `programs` are the agents
+    beside those, and `offers` the limits that agents have in sidecar.yaml, `agent_ids` their names by their UUIDs."""
+
+    models: Path
+    policies: Path
+    scopes: Sequence[ScopeLike] = ()
+    names: frozenset[str] | None = None
+    programs: frozenset[str] = frozenset()
+    offers: tuple[BudgetRule, ...] = ()
+    agent_ids: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self) -> PolicySource:
+        """Read and check it. Raises PolicyError with every fault."""
+        return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names, agent_ids=self.agent_ids)
+
+    def budgets(self) -> Budgets:
+        """Everything that limits beside the rows, as it is in force when this is served. Raises PolicyError."""
+        return replace(load_budgets(self.policies / BUDGETS_FILE), offers=self.offers)
+
+
+def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
+    """What sidecar.yaml names; without that file, what lies beside where it would be. Raises SettingsError."""
+    if not path.exists() and (path.parent / POLICIES).is_dir():
+        return in_folder(path.parent)
+    settings = load_settings(path, environ, check_files=False)
+    policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
+    names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
+    limits = entries_of(offers)
+    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, settings.agent_ids)
+
+
+def in_folder(folder: Path) -> PolicyLocation:
+    """A folder that holds `policies/` (and perhaps `models/`), or is such a folder of rows itself. Models that are
+    not there are the shipped ones. Raises SettingsError."""
+    if not folder.is_dir():
+        raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
+    policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder
+    models = policies.parent / MODELS
+    return PolicyLocation(models if models.is_dir() else shipped(MODELS), policies)

@@ -1,0 +1,250 @@
+"""Replays recorded decisions through another policy.
+
+Every recorded `decision` and `refusal` that policy answered is asked of a candidate, at its own time. What the record
+cannot answer is tried both ways: only where the answer depends on it, the record is undecidable, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.segments import given
+from sidecar.errors import Reason
+from sidecar.policy import Engine, PolicySource
+from sidecar.policy_tools.audit_records import GRANTS_UNKNOWN, AuditLine, RecordedQuestion, asked_in, lines_of
+from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, RecordedCase, RecordedKey, with_stand_ins
+from sidecar.vocabulary import Chain, Decision, Principal
+
+MAX_TRIES = 64  # of outcomes for unknown conditions: six of them, each true or false
+MAX_GROUPS = 10_000  # remembered; all are counted
+TOO_MANY = f"more unknown conditions than {MAX_TRIES} tries can settle"
+
+_TRUE: Outcome = "true"
+
+Change = Literal["wider", "narrower", "undecidable"]
+
+
+class ReplayAnswer(NamedTuple):
+    """What the candidate says. `allowed` None is undecidable, and `why` says what it depends on. `decision` is one of
+    those that may be meant; the only one where nothing was unknown."""
+
+    allowed: bool | None
+    decision: Decision
+    why: str = ""
+
+
+class Candidate:
+    """A policy that is asked what is on record."""
+
+    def __init__(self, source: PolicySource, key: AuditKey | None = None) -> None:
+        self.source = source
+        self.case = RecordedCase(key)
+        self.engine = Engine(with_stand_ins(source, self.case))
+        self._all_roles: frozenset[str] | None = None
+
+    def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
+        """The answer under this policy, at the record's time."""
+        self.case.asked = asked
+        if asked.gaps:
+            return ReplayAnswer(None, self._ask(asked, asked.chain, {}, "error"), asked.gaps[0])
+        answer = self._settle(asked, asked.chain)
+        if asked.grants_known or answer.allowed is None:
+            return answer
+        return self._with_any_roles(asked, answer)
+
+    def _with_any_roles(self, asked: RecordedQuestion, without: ReplayAnswer) -> ReplayAnswer:
+        """Whether the answer is the same whatever roles the token granted. With none and with all of them tried: more
+        roles only add rows, so that nothing between the two can be otherwise where they agree; but for rows that deny
+        among those that all roles add, which may hide what fewer roles would be allowed."""
+        if self.case.unknown and not without.allowed:
+            return without._replace(allowed=None, why=GRANTS_UNKNOWN)
+        everything = self._settle(asked, tuple(self._with_all_roles(asked.chain)))
+        same = everything.allowed is without.allowed
+        hidden = (
+            everything.decision.reason is Reason.DENIED_BY_RULE and without.decision.reason is not Reason.DENIED_BY_RULE
+        )
+        if same and (without.allowed or not (hidden or self.case.unknown)):
+            return without
+        return without._replace(allowed=None, why=GRANTS_UNKNOWN)
+
+    def _with_all_roles(self, chain: Chain) -> Iterator[Principal]:
+        if self._all_roles is None:
+            named = {rule.subject for rule in self.source.rules if rule.subject.startswith("role:")}
+            above = {role for roles in self.source.roles.parents.values() for role in roles}
+            below = {name for name in self.source.roles.parents if name.startswith("role:")}
+            self._all_roles = frozenset(named | above | below)
+        for principal in chain:
+            yield replace(principal, roles=self._all_roles)
+
+    def _settle(self, asked: RecordedQuestion, chain: Chain) -> ReplayAnswer:
+        """The answer, if it is the same however the unknown conditions come out.
+
+        An error is no match on a row that allows and a match on one that denies: nothing allows less than errors
+        everywhere. What allows most is some choice of true and false, which has to be looked for.
+        """
+        least = self._ask(asked, chain, {}, "error")
+        if least.allowed or not self.case.unknown:
+            return ReplayAnswer(least.allowed, least)
+        why = next(iter(self.case.unknown.values()))
+        todo: list[dict[RecordedKey, Outcome]] = [{}]
+        for _ in range(MAX_TRIES):
+            if not todo:
+                return ReplayAnswer(False, least)
+            tried = todo.pop()
+            most = self._ask(asked, chain, tried, "true")
+            if most.allowed:
+                return ReplayAnswer(None, most, why)
+            left = [key for key in self.case.unknown if key not in tried]
+            for at, key in enumerate(left):  # so that each choice comes once
+                todo.append({**tried, **dict.fromkeys(left[:at], _TRUE), key: "false"})
+        return ReplayAnswer(None, least, TOO_MANY)
+
+    def _ask(
+        self, asked: RecordedQuestion, chain: Chain, assumed: dict[RecordedKey, Outcome], otherwise: Outcome
+    ) -> Decision:
+        case = self.case
+        case.assumed, case.otherwise, case.unknown, case.by_record = assumed, otherwise, {}, set()
+        ask = self.engine.enter if asked.session else self.engine.decide
+        return ask(chain, asked.question._replace(arguments=ARGUMENTS), asked.at_s)
+
+
+# --- a whole file -----------------------------------------------------------------------------------------------------
+
+
+class ChangeKind(NamedTuple):
+    """What makes records alike, so that one example stands for them all."""
+
+    change: Change
+    chain: str
+    object: str
+    action: str
+    was: str
+    now: str
+    old_rules: tuple[str, ...]
+    new_rules: tuple[str, ...]
+    why: str
+
+
+@dataclass(slots=True)
+class ReplayGroup:
+    """Records that are alike: how many, and the first of them."""
+
+    seq: int
+    decision_id: str
+    timestamp: str
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Replay:
+    """What came of it. `unasked` are records without an answer of policy: outcomes, control, refusals before it.
+
+    `revisions` counts the policies that the records are of.
+    """
+
+    records: int = 0
+    replayed: int = 0
+    same: int = 0
+    wider: int = 0
+    narrower: int = 0
+    undecidable: Counter[str] = field(default_factory=Counter)
+    unasked: int = 0
+    left_out: int = 0
+    torn_bytes: int = 0
+    revisions: Counter[str] = field(default_factory=Counter)
+    groups: dict[ChangeKind, ReplayGroup] = field(default_factory=dict)
+    ungrouped: int = 0
+
+    @property
+    def changed(self) -> int:
+        return self.wider + self.narrower
+
+    def of(self, change: Change) -> list[tuple[ChangeKind, ReplayGroup]]:
+        """The groups of one kind of change, the most frequent first."""
+        found = [(kind, group) for kind, group in self.groups.items() if kind.change == change]
+        return sorted(found, key=lambda pair: (-pair[1].count, pair[1].seq))
+
+
+def replay(
+    path: Path,
+    candidate: Candidate,
+    *,
+    since: str = "",
+    until: str = "",
+    progress: Callable[[int], object] = lambda read_bytes: None,
+) -> Replay:
+    """The whole file, in constant memory. `since` and `until` (not included) are times as records have them; `progress`
+    hears how many bytes were read. Raises UnreadableError."""
+    report = Replay()
+
+    def torn(size: int) -> None:
+        report.torn_bytes = size
+
+    for fields, read_bytes in _lines_of(given(path), torn):
+        report.records += 1
+        if not report.records % 1024:
+            progress(read_bytes)
+        at = str(fields.get("timestamp"))
+        if at < since or (until and at >= until):
+            report.left_out += 1
+            continue
+        asked = None if fields.get("event") == "outcome" else asked_in(fields)
+        if asked is None:
+            report.unasked += 1
+        else:
+            _count(report, asked, candidate.decide(asked))
+    return report
+
+
+def _lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[AuditLine]:
+    """Of all files of a log. The last one may have no record yet."""
+    before = 0
+    for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
+        for line in lines_of(path, torn):
+            yield AuditLine(line.fields, before + line.read_bytes)
+        before += path.stat().st_size
+
+
+def _count(report: Replay, asked: RecordedQuestion, answer: ReplayAnswer) -> None:
+    report.replayed += 1
+    if asked.revision in report.revisions or len(report.revisions) < MAX_GROUPS:
+        report.revisions[asked.revision] += 1
+    if answer.allowed is None:
+        report.undecidable[answer.why] += 1
+        _keep(report, "undecidable", asked, answer)
+    elif answer.allowed is asked.allowed:
+        report.same += 1
+    elif answer.allowed:
+        report.wider += 1
+        _keep(report, "wider", asked, answer)
+    else:
+        report.narrower += 1
+        _keep(report, "narrower", asked, answer)
+
+
+def _keep(report: Replay, change: Change, asked: RecordedQuestion, answer: ReplayAnswer) -> None:
+    decided = answer.allowed is not None
+    new_rules = [rule.id for link in answer.decision.links for rule in link.rules] if decided else []
+    kind = ChangeKind(
+        change=change,
+        chain=" → ".join(principal.name for principal in asked.chain),
+        object=asked.question.object,
+        action=asked.question.action,
+        was="allow" if asked.allowed else asked.reason or "deny",
+        now="undecidable" if not decided else "allow" if answer.allowed else str(answer.decision.reason),
+        old_rules=asked.rules,
+        new_rules=tuple(dict.fromkeys(new_rules)),
+        why=answer.why,
+    )
+    group = report.groups.get(kind)
+    if group is None:
+        if len(report.groups) >= MAX_GROUPS:
+            report.ungrouped += 1
+            return
+        group = report.groups[kind] = ReplayGroup(asked.seq, asked.decision_id, asked.timestamp)
+    group.count += 1

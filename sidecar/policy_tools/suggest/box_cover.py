@@ -1,0 +1,256 @@
+"""Covers cells with the fewest boxes.
+
+The question is NP-hard (it is the minimum biclique cover, with a third side). So: collect boxes that cannot grow, all
+of them where there are few (`pool`); take the one that covers the most of what is left, again and again (`greedy`);
+drop what became superfluous; put two boxes into one where what only they cover fits into one; tear some out and cover
+their place anew, keeping what is better. Where all boxes are known and few, an exact search follows (`exact`). A set
+of cells of which no two fit into one box proves how far from the fewest it can be at most (`at_least`).
+
+Everything is bounded by counted work, not by a clock: the same log gives the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from random import Random
+
+from sidecar.policy_tools.suggest.exact_cover import MAX_BOXES, MAX_CELLS, fewest
+from sidecar.policy_tools.suggest.maximal_boxes import BoxPool, pool
+from sidecar.policy_tools.suggest.usage_grid import Box, Grid, bits
+
+MAX_MERGE_PAIRS = 3_000_000
+MAX_REBUILDS = 60
+REBUILD_WORK = 800_000  # box rows looked at while rebuilding
+MAX_PROOF_STEPS = 1_000_000
+_TRIES = 6  # cells of one box that are tried for the proof
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Boxes, and how few there must be at the least."""
+
+    boxes: tuple[Box, ...]
+    at_least: int
+
+
+def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
+    """The fewest boxes that we find. `wide` are boxes that may be used although they hold unused cells: they are where
+    fewer boxes come of it, and then nothing is proved."""
+    known = pool(grid)
+    state = _State(grid)
+    best = _found(state, known, ())
+    at_least = _independent(grid, best)
+    few = len(known.boxes) <= MAX_BOXES and grid.cell_count <= MAX_CELLS
+    if known.complete and few and at_least < len(best):
+        best, proved = fewest(grid, known.boxes, best)
+        at_least = len(best) if proved else at_least
+    if wide:
+        at_least, wider = 1, _found(state, known, wide)
+        best = wider if len(wider) < len(best) else best
+    return Cover(tuple(best), at_least)
+
+
+def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
+    """Of equal gain, a box without unused cells is taken first."""
+    candidates = [*known.boxes, *wide]
+    starts = [
+        _irredundant(state, _greedy(state, boxes, state.full()))
+        for boxes in (candidates, known.by_subject, known.by_object)
+    ]
+    return _improved(state, candidates, min(starts, key=len), frozenset(wide))
+
+
+class _State:
+    """Cells by row: `[a * subjects + s]` is the mask of objects."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.width = len(grid.subjects)
+
+    def full(self) -> list[int]:
+        return [mask for row in self.grid.rows for mask in row]
+
+    def places(self, box: Box) -> list[int]:
+        """The rows of a box."""
+        subjects = list(bits(box.subjects))
+        return [a * self.width + s for a in bits(box.actions) for s in subjects]
+
+    def uncovered(self, boxes: Iterable[Box]) -> list[int]:
+        left = self.full()
+        for box in boxes:
+            self.take(left, box)
+        return left
+
+    def take(self, left: list[int], box: Box) -> None:
+        for place in self.places(box):
+            left[place] &= ~box.objects
+
+    def gain(self, left: Sequence[int], box: Box) -> int:
+        return sum((left[place] & box.objects).bit_count() for place in self.places(box))
+
+
+def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[Box]:
+    """The largest gain first. Gains only fall: one that still leads when it is computed anew is the largest."""
+    heap = [(-gain, at) for at, box in enumerate(candidates) if (gain := state.gain(left, box))]
+    heapify(heap)
+    chosen: list[Box] = []
+    while heap:
+        old, at = heap[0]
+        gain = state.gain(left, candidates[at])
+        if -gain != old:
+            if gain:
+                heapreplace(heap, (-gain, at))
+            else:
+                heappop(heap)
+            continue
+        heappop(heap)
+        chosen.append(candidates[at])
+        state.take(left, candidates[at])
+    return chosen
+
+
+def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
+    """Without the boxes whose every cell another one covers, smallest gains (the last chosen) looked at first."""
+    kept = list(boxes)
+    once, twice = _layers(state, kept)
+    for box in reversed(boxes):
+        places = state.places(box)
+        if all(
+            not box.objects & once[place] & ~twice[place] & state.grid.rows[place // state.width][place % state.width]
+            for place in places
+        ):
+            kept.remove(box)
+            touched = set(places)
+            again = _layers(state, [other for other in kept if other.subjects & box.subjects])
+            for place in touched:
+                once[place], twice[place] = again[0][place], again[1][place]
+    return kept
+
+
+def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
+    """By row, what is covered at all, and what is covered more than once."""
+    once = [0] * (state.width * len(state.grid.actions))
+    twice = list(once)
+    for box in boxes:
+        for place in state.places(box):
+            twice[place] |= once[place] & box.objects
+            once[place] |= box.objects
+    return once, twice
+
+
+def needed(grid: Grid, boxes: Sequence[Box]) -> list[Box]:
+    """For each box, the smallest box around the cells that no other one covers."""
+    state = _State(grid)
+    _, twice = _layers(state, boxes)
+    return [_needed(state, box, twice) for box in boxes]
+
+
+def _needed(state: _State, box: Box, twice: Sequence[int]) -> Box:
+    subjects = objects = actions = 0
+    for place in state.places(box):
+        a, s = divmod(place, state.width)
+        own = box.objects & state.grid.rows[a][s] & ~twice[place]
+        if own:
+            subjects, objects, actions = subjects | 1 << s, objects | own, actions | 1 << a
+    return Box(subjects, objects, actions)
+
+
+def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
+    """Merged, then torn open and rebuilt as long as the work allows. Never more boxes than before."""
+    best = _merged(state, boxes, wide)
+    work = max(1, sum(box.subjects.bit_count() * box.actions.bit_count() for box in candidates))
+    chance = Random(0)  # noqa: S311 - the same log shall give the same rules
+    work += len(best) * len(best) // 4
+    for _ in range(min(MAX_REBUILDS, REBUILD_WORK // work) if len(best) > 2 else 0):
+        kept = [box for box in best if chance.random() > 0.4]
+        shuffled = sorted(candidates, key=lambda _: chance.random())
+        rebuilt = kept + _greedy(state, shuffled, state.uncovered(kept))
+        rebuilt = _merged(state, _irredundant(state, rebuilt), wide)
+        if len(rebuilt) <= len(best):
+            best = rebuilt
+    return best
+
+
+def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
+    """Two boxes become one where one can cover all that only these two cover."""
+    kept = list(boxes)
+    if len(kept) * len(kept) > MAX_MERGE_PAIRS:
+        return kept
+    first = 0
+    own = needed(state.grid, kept)
+    reach = [state.grid.objects_with(box.subjects, box.actions) for box in own]
+    while first < len(kept):
+        joint = _joined(state, kept, own, reach, first, wide)
+        if joint is None:
+            first += 1
+            continue
+        kept = joint
+        own = needed(state.grid, kept)
+        reach = [state.grid.objects_with(box.subjects, box.actions) for box in own]
+    return kept
+
+
+def _joined(
+    state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
+) -> list[Box] | None:
+    """The boxes with this one joined to a later one; None where it joins none. `reach` are the objects that all of a
+    box's own subjects used in its own ways: a common box holds those of both."""
+    if kept[first] in wide:
+        return None
+    mine, far = own[first].objects, reach[first]
+    for second in range(first + 1, len(kept)):
+        if own[second].objects & ~far or mine & ~reach[second] or kept[second] in wide:
+            continue
+        if not state.grid.holds(own[first].hull(own[second])):
+            continue
+        rest = [box for at, box in enumerate(kept) if at not in (first, second)]
+        hull = _hull_of_left(state, state.uncovered(rest))
+        if state.grid.holds(hull):
+            return _irredundant(state, [*rest, state.grid.grown(hull)])
+    return None
+
+
+def _hull_of_left(state: _State, left: Sequence[int]) -> Box:
+    hull = Box(0, 0, 0)
+    for place, mask in enumerate(left):
+        if mask:
+            a, s = divmod(place, state.width)
+            hull = hull.hull(Box(1 << s, mask, 1 << a))
+    return hull
+
+
+def _independent(grid: Grid, boxes: Sequence[Box]) -> int:
+    """How many cells we find of which no two fit into one box: so many boxes there must be."""
+    state = _State(grid)
+    _, twice = _layers(state, boxes)
+    found: list[tuple[int, int, int]] = []
+    steps = 0
+    for box in sorted(boxes, key=lambda box: state.gain([~mask for mask in twice], box)):
+        for cell in _own_cells(state, box, twice, _TRIES):
+            steps += len(found)
+            if all(not _fit(grid, cell, other) for other in found):
+                found.append(cell)
+                break
+        if steps > MAX_PROOF_STEPS:
+            break
+    return len(found)
+
+
+def _own_cells(state: _State, box: Box, twice: Sequence[int], count: int) -> list[tuple[int, int, int]]:
+    cells: list[tuple[int, int, int]] = []
+    for place in state.places(box):
+        a, s = divmod(place, state.width)
+        for o in bits(box.objects & ~twice[place]):
+            cells.append((s, o, a))
+            if len(cells) == count:
+                return cells
+    return cells
+
+
+def _fit(grid: Grid, one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+    """Whether some box holds both cells: all eight corners were used."""
+    mask = 1 << one[1] | 1 << other[1]
+    rows = grid.rows
+    return not any(mask & ~rows[a][s] for a in {one[2], other[2]} for s in {one[0], other[0]})

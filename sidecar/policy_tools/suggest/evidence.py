@@ -1,0 +1,282 @@
+"""Reads recorded use from the audit log.
+
+Records are read one by one and forgotten; what stays are the distinct (kind, subject, object, action) with how often
+and when, and the names that were seen. A call is taken as it passed: each principal of its chain lent the next one its
+authority (`delegate`), the last one did what was asked. Nothing that a deny rule would have stopped is ever taken, not
+even where shadow mode let it pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from sys import intern
+from typing import Any, NamedTuple
+
+import orjson
+
+from sidecar.errors import Reason, SettingsError, fault_in
+from sidecar.policy import grammar
+from sidecar.policy.grammar import Wrong
+from sidecar.settings.uris import named_object
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
+
+KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL)
+MAX_TRIPLES = 1_000_000  # some 700 bytes each
+MAX_NAMES = 1_000_000  # subjects and objects; a caller can name as many as it likes in calls that are refused
+MAX_CITED = 3  # decisions, of one rule
+MAX_RESTED_ON = 16  # rules, of one triple
+MAX_ID_CHARS = 128  # of decisions and rules, as evidence bounds the latter
+
+# What needs no row of its own, and what our own words for a stream and an ending of a session are.
+NEED_NO_ROW = grammar.SESSION_ACTIONS | {"session/stream", "session/end"}
+_KINDS = {kind.value: kind for kind in KINDS}
+_LINK = {"kind", "action", "decision"}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
+_NOTIFICATION = "notifications/"
+_SHADOW = "shadow"
+_SKIPPED = tuple(
+    b'{"v":%d,"event":"%b"' % (v, name) for v in (1, 2) for name in (b"outcome", b"control")
+)  # how our writer begins them; others are parsed
+
+
+class Triple(NamedTuple):
+    """One thing that one subject did to one object."""
+
+    kind: PermissionKind
+    subject: str
+    object: str
+    action: str
+
+
+@dataclass(slots=True)
+class Trace:
+    """What the records say of one triple. Times are RFC 3339 in UTC, so that text order is time order."""
+
+    uses: int = 0
+    first: str = ""
+    last: str = ""
+    decisions: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    without_rule: bool = False
+
+    def add(self, time: str, decision: str, rules: Sequence[str], *, allowed: bool) -> None:
+        """One more use; `allowed` is false where it was let through in shadow mode, or asked for although refused."""
+        self.uses += 1
+        self.without_rule = self.without_rule or not allowed
+        self.first = min(self.first or time, time)
+        self.last = max(self.last, time)
+        if decision and len(self.decisions) < MAX_CITED:
+            self.decisions += (decision,)
+        for rule in rules:
+            if rule not in self.rules and len(self.rules) < MAX_RESTED_ON:
+                self.rules += (intern(rule[:MAX_ID_CHARS]),)
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestQuery:
+    """Which records count. `denied` takes those for which there was no rule too; times as records have them."""
+
+    since: str = ""
+    until: str = ""
+    denied: bool = False
+
+    def within(self, time: str) -> bool:
+        """From `since` on, before `until`."""
+        return self.since <= time and (not self.until or time < self.until)
+
+
+@dataclass(slots=True)
+class UsageEvidence:
+    """What was read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` says why a
+    record could not be used, how often, with the first example; `would_deny` counts shadow rules that spoke."""
+
+    traces: dict[Triple, Trace] = field(default_factory=dict)
+    subjects: set[str] = field(default_factory=set)
+    objects: set[str] = field(default_factory=set)
+    sessions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    would_deny: Counter[str] = field(default_factory=Counter)
+    _sound: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def read(self, lines: Iterable[bytes], wanted: SuggestQuery, name: str) -> None:
+        """Take every line of a log. Raises SettingsError when there is more than memory is meant for."""
+        for line in lines:
+            self.counts["lines"] += 1
+            if line.startswith(_SKIPPED):
+                continue
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                record = None
+            if isinstance(record, dict):
+                self._take(record, wanted)
+            elif line.strip():
+                self.counts["unreadable"] += 1
+            if len(self.traces) > MAX_TRIPLES or len(self.objects) + len(self.subjects) > MAX_NAMES:
+                message = f"more than {MAX_TRIPLES} distinct uses, or {MAX_NAMES} names"
+                raise SettingsError([fault_in(name, message, code="W301", hint="take less with --since and --until")])
+
+    def _take(self, record: Mapping[str, Any], wanted: SuggestQuery) -> None:
+        event, time = record.get("event"), record.get("timestamp")
+        if event not in ("decision", "refusal"):
+            return
+        if not isinstance(time, str) or not _TIME.fullmatch(time):
+            self.counts["unreadable"] += 1
+            return
+        if not wanted.within(time):
+            return
+        self.counts["records"] += 1
+        chain, obj, action = record.get("chain"), record.get("object"), record.get("action")
+        if not (_texts(chain) and isinstance(obj, str) and isinstance(action, str)):
+            self.counts["no-question"] += 1  # refused before there was one: no credential, no call
+            return
+        assert isinstance(chain, list)
+        obj = named_object(obj)
+        self._know(chain, obj)
+        of_a_task = record.get("protocol") == "mcp" and action in grammar.MCP_TASK_ACTIONS
+        if of_a_task or action in NEED_NO_ROW or action.startswith(_NOTIFICATION):
+            self.counts["session"] += 1
+            if event == "decision":
+                self.sessions[chain[-1], obj] += 1
+                self._tell_more_questions(record, chain)
+            return
+        verdict = _verdict(record, wanted)
+        self.counts[verdict] += 1
+        if verdict == "taken":
+            self._count(record, time, chain, obj, action)
+
+    def _know(self, chain: Sequence[str], obj: str) -> None:
+        """Names that exist. What cannot be written in a policy cannot be granted by one, and is not known."""
+        for principal in chain:
+            if principal not in self.subjects and not self._unsound("subject", principal):
+                self.subjects.add(intern(principal))
+        if obj not in self.objects and not self._unsound("object", obj):
+            self.objects.add(intern(obj))
+
+    def _count(self, record: Mapping[str, Any], time: str, chain: Sequence[str], obj: str, action: str) -> None:
+        decision = _decision(record)
+        triples = _triples(record["links"], chain, obj, action)
+        why = "" if triples else "its links do not fit its chain"
+        for triple in triples:
+            if triple not in self.traces:
+                why = why or self._cannot_be_a_rule(triple)
+        if why:
+            self.leave_out(why, decision)
+            return
+        for triple, link in zip(triples, record["links"], strict=False):  # guardrails' links follow the chain's own
+            trace = self.traces.get(triple)
+            if trace is None:
+                trace = self.traces[Triple(triple.kind, *map(intern, triple[1:]))] = Trace()
+            trace.add(time, decision, link["rules"], allowed=link["decision"] == "allow")
+        if _texts(record.get("would_deny")):
+            self.would_deny.update(record["would_deny"])
+        if obj.startswith("resource:") and record.get("redaction_applied"):
+            self.counts["query-unknown"] += 1
+        self._tell_more_questions(record, chain)
+
+    def _tell_more_questions(self, record: Mapping[str, Any], chain: Sequence[str]) -> None:
+        """A call may ask several things (a message and where to push answers; several URIs to listen to)."""
+        links = record.get("links")
+        kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
+        if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
+            self.leave_out("it asked several things, and its record names the first only", _decision(record))
+
+    def leave_out(self, why: str, decision: str) -> None:
+        """Count a record that cannot be used, by the reason."""
+        times, example = self.left_out.get(why, (0, decision))
+        self.left_out[why] = (times + 1, example)
+
+    def _cannot_be_a_rule(self, triple: Triple) -> str:
+        return (
+            self._unsound(triple.kind, triple.subject)
+            or self._unsound(f"{triple.kind} object", triple.object)
+            or self._unsound("action", triple.action)
+        )
+
+    def _unsound(self, what: str, text: str) -> str:
+        """Why a policy cannot name this exactly; "" if it can. Known answers are kept."""
+        known = self._sound.get((what, text))
+        if known is None:
+            if len(self._sound) > MAX_NAMES:
+                self._sound.clear()
+            known = self._sound[what, text] = _why_unsound(what, text)
+        return known
+
+
+def _decision(record: Mapping[str, Any]) -> str:
+    return str(record.get("decision_id") or "")[:MAX_ID_CHARS]
+
+
+def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
+    """`taken`, or the word under which it is counted."""
+    links = record.get("links")
+    if not isinstance(links, list) or not all(_is_link(link) for link in links):
+        return "no-question"
+    passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == _SHADOW)
+    # A denied link rests on nothing but the deny rules that matched.
+    if any(link["decision"] != "allow" and link["rules"] for link in links):
+        return "denied-by-rule"
+    if passed:
+        return "taken"
+    if record.get("reason") == Reason.NO_MATCHING_RULE:
+        return "taken" if wanted.denied else "no-rule"
+    return "refused"
+
+
+def _triples(links: Sequence[Mapping[str, Any]], chain: Sequence[str], obj: str, action: str) -> list[Triple]:
+    """What each principal of the chain did, in order; [] where the links do not say just that."""
+    asked = [*((principal, DELEGATE) for principal in chain[1:]), (obj, action)]
+    if len(links) < len(chain):
+        return []
+    triples: list[Triple] = []
+    for subject, (thing, act), link in zip(chain, asked, links, strict=False):
+        kind = _KINDS.get(link["kind"])
+        if kind is None or link["action"] != act:
+            return []
+        triples.append(Triple(kind, subject, thing, act))
+    return triples
+
+
+def _is_link(link: object) -> bool:
+    if not isinstance(link, dict) or not link.keys() >= _LINK or not isinstance(link["kind"], str):
+        return False
+    return _texts(link.get("rules"), empty=True)
+
+
+def _texts(values: object, *, empty: bool = False) -> bool:
+    if not isinstance(values, list) or not (values or empty):
+        return False
+    for value in values:  # noqa: SIM110 - asked of every record, and a generator takes three times as long
+        if not isinstance(value, str):
+            return False
+    return True
+
+
+def _why_unsound(what: str, text: str) -> str:
+    try:
+        if "*" in text:  # a URI may hold one; in a policy it would be a wildcard
+            return "a name with * cannot be written exactly"
+        if "object" in what and text.startswith("set:"):
+            return "a set is no object of a call"
+        if text.startswith("role:"):  # a row's subject could be one, and would mean somebody else
+            return "a role is no caller"
+        if what == "action":
+            if text == grammar.USE:
+                return "no action of a call"
+            grammar.action(text)
+        elif what == "object":
+            grammar.element(text)
+        elif what == "subject":
+            if text != ANONYMOUS:
+                grammar.member(text)
+        elif what.endswith(" object"):
+            grammar.object_(text, PermissionKind(what.removesuffix(" object")))
+        else:
+            grammar.subject(text, PermissionKind(what))
+    except Wrong as wrong:
+        return wrong.message
+    return ""

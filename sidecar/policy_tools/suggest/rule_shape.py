@@ -1,0 +1,244 @@
+"""Writes a box as one short rule.
+
+A box of a cover is often larger than it must be, since others cover parts of it. Between what it must hold and what it
+may hold, the cheapest way to say it is chosen: one exact name, a role or set that is there already, a pattern that
+fits nothing else that is known, and only then a new role or set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sidecar.policy import grammar
+from sidecar.policy.grammar import Wrong
+from sidecar.policy_tools.suggest.box_cover import cover
+from sidecar.policy_tools.suggest.catalogue import Known
+from sidecar.policy_tools.suggest.terms import PLAIN, Backed, Terms
+from sidecar.policy_tools.suggest.usage_grid import Box, Grid, Group, bits
+from sidecar.vocabulary import PermissionKind
+
+MIN_FOR_PATTERN = 3  # a pattern also fits what nobody knows yet: two names are no reason for one
+MAX_WIDE = 4000  # patterns that are looked at for `widen`
+_BOUNDARIES = "_-./"
+Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDraft:
+    """One rule to be. `object` is an exact name or a pattern, or "" for a set of `objects`; `objects` are those that
+    are known and that it means. `widened` are those of them that were not used in all these ways by all of these.
+    `whole` is the first draft of a rule of which this one is a further part, as a limit counts a whole rule."""
+
+    kind: PermissionKind
+    subjects: Names
+    objects: Names
+    actions: tuple[str, ...]
+    object: str = ""
+    widened: tuple[str, ...] = ()
+    terms: Terms = PLAIN
+    whole: RuleDraft | None = None
+
+
+@dataclass(slots=True)
+class RuleShaper:
+    """Writes boxes as rules. `roles` and `sets` are what is in those of the present policy; naming one costs nothing.
+    Nor does a group that an earlier rule brought (`more_roles`, `more_sets`)."""
+
+    known: Known
+    roles: frozenset[Names]
+    sets: frozenset[Names]
+    patterns: bool = True
+    widen: int = 0
+    more_roles: set[Names] = field(default_factory=set)
+    more_sets: set[Names] = field(default_factory=set)
+
+    def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], int]:
+        """The fewest rules for a grid of uses with the same terms, and how few there must be at the least."""
+        wide = self._wide_boxes(grid, backed) if self.widen and self.patterns else {}
+        found = cover(grid, list(wide))
+        boxes = list(found.boxes)
+        rows = _RuleRows(grid, boxes)
+        drafts: list[RuleDraft] = []
+        for at in sorted(range(len(boxes)), key=lambda at: (-_volume(boxes[at]), boxes[at])):
+            must = rows.needed(at)
+            if not must.subjects:  # a role or set that was there already made an earlier rule hold this one
+                rows.replace(at, must)
+                continue
+            pattern = wide.get(boxes[at], "")
+            draft, box = self._rule(kind, grid, must, boxes[at], pattern, backed)
+            rows.replace(at, box)
+            drafts.append(draft)
+        return drafts, found.at_least
+
+    def _rule(
+        self, kind: PermissionKind, grid: Grid, must: Box, box: Box, pattern: str, backed: Backed
+    ) -> tuple[RuleDraft, Box]:
+        """One rule that holds all of `must`, and the box that it covers."""
+        actions = tuple(sorted(grid.names(grid.actions, must.actions)))
+        may = box.subjects if pattern else grid.subjects_with(must.objects, must.actions)
+        least, most = grid.names(grid.subjects, must.subjects), grid.names(grid.subjects, may)
+        subjects = _between(least, most, self.roles) or _between(least, most, self.more_roles) or least
+        self.more_roles.add(subjects)
+        everybody = _mask(grid.subjects, grid.subject_at, subjects, whole=False)
+        used = grid.names(grid.objects, grid.objects_with(everybody, must.actions))
+        if pattern:
+            obj, objects = pattern, frozenset(self.known.fitting(pattern))
+        else:
+            held = partial(backed.holds, subjects=subjects, actions=actions)
+            obj, objects = self._object(kind, grid.names(grid.objects, must.objects), used, held)
+        draft = RuleDraft(kind, subjects, objects, actions, obj, tuple(sorted(objects - used)))
+        return draft, Box(
+            _mask(grid.subjects, grid.subject_at, subjects, whole=True),
+            _mask(grid.objects, grid.object_at, objects, whole=True),
+            must.actions,
+        )
+
+    def _object(self, kind: PermissionKind, must: Names, may: Names, held: Callable[[str], bool]) -> tuple[str, Names]:
+        """An exact name, or a pattern that is `held`, with what it means; else "" and the objects of a set."""
+        if len(must) == 1:
+            return next(iter(must)), must
+        there = _between(must, may, self.sets)
+        if there:
+            return "", there
+        for names in (must, may) if self.patterns else ():
+            pattern = pattern_of(names, kind, self.known.listed)
+            fitting = frozenset(self.known.fitting(pattern)) if pattern else frozenset()
+            enough = must <= fitting and len(fitting & may) >= MIN_FOR_PATTERN
+            if enough and len(fitting - may) <= self.widen and held(pattern):
+                return pattern, fitting
+        objects = _between(must, may, self.more_sets) or must
+        self.more_sets.add(objects)
+        return "", objects
+
+    def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
+        """Boxes of patterns that fit up to `widen` known objects too many, for as many subjects as can share one."""
+        found: dict[Box, str] = {}
+        lists = _lists(grid)
+        tables = [[grid.objects_with(1 << s, actions) for s in range(len(grid.subjects))] for actions in lists]
+        for pattern in _prefixes(grid, self.known.listed)[:MAX_WIDE]:
+            fitting = frozenset(self.known.fitting(pattern))
+            mask = _mask(grid.objects, grid.object_at, fitting, whole=True)
+            for actions, rows in zip(lists, tables, strict=True):
+                subjects = self._sharing(grid, rows, mask, fitting)
+                held = partial(backed.holds, pattern, grid.names(grid.subjects, subjects))
+                if subjects and held(grid.names(grid.actions, actions)):
+                    found.setdefault(Box(subjects, mask, actions), pattern)
+        return found
+
+    def _sharing(self, grid: Grid, rows: Sequence[int], mask: int, fitting: Names) -> int:
+        """The subjects that together leave at most `widen` of the pattern's objects unused; 0 if there are none."""
+        subjects, common = 0, mask
+        for s in sorted(range(len(rows)), key=lambda s: (-(rows[s] & mask).bit_count(), s)):
+            used = grid.names(grid.objects, common & rows[s])
+            if len(fitting) - len(used) > self.widen or len(used) < MIN_FOR_PATTERN:
+                break
+            subjects, common = subjects | 1 << s, common & rows[s]
+        return subjects
+
+
+class _RuleRows:
+    """Which boxes cover which row of a grid, so that a box that shrinks tells the others what is now theirs alone."""
+
+    def __init__(self, grid: Grid, boxes: Sequence[Box]) -> None:
+        self._grid, self._boxes = grid, list(boxes)
+        self._over: dict[tuple[int, int], set[int]] = {}
+        for at, box in enumerate(boxes):
+            self._enter(at, box)
+
+    def needed(self, at: int) -> Box:
+        """The smallest box around what only this one covers."""
+        box = self._boxes[at]
+        subjects = objects = actions = 0
+        for a in bits(box.actions):
+            for s in bits(box.subjects):
+                own = box.objects & self._grid.rows[a][s]
+                for other in self._over[a, s]:
+                    own &= -1 if other == at else ~self._boxes[other].objects
+                if own:
+                    subjects, objects, actions = subjects | 1 << s, objects | own, actions | 1 << a
+        return Box(subjects, objects, actions)
+
+    def replace(self, at: int, box: Box) -> None:
+        old = self._boxes[at]
+        for a in bits(old.actions):
+            for s in bits(old.subjects):
+                self._over[a, s].discard(at)
+        self._boxes[at] = box
+        self._enter(at, box)
+
+    def _enter(self, at: int, box: Box) -> None:
+        for a in bits(box.actions):
+            for s in bits(box.subjects):
+                self._over.setdefault((a, s), set()).add(at)
+
+
+def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
+    """The narrowest pattern with one wildcard, cut between words, that fits all these names; "" if there is none that
+    a person would want. It stays on one server, and means all of a server only where a catalogue lists that server."""
+    head, tail = common_head(names), common_head([name[::-1] for name in names])[::-1]
+    head = head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1]
+    cuts = [tail.find(mark) for mark in _BOUNDARIES if mark in tail]
+    tail = tail[min(cuts) :] if cuts else ""
+    word, _, rest = head.partition(":")
+    server, slash, begun = rest.partition("/")
+    if any(len(head) + len(tail) > len(name) for name in names):
+        tail = ""
+    if word == "nhi":
+        fine = bool(rest)
+    else:
+        whole = not (begun.partition("://")[2].strip("/") if word == "resource" else begun or tail)
+        fine = bool(slash) and (not whole or (server in listed and word == "tool"))
+    if not fine:
+        return ""
+    try:
+        return grammar.object_(f"{head}*{tail}", kind)
+    except Wrong:
+        return ""
+
+
+def common_head(names: Collection[str]) -> str:
+    """How all of these texts begin."""
+    first, last = min(names), max(names)
+    end = next((at for at, mark in enumerate(first) if last[at : at + 1] != mark), len(first))
+    return first[:end]
+
+
+def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
+    """The smallest group that holds all that it must and nothing that it may not; the empty one if none does. One name
+    needs no group."""
+    if len(must) == 1 or must in groups:
+        return must
+    one = next(iter(must))
+    fitting = [group for group in groups if one in group and must <= group <= may]
+    return min(fitting, key=lambda group: (len(group), sorted(group)), default=frozenset())
+
+
+def _mask(groups: Sequence[Group], places: Mapping[str, int], names: Names, *, whole: bool) -> int:
+    """The indexes of which all names (or at least one) are among these. `places` are the names' indexes."""
+    found = Counter(places[name] for name in names if name in places)
+    return sum(1 << at for at, count in found.items() if not whole or count == len(groups[at]))
+
+
+def _lists(grid: Grid) -> list[int]:
+    """Each action by itself, and all together."""
+    every = (1 << len(grid.actions)) - 1
+    return list(dict.fromkeys([every, *(1 << a for a in range(len(grid.actions)))]))
+
+
+def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
+    """Every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
+    found: dict[str, None] = {}
+    for name in sorted(name for group in grid.objects for name in group):
+        found.update((name[: at + 1] + "*", None) for at, mark in enumerate(name) if mark in _BOUNDARIES)
+    kind = PermissionKind.AGENT_TO_TOOL
+    return sorted(
+        (pattern for pattern in found if pattern_of([pattern[:-1] + "a", pattern[:-1] + "b"], kind, listed) == pattern),
+        key=lambda pattern: (len(pattern), pattern),
+    )
+
+
+def _volume(box: Box) -> int:
+    return box.subjects.bit_count() * box.objects.bit_count() * box.actions.bit_count()

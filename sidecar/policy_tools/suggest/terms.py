@@ -1,0 +1,220 @@
+"""Finds the conditions, limits and expiry under which the present policy allows recorded use.
+
+Terms are a condition, a limit and an expiry. Each recorded use takes those of the rows that it rested on, as they are
+written today; where none of these rows is left, those of every row that allows it today. So whatever is suggested
+stands inside a row of the present policy, with all that this row asks. A row with a limit counts every call that it
+matches, also where another row allows the call without one: such rows are always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from sidecar.policy import PolicySource
+from sidecar.policy.patterns import WILDCARD, covers, glob
+from sidecar.policy_tools.diff.role_conditions import roles_asked
+from sidecar.policy_tools.diff.terms import actions_of, place_of
+from sidecar.policy_tools.suggest.evidence import Trace, Triple, UsageEvidence
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
+
+GONE = "gone"  # the count of calls that no row allows any more
+SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
+
+
+class Terms(NamedTuple):
+    """What a row asks beside subject, object and action. `of` is the rule whose calls a limit counts together."""
+
+    when: str = ""
+    expires_at: float | None = None
+    limit: int | None = None
+    per: Literal["subject", "origin", "rule"] = "subject"
+    of: str = ""
+
+    def within(self, other: Terms) -> bool:
+        """Whether a row with the other terms, which has no limit, allows all that one with these does."""
+        lasts = other.expires_at is None or (self.expires_at is not None and self.expires_at <= other.expires_at)
+        return self.limit is None and other.limit is None and lasts and other.when in ("", self.when)
+
+    def __str__(self) -> str:
+        said = [f"when {self.when}"] if self.when else []
+        if self.limit is not None:
+            said.append(f"{self.limit} an hour per {self.per}")
+        if self.expires_at is not None:
+            said.append(f"until {moment(self.expires_at)}")
+        return "; ".join(said)
+
+
+PLAIN = Terms()
+
+
+def moment(at_s: float) -> str:
+    """RFC 3339 in UTC, as rows have it."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class Backed:
+    """The uses that are suggested under the same terms. `rows` are the present rows behind them, by subject; without
+    any, there is nothing that a suggestion could exceed."""
+
+    triples: list[Triple] = field(default_factory=list)
+    rows: dict[str, set[RuleRef]] = field(default_factory=dict)
+
+    def add(self, triple: Triple, rows: Collection[RuleRef]) -> None:
+        """One more use, and the rows that lend it these terms."""
+        self.triples.append(triple)
+        if rows:
+            self.rows.setdefault(triple.subject, set()).update(rows)
+
+    def holds(self, pattern: str, subjects: Iterable[str], actions: Collection[str]) -> bool:
+        """Whether present rows allow everything that a pattern means, also what does not exist yet."""
+        return not self.rows or all(
+            any(covers(row.object, pattern) and actions_of(row.actions).issuperset(actions) for row in self.rows[name])
+            for name in subjects
+        )
+
+
+Groups = Mapping[PermissionKind, Mapping[Terms, Backed]]
+
+
+class Backing:
+    """The allow rows of the present policy, found by what they mean."""
+
+    def __init__(self, source: PolicySource) -> None:
+        self._source = source
+        self._rows: dict[tuple[PermissionKind, str], list[RuleRef]] = {}
+        self._above: dict[str, frozenset[str]] = {}
+        self._found: dict[tuple[PermissionKind, str], tuple[RuleRef, ...]] = {}
+        for rule in source.rules:
+            if rule.effect == "allow" and not rule.shadow:
+                key = f"{place_of(rule.object)}{WILDCARD}" if WILDCARD in rule.object else rule.object
+                self._rows.setdefault((rule.kind, key), []).append(rule)
+
+    def terms_of(self, triple: Triple, trace: Trace) -> dict[Terms, set[RuleRef]]:
+        """The terms of a use, each with the rows that have them; nothing where no row allows it today."""
+        held = {rule: terms for rule in self._about(triple) if (terms := self._terms(rule, triple)) is not None}
+        rested = [rule for rule in held if rule.id in trace.rules]
+        chosen = rested or [rule for rule in held if not self._by_token(rule, triple)]
+        chosen += [rule for rule in held if rule.max_calls_per_hour is not None] if chosen else []
+        found: dict[Terms, set[RuleRef]] = {}
+        for rule in chosen:
+            found.setdefault(held[rule], set()).add(rule)
+        return _without_superfluous(found)
+
+    def _terms(self, rule: RuleRef, triple: Triple) -> Terms | None:
+        """Those of a row, which asks for the role too where only a token can grant it; None if it means another use."""
+        if triple.action not in actions_of(rule.actions):
+            return None
+        when = rule.when
+        if self._by_token(rule, triple):
+            if "/" not in rule.subject or "when" not in self._source.models[rule.kind].columns:
+                return None
+            has_role = f"has_role(principal, '{rule.subject}')"
+            when = f"{has_role} && ({when})" if when else has_role
+        elif not self._means(rule.subject, triple.subject):
+            return None
+        if rule.max_calls_per_hour is None or triple.action == DELEGATE:  # who lends authority is not charged
+            return Terms(when, rule.expires_at)
+        return Terms(when, rule.expires_at, rule.max_calls_per_hour, rule.per, rule.id)
+
+    def _by_token(self, rule: RuleRef, triple: Triple) -> bool:
+        return rule.subject.startswith("role:") and not self._means(rule.subject, triple.subject)
+
+    def _means(self, written: str, name: str) -> bool:
+        if written.startswith("role:"):
+            if name not in self._above:
+                self._above[name] = self._source.roles.closure((name,))
+            return written in self._above[name]
+        return written == name or (name != ANONYMOUS and glob(name, written))
+
+    def _about(self, triple: Triple) -> tuple[RuleRef, ...]:
+        """The rows whose object means this one."""
+        kind, obj = triple.kind, triple.object
+        if (kind, obj) not in self._found:
+            keys = {obj, *self._source.sets.closure((obj,)), f"{place_of(obj)}{WILDCARD}", WILDCARD}
+            rules = [rule for key in sorted(keys) for rule in self._rows.get((kind, key), ())]
+            self._found[kind, obj] = tuple(r for r in rules if WILDCARD not in r.object or glob(obj, r.object))
+        return self._found[kind, obj]
+
+
+def _without_superfluous(found: Mapping[Terms, set[RuleRef]]) -> dict[Terms, set[RuleRef]]:
+    return {
+        terms: rules
+        for terms, rules in found.items()
+        if not any(terms != other and terms.within(other) for other in found)
+    }
+
+
+def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
+    """What was read, by terms. Uses that no row allows any more are taken out of the evidence and counted there; not
+    those that were let through, or asked for, without a row."""
+    groups: dict[PermissionKind, dict[Terms, Backed]] = {}
+    for triple, trace in list(evidence.traces.items()):
+        held: Mapping[Terms, Collection[RuleRef]] = backing.terms_of(triple, trace) if backing else {}
+        if not held and backing and not trace.without_rule:
+            evidence.counts[GONE] += trace.uses
+            del evidence.traces[triple]
+            continue
+        for terms, rows in held.items() or [(PLAIN, ())]:
+            groups.setdefault(triple.kind, {}).setdefault(terms, Backed()).add(triple, rows)
+    return {kind: dict(_countable(found, evidence)) for kind, found in groups.items()}
+
+
+def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Iterator[tuple[Terms, Backed]]:
+    """Without the uses whose limit cannot be counted as it is today: parts of one rule differ in nothing but subject
+    and object."""
+    of: dict[str, int] = {}
+    for terms in groups:
+        of[terms.of] = of.get(terms.of, 0) + bool(terms.of)
+    lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
+    for triple in lost:
+        evidence.leave_out(SPLIT_LIMIT, next(iter(evidence.traces[triple].decisions), ""))
+        del evidence.traces[triple]
+    for terms, backed in groups.items():
+        backed.triples = [triple for triple in backed.triples if triple not in lost]
+        if backed.triples:
+            yield terms, backed
+
+
+class Carried(NamedTuple):
+    """What goes over from the present policy as it is: rows that deny, and (member, container) links."""
+
+    denies: tuple[RuleRef, ...] = ()
+    roles: tuple[tuple[str, str], ...] = ()
+    sets: tuple[tuple[str, str], ...] = ()
+
+
+NOTHING_CARRIED = Carried()
+
+
+def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
+    """Every row that denies, and the roles and sets that these rows and some conditions ask for."""
+    found = {(r.id, r.subject, r.object): r for r in source.rules if r.effect == "deny" and not r.shadow}
+    denies = tuple(found.values())
+    texts = {*conditions, *(rule.when for rule in denies)} - {""}
+    asked = [roles_asked(text) for text in texts]
+    every = {role for roles in source.roles.parents.values() for role in roles} if None in asked else set[str]()
+    roles = {rule.subject for rule in denies}.union(every, *(named for named in asked if named))
+    return Carried(
+        denies,
+        tuple(_links(source.roles.parents, roles)),
+        tuple(_links(source.sets.parents, {rule.object for rule in denies})),
+    )
+
+
+def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iterator[tuple[str, str]]:
+    """All that is in these containers, directly or not, as it is written."""
+    children: dict[str, list[str]] = {}
+    for member, above in parents.items():
+        for container in above:
+            children.setdefault(container, []).append(member)
+    todo, seen = sorted(containers & children.keys()), set[str]()
+    while todo:
+        container = todo.pop(0)
+        if container not in seen:
+            seen.add(container)
+            yield from ((member, container) for member in children[container])
+            todo += [member for member in children[container] if member in children]

@@ -1,0 +1,196 @@
+"""Runs one policy test.
+
+Asked of the engine that serves. A `repeat` goes through the limiter that serves, too, over a store in memory that only
+this test has, on a clock that stands still between two calls; so it takes no time, and no test feels another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from sidecar.errors import Reason, Refusal
+from sidecar.limits import Budgets, Limiter, LimitPlan, plan_charges
+from sidecar.limits.memory_store import MemoryCounters
+from sidecar.policy import Engine, grammar
+from sidecar.policy_tools.suites.deciding_rules import DecidingRules
+from sidecar.policy_tools.suites.loading import ListExpectation, PolicyTest
+from sidecar.policy_tools.suites.suite_schema import Repeat, listed_question
+from sidecar.protocols.mcp.messages import server_question
+from sidecar.vocabulary import Call, Decision, Question
+
+T = TypeVar("T")
+_FOR_EVER_S = 1e9  # the owner of a slot lives as long as its call; no lease ends before
+_ONCE = Repeat(times=1)
+
+
+class TestOutcome(NamedTuple):
+    """What came out. `decision` is the policy's own word on the last call; `allowed`, `reason` and `at` (which call
+    of a repeat was refused, from 1; 0 if none) count limits too. `limits` are those that were charged or that had no
+    room. `rests_on` are ids of rules; `shows` is what a list shows."""
+
+    allowed: bool
+    decision: Decision
+    now_s: float
+    reason: Reason | None = None
+    at: int = 0
+    limits: tuple[str, ...] = ()
+    rests_on: frozenset[str] = frozenset()
+    shows: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True)
+class TestBench:
+    """Where tests are run. `now_s` is the time of tests that name none; `known` has, for lists that no catalogue
+    describes, the names by what stands before them (`tool:github/`); `exercised` gathers what answers rested on, if
+    anybody wants to know."""
+
+    engine: Engine
+    grounds: DecidingRules
+    budgets: Budgets
+    now_s: float
+    known: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    exercised: set[str] | None = None
+
+    def run(self, test: PolicyTest) -> TestOutcome:
+        """Ask it."""
+        if test.listing is not None:
+            return self._list(test, test.listing)
+        assert test.question is not None
+        wants_limits = test.repeat is not None or test.expect.limits is not None
+        return self._repeat(test, test.question) if wants_limits else self._call(test, test.question)
+
+    def _call(self, test: PolicyTest, question: Question) -> TestOutcome:
+        now_s = self._time_of(test)
+        decision = self._decided(test, question, now_s)
+        return TestOutcome(
+            decision.allowed, decision, now_s, decision.reason, rests_on=self._grounds(test, decision, now_s)
+        )
+
+    def _decided(self, test: PolicyTest, question: Question, now_s: float) -> Decision:
+        ask = self.engine.enter if test.session else self.engine.decide
+        return ask(test.chain, question, now_s)
+
+    def _time_of(self, test: PolicyTest) -> float:
+        return self.now_s if test.now_s is None else test.now_s
+
+    def _grounds(self, test: PolicyTest, decision: Decision, now_s: float) -> frozenset[str]:
+        """Looked for only where somebody asks: it may take as long as the answer."""
+        if self.exercised is None and test.expect.rule is None:
+            return frozenset()
+        found = self.grounds.of(decision, test.chain, now_s, session=test.session or test.listing is not None)
+        if self.exercised is not None:
+            self.exercised |= found
+        return found
+
+    # --- repeats ------------------------------------------------------------------------------------------------------
+
+    def _repeat(self, test: PolicyTest, question: Question) -> TestOutcome:
+        """All calls, or as many as it takes until one is refused."""
+        repeat, start_s = test.repeat or _ONCE, self._time_of(test)
+        ledger = _Ledger(repeat.takes)
+        call = Call("mcp", "", question.server, question.action, (question,), session=test.session)
+        for index in range(repeat.times):
+            now_s = start_s + index * repeat.every
+            decision = self._decided(test, question, now_s)
+            rests_on = self._grounds(test, decision, now_s)
+            if not decision.allowed:
+                return TestOutcome(False, decision, now_s, decision.reason, index + 1, (), rests_on)
+            plan = plan_charges(self.budgets, test.chain, self.engine.roles_of, call, decision)
+            refusal = ledger.take(plan, now_s)
+            if refusal is not None:
+                return TestOutcome(False, decision, now_s, refusal.reason, index + 1, ledger.limits, rests_on)
+        return TestOutcome(True, decision, now_s, None, 0, ledger.limits, rests_on)
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
+        """The list itself is a call of the session; then each entry is asked as in the proxy."""
+        now_s = self._time_of(test)
+        asked = server_question(listing.server, f"{listing.member}/list")
+        decision = self.engine.enter(test.chain, asked, now_s)
+        rests_on = self._grounds(test, decision, now_s)
+        if not decision.allowed:
+            return TestOutcome(False, decision, now_s, decision.reason, rests_on=rests_on)
+        shown = [name for name in self._names(listing) if self._is_shown(test, listing, name, now_s)]
+        return TestOutcome(True, decision, now_s, rests_on=rests_on, shows=tuple(shown))
+
+    def _names(self, listing: ListExpectation) -> Sequence[str]:
+        if listing.names is not None:
+            return listing.names
+        return self.known.get(f"{listing.member.removesuffix('s')}:{listing.server}/", ())
+
+    def _is_shown(self, test: PolicyTest, listing: ListExpectation, name: str, now_s: float) -> bool:
+        question = listed_question(listing.member, listing.server, name)
+        if question is None:  # a rule may name what no entry can be called
+            return False
+        shown = self.engine.may_list(test.chain, question, now_s)
+        if self.exercised is not None:
+            # A list gives no rules: the call without arguments does, as far as it is answered alike.
+            decision = self.engine.decide(test.chain, question, now_s)
+            if decision.allowed is shown:
+                self.exercised |= self.grounds.of(decision, test.chain, now_s)
+        return shown
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """The limits of one test. Each call that is let in holds its slots, and what it may cost at most, for `takes_s`;
+    then it has cost what is declared."""
+
+    takes_s: float
+    limits: tuple[str, ...] = ()
+    now_s: float = 0.0
+    calls: int = 0
+    held: deque[tuple[float, LimitPlan, str]] = field(default_factory=deque)
+    store: MemoryCounters = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryCounters(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
+
+    def take(self, plan: LimitPlan, now_s: float) -> Refusal | None:
+        """Charge one call; its refusal if there is no room. `limits` are then those that refuse, else all charged."""
+        self.now_s = now_s
+        self._end_calls()
+        self.calls += 1
+        call_id = str(self.calls)
+        verdict = _result(self.store.reserve(plan.charges, call_id))
+        if verdict.admitted:
+            self.limits = tuple(charge.limit for charge in plan.charges)
+            self.held.append((now_s + self.takes_s, plan, call_id))
+            return None
+        full = zip(plan.charges, verdict.standings, strict=True)
+        self.limits = tuple(charge.limit for charge, standing in full if standing.wait_us)
+        try:
+            _result(Limiter(self.store).charge(plan, call_id))  # which reason of several is told is the limiter's word
+        except Refusal as refusal:
+            return refusal
+        raise RuntimeError("the limiter admits what its store has refused")
+
+    def _end_calls(self) -> None:
+        while self.held and self.held[0][0] <= self.now_s:
+            _, plan, call_id = self.held.popleft()
+            self.store.release(plan.unspent(plan.spent(None)), call_id)
+
+
+def _result(step: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine that waits for nothing returns."""
+    try:
+        step.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    step.close()
+    raise RuntimeError("a store in memory had to wait")
+
+
+def known_names(objects: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """The exact names of tools, prompts and resources among some objects, by what stands before them."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(objects):
+        server, slash, rest = name.partition("/")
+        if slash and "*" not in name and server.startswith(grammar.ON_SERVERS):
+            found.setdefault(server + slash, []).append(rest)
+    return found

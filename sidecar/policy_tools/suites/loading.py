@@ -1,0 +1,209 @@
+"""Reads policy test files.
+
+Every file under the folder is a test file or a fault: a mistyped name must not be a test that silently never runs.
+Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed as long as they stay inside the folder.
+
+    T001   cannot be read, or is not there     T002   no test file has this name     T003   too much
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from sidecar.errors import Fault, PolicyError, fault_in
+from sidecar.policy import grammar
+from sidecar.policy_tools.suites.suite_schema import Expect, Member, Repeat, SuiteFile, WrittenTest
+from sidecar.settings.yaml_document import Document, in_file_order, leading_out, read_document
+from sidecar.settings.yaml_nodes import Loc, YamlSpan
+from sidecar.vocabulary import Chain, Principal, Question
+
+MAX_FILES = 4096
+MAX_TESTS = 100_000
+MAX_CALLS = 1_000_000  # of all tests together, repeats and entries counted: some ten seconds of work
+SUFFIXES = (".yaml", ".yml")
+
+
+class SuitePlace(NamedTuple):
+    """Where something stands, and the text of that line."""
+
+    span: YamlSpan
+    source: str
+
+
+class ListExpectation(NamedTuple):
+    """A list that is asked for. `names` is all that could be in it; None where no catalogue says so."""
+
+    server: str
+    member: Member
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTest:
+    """One test, ready to be run. It asks a `question`, or for a `listing`; `now_s` in seconds since the epoch."""
+
+    suite: str
+    name: str
+    place: SuitePlace
+    expects_at: SuitePlace
+    chain: Chain
+    expect: Expect
+    question: Question | None = None
+    session: bool = False
+    listing: ListExpectation | None = None
+    now_s: float | None = None
+    repeat: Repeat | None = None
+    skip: str = ""
+
+    @property
+    def times(self) -> int:
+        """How many questions it asks, as far as the file says."""
+        if self.listing is not None and self.listing.names is not None:
+            return len(self.listing.names)
+        return self.repeat.times if self.repeat else 1
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySuite:
+    """The tests of one file. `named` are the objects that they call or expect in a list."""
+
+    name: str
+    file: str
+    tests: tuple[PolicyTest, ...]
+    named: frozenset[str]
+
+
+def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[PolicySuite]:
+    """The suites of some files and folders, each file once. Links lead out neither of a folder that is named nor of
+    `inside`. Raises PolicyError with every fault of all of them."""
+    suites: list[PolicySuite] = []
+    faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
+    for file in _files([] if faults else paths, faults):
+        try:
+            suites.append(read_suite(file))
+        except PolicyError as error:
+            faults += error.faults
+    faults += _faults_of_size(suites)
+    if faults:
+        raise PolicyError(in_file_order(faults))
+    return suites
+
+
+def read_suite(path: Path) -> PolicySuite:
+    """The suite of one file. Raises PolicyError with every fault of it."""
+    document = read_document(path, error=PolicyError)
+    file = document.validate(SuiteFile)
+    tests = tuple(_compiled(document, file, index) for index in range(len(file.tests)))
+    return PolicySuite(file.suite, str(path), tests, frozenset(_named(file)))
+
+
+def _files(paths: Sequence[Path], faults: list[Fault]) -> list[Path]:
+    found: dict[Path, Path] = {}
+    for path in paths:
+        for file in _walk(path, faults) if path.is_dir() else (path,):
+            if _is_test_file(file, faults):
+                found.setdefault(file.resolve(), file)
+            if len(found) > MAX_FILES:
+                faults.append(fault_in(path, f"more than {MAX_FILES} files of tests", code="T003"))
+                return []
+    return list(found.values())
+
+
+def _walk(folder: Path, faults: list[Fault]) -> Iterator[Path]:
+    """Files under the folder, by name. A folder that was entered already (a link upwards) is not entered again."""
+    entered: set[tuple[int, int]] = set()
+    todo = [folder]
+    while todo:
+        current = todo.pop()
+        try:
+            info = current.stat()
+            paths = sorted(path for path in current.iterdir() if not path.name.startswith("."))
+        except OSError as error:
+            faults.append(fault_in(current, f"cannot be read: {error.strerror}", code="T001"))
+            continue
+        if (info.st_dev, info.st_ino) not in entered:
+            entered.add((info.st_dev, info.st_ino))
+            out = [fault for path in paths if path.is_symlink() and (fault := leading_out(path, folder)) is not None]
+            faults += out
+            paths = [path for path in paths if str(path) not in {fault.file for fault in out}]
+            yield from (path for path in paths if not path.is_dir())
+            todo += reversed([path for path in paths if path.is_dir()])
+
+
+def _is_test_file(path: Path, faults: list[Fault]) -> bool:
+    if path.suffix not in SUFFIXES or not path.name.isprintable():
+        faults.append(fault_in(path, "no file of policy tests has this name", code="T002", hint="name it *.yaml"))
+        return False
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)  # a pipe or device is never opened: it could block for ever
+    except OSError as error:
+        faults.append(fault_in(path, f"cannot be read: {error.strerror}", code="T001"))
+        return False
+    if not regular:
+        faults.append(fault_in(path, "not a regular file", code="T001"))
+    return regular
+
+
+def _faults_of_size(suites: Sequence[PolicySuite]) -> Iterator[Fault]:
+    tests = calls = 0
+    for suite in suites:
+        tests += len(suite.tests)
+        calls += sum(test.times for test in suite.tests)
+        if tests > MAX_TESTS or calls > MAX_CALLS:
+            much = (
+                f"{MAX_TESTS} tests"
+                if tests > MAX_TESTS
+                else f"{MAX_CALLS} calls, repeats and entries of lists counted"
+            )
+            yield fault_in(suite.file, f"from here on there are more than {much}", code="T003", hint="run fewer files")
+            return
+
+
+# --- one test -------------------------------------------------------------------------------------------------------
+
+
+def _compiled(document: Document, file: SuiteFile, index: int) -> PolicyTest:
+    test = file.tests[index]
+    now = test.now or file.now
+    return PolicyTest(
+        suite=file.suite,
+        name=test.name,
+        place=_place(document, ("tests", index, "name")),
+        expects_at=_place(document, ("tests", index, "expect")),
+        chain=tuple(_proven(name, test) for name in test.chain),
+        expect=test.expect,
+        question=test.asked() if test.calls is not None else None,
+        session=test.session,
+        listing=_listing(test, file),
+        now_s=grammar.expires_at(now) if now else None,
+        repeat=test.repeat,
+        skip=test.skip or "",
+    )
+
+
+def _place(document: Document, loc: Loc) -> SuitePlace:
+    span = document.span_of(loc)
+    return SuitePlace(span, document.source_line(span.line))
+
+
+def _proven(name: str, test: WrittenTest) -> Principal:
+    return Principal(name, "test", frozenset(test.roles.get(name, ())), frozenset(test.scopes.get(name, ())))
+
+
+def _listing(test: WrittenTest, file: SuiteFile) -> ListExpectation | None:
+    if test.lists is None:
+        return None
+    member, known = test.of or "tools", file.catalogue.get(test.lists)
+    return ListExpectation(test.lists, member, known.names(member) if known else None)
+
+
+def _named(file: SuiteFile) -> Iterator[str]:
+    for test in file.tests:
+        if test.calls:
+            yield test.calls
+        kind = (test.of or "tools").removesuffix("s")
+        yield from (f"{kind}:{test.lists}/{name}" for name in test.expect.shows or ())

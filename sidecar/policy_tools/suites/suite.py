@@ -1,0 +1,182 @@
+"""Runs policy test suites.
+
+read_suites   files of tests → suites, or PolicyError
+run_suites    suites, on the engine that serves → Report
+self_test     the same for a reload: the faults of what does not pass
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from sidecar.errors import Fault, PolicyError
+from sidecar.limits import Budgets
+from sidecar.policy import Engine, PolicySource
+from sidecar.policy.faults import meant
+from sidecar.policy_tools.suites.deciding_rules import CoveredRules, DecidingRules, covered
+from sidecar.policy_tools.suites.execution import TestBench, TestOutcome, known_names
+from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_suites
+from sidecar.policy_tools.suites.suite_schema import Expect
+from sidecar.vocabulary import RuleRef
+
+FOLDER = "tests"
+MAX_FAULTS = 50  # of a self-test: they go into a log and a banner
+_SHOWN_NAMES = 10
+
+Outcome = Literal["passed", "failed", "skipped"]
+OnEach = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """How one test went. `problems` say what is not as expected; `hint` what was probably meant."""
+
+    test: PolicyTest
+    got: TestOutcome | None = None
+    problems: tuple[str, ...] = ()
+    hint: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.got is None:
+            return "skipped"
+        return "failed" if self.problems else "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteReport:
+    """How a run went: results in the order of files, and what was exercised, if that was asked."""
+
+    suites: tuple[PolicySuite, ...]
+    results: tuple[TestResult, ...] = field(repr=False)
+    coverage: CoveredRules | None = None
+
+    def count(self, outcome: Outcome) -> int:
+        """How many tests went so."""
+        return sum(result.outcome == outcome for result in self.results)
+
+    @property
+    def failures(self) -> tuple[TestResult, ...]:
+        return tuple(result for result in self.results if result.outcome == "failed")
+
+
+def run_suites(
+    engine: Engine,
+    source: PolicySource,
+    suites: Sequence[PolicySuite],
+    budgets: Budgets,
+    *,
+    now_s: float,
+    wanted: Callable[[PolicyTest], bool] = lambda test: True,
+    coverage: bool = False,
+    on_each: OnEach = lambda done, of: None,
+) -> SuiteReport:
+    """Run those tests of some suites that are wanted. `now_s` is the time of tests that name none, in seconds since
+    the epoch; `on_each` hears how many are done, of how many."""
+    own = replace(budgets)  # what is remembered of plans here is of no use to who serves
+    bench = TestBench(engine, DecidingRules(engine, source), own, now_s, exercised=set() if coverage else None)
+    objects: frozenset[str] | None = None
+    chosen = [(suite, [test for test in suite.tests if wanted(test)]) for suite in suites]
+    total, results = sum(len(tests) for _, tests in chosen), []
+    for suite, tests in chosen:
+        if any(test.listing is not None and test.listing.names is None for test in tests):
+            if objects is None:
+                objects = frozenset((*(rule.object for rule in source.rules), *source.sets.parents))
+            bench.known = known_names(objects | suite.named)
+        for test in tests:
+            results.append(_result(bench, test, source))
+            on_each(len(results), total)
+    found = covered(source.rules, frozenset(bench.exercised)) if bench.exercised is not None else None
+    return SuiteReport(tuple(suites), tuple(results), found)
+
+
+def self_test(
+    engine: Engine, source: PolicySource, policies: Path, budgets: Budgets, *, now_s: float | None = None
+) -> list[Fault]:
+    """What keeps this policy from being taken into use: faults in its test files, or T201 for each test that fails,
+    where its `expect` stands. [] when all pass, or there are none. Skipped tests keep nothing."""
+    folder = policies / FOLDER
+    if not folder.exists():
+        return []
+    try:
+        suites = read_suites([folder], inside=policies)
+    except PolicyError as error:
+        return list(error.faults)
+    report = run_suites(engine, source, suites, budgets, now_s=time.time() if now_s is None else now_s)
+    return [fault_of(result) for result in report.failures[:MAX_FAULTS]]
+
+
+def fault_of(result: TestResult) -> Fault:
+    """A failed test as a fault of its file."""
+    test = result.test
+    span, source = test.expects_at
+    message = f'the test "{test.name}" fails: {"; ".join(result.problems)}'
+    return Fault(span.file, span.line, span.column, "T201", message, result.hint, source, span.width)
+
+
+# --- what was expected, and what came ---------------------------------------------------------------------------------
+
+
+def _result(bench: TestBench, test: PolicyTest, source: PolicySource) -> TestResult:
+    if test.skip:
+        return TestResult(test)
+    got = bench.run(test)
+    problems = tuple(_problems(test.expect, got))
+    return TestResult(test, got, problems, _hint(test, got, source.rules) if problems else "")
+
+
+def _problems(expect: Expect, got: TestOutcome) -> Iterator[str]:
+    decision = expect.decision or "allow"
+    if got.allowed != (decision == "allow"):
+        yield f"expected {decision}, got {answer_in_words(got)}"
+        return
+    if expect.reason is not None and got.reason != expect.reason:
+        yield f"expected the reason {expect.reason}, got {got.reason}"
+    if expect.at is not None and got.at != expect.at:
+        yield f"expected call {expect.at} to be the first refused, got call {got.at}"
+    if expect.rule is not None and expect.rule not in got.rests_on:
+        found = ", ".join(sorted(got.rests_on)[:_SHOWN_NAMES]) or "no rule"
+        yield f"expected it to rest on {expect.rule}, got {found}"
+    if expect.limits is not None:
+        yield from _differences("limits", expect.limits, got.limits)
+    if expect.shows is not None:
+        yield from _differences("names", expect.shows, got.shows or ())
+
+
+def _differences(what: str, expected: Iterable[str], got: Iterable[str]) -> Iterator[str]:
+    missing, more = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    if missing:
+        yield f"{what} that are missing: {_some(missing)}"
+    if more:
+        yield f"{what} that are too many: {_some(more)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def answer_in_words(got: TestOutcome) -> str:
+    """`allow`, or `deny (rate-limited, call 121)`."""
+    if got.allowed:
+        return "allow"
+    return f"deny ({got.reason}, call {got.at})" if got.at else f"deny ({got.reason})"
+
+
+def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
+    """What was probably meant, as far as the test alone can be wrong."""
+    wanted = test.expect.rule
+    if wanted is not None and wanted not in got.rests_on:
+        ids = {rule.id for rule in rules}
+        if wanted not in ids:
+            return f"no rule has the id {wanted}" + (f": {near}" if (near := meant(wanted, ids)) else "")
+    listing = test.listing
+    if listing is not None and got.allowed and listing.names is None:
+        return f"a catalogue of {listing.server} in this suite would say what there is to show"
+    if listing is not None and not got.allowed:
+        return "whoever has no grant on a server gets no list, not an empty one: expect: deny"
+    return ""

@@ -1,0 +1,325 @@
+"""The schema of policy test files.
+
+Strict: what is mistyped, cannot happen or contradicts itself is a fault at its place, because a test that silently
+asks something else is worse than none. `WrittenTest.asked` is the question as the proxy itself would put it.
+
+    T101   a name that stands twice          T105   a reason that no test can see
+    T102   a principal, role or chain        T106   a time
+    T103   an action                         T107   keys that contradict each other
+    T104   an object or a name in a list
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from sidecar.errors import Refusal
+from sidecar.policy import grammar
+from sidecar.policy.faults import shown
+from sidecar.policy_tools.suites.value_types import (
+    BY_LIMITS,
+    NAMES_SCHEMA,
+    ActionName,
+    AnyOf,
+    Label,
+    Moment,
+    Names,
+    ObjectName,
+    PrincipalName,
+    ReasonWord,
+    RoleName,
+    catalogued,
+    expected,
+    listed,
+)
+from sidecar.protocols.mcp import messages
+from sidecar.settings.field_types import Count, Many, Scope, Seconds, Section, Slug
+from sidecar.settings.validation_errors import ValidationFinding, did_you_mean, reject_any
+from sidecar.vocabulary import ANONYMOUS, Question
+
+MAX_TESTS_PER_FILE = 20_000
+MAX_REPEATS = 100_000
+MAX_CHAIN = 10  # a subject, eight actors and a workload: no credential proves a longer one
+
+Member = Literal["tools", "prompts", "resources"]
+
+_ON_SERVERS: Mapping[str, str] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
+_SESSION = frozenset(messages.NOTIFICATIONS) | {name for name, method in messages.METHODS.items() if method.session}
+_SESSION -= grammar.MCP_TASK_ACTIONS  # A2A asks the same words of an agent, and those need a row
+_OF_SERVERS = _SESSION | messages.SERVER_REQUESTS
+_OF_NHIS = grammar.ACTIONS - set(_ON_SERVERS.values())
+
+
+class Repeat(Section):
+    """The same call again and again, on a clock that only this test has, against the limits as they are."""
+
+    times: Annotated[int, Field(ge=1, le=MAX_REPEATS)]
+    """How many calls."""
+    every: Seconds = 0.0
+    """From one call to the next, such as 10s, 1m, 1h. Without it, all come at the same moment."""
+    takes: Seconds = 0.0
+    """How long each call holds its slots (`concurrency`). Without it, each is over before the next."""
+
+
+class Expect(Section):
+    """What must come out."""
+
+    decision: Literal["allow", "deny"] | None = None
+    """With `repeat`: `allow` means every call, `deny` that one of them is refused."""
+    reason: ReasonWord | None = None
+    """Why it is denied."""
+    rule: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The id of a rule that the answer rests on, on any link: that allows, that denies, or whose condition or expiry
+    is the reason."""
+    at: Count | None = None
+    """Which call of a `repeat` is the first that is refused, counted from 1."""
+    limits: Names | None = None
+    """Exactly the limits that the last call is charged for or, where they refuse it, that have no room; named as in
+    audit records: `rule:<id>`, `tools:<pattern>:rate`, `principals:<pattern>:hour`."""
+    shows: Names | None = None
+    """Exactly the names that the list shows, in any order."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Expect:
+        reject_any(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[ValidationFinding]:
+        if self.decision is None and self.shows is None:
+            yield ValidationFinding('the key "decision" is missing', "Y102")
+            return
+        if self.shows is not None and self.decision == "deny":
+            yield ValidationFinding("a list that is denied shows nothing", "T107", "keep one of them", ("shows",), True)
+        if self.decision != "deny":
+            for key in ("reason", "at"):
+                if getattr(self, key) is not None:
+                    yield ValidationFinding(f"{key} belongs to a denial", "T107", "write decision: deny", (key,), True)
+
+
+class SuiteCatalogue(Section):
+    """What one server has."""
+
+    tools: Names = ()
+    """Names of tools."""
+    prompts: Names = ()
+    """Names of prompts."""
+    resources: Names = ()
+    """URIs of resources, and of templates of them."""
+
+    def names(self, member: Member) -> tuple[str, ...]:
+        """Those of one kind."""
+        found: tuple[str, ...] = getattr(self, member)
+        return found
+
+
+class WrittenTest(Section):
+    """One question and its answer. It has either `calls` or `lists`."""
+
+    name: Label
+    """Unique in its suite."""
+    chain: Annotated[
+        Many[PrincipalName],
+        BeforeValidator(listed),
+        Field(min_length=1, max_length=MAX_CHAIN),
+        AnyOf({"type": "string"}),
+    ] = Field(alias="as")
+    """Who asks: a principal, or the chain from first to last."""
+    now: Moment | None = None
+    """When, instead of the suite's `now`."""
+    roles: dict[PrincipalName, Many[RoleName]] = Field(default_factory=dict)
+    """Roles from tokens, by principal, beside the `g` rows of the policy."""
+    scopes: dict[PrincipalName, Many[Scope]] = Field(default_factory=dict)
+    """Scopes from tokens, by principal."""
+    calls: ObjectName | None = None
+    """tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri>, or nhi:<name>."""
+    action: ActionName | None = None
+    """As CONTRACT 1.4 names it. Tools, prompts and resources have but one, which need not be written."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """The call's arguments."""
+    meta: dict[str, Any] = Field(default_factory=dict)
+    """The call's `_meta`."""
+    lists: Slug | None = None
+    """A server whose list is asked for, instead of a call."""
+    of: Member | None = None
+    """Which of its lists; `tools` if not said."""
+    repeat: Repeat | None = None
+    """The call again and again, until a limit refuses it."""
+    expect: Annotated[
+        Expect,
+        BeforeValidator(expected),
+        AnyOf({"enum": ["allow", "deny"]}, NAMES_SCHEMA),
+    ]
+    """allow, deny, a list of the names shown, or a mapping of what must come out."""
+    skip: Label | None = None
+    """Why this test is not run for now; it is reported as skipped."""
+
+    @property
+    def session(self) -> bool:
+        """Whether it asks for something that any grant on a server opens (CONTRACT 1.4)."""
+        return self.action in _SESSION
+
+    def asked(self) -> Question:
+        """The question of a call. Raises Refusal where the proxy would call it malformed."""
+        kind, _, rest = (self.calls or "").partition(":")
+        action = self.action or _ON_SERVERS[kind]
+        if kind == "nhi":
+            if action in _OF_SERVERS:
+                return messages.server_question(rest, action)
+            return Question(f"nhi:{rest}", action, "", arguments=self.args, meta=self.meta)
+        server, _, name = rest.partition("/")
+        named = {"uri": name} if kind == "resource" else {"name": name, "arguments": self.args}
+        return messages.METHODS[action].questions(server, action, {**named, "_meta": self.meta})[0]
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> WrittenTest:
+        reject_any((*self._faults_of_chain(), *self._faults_of_question(), *self._faults_of_repeat()))
+        return self
+
+    def _faults_of_chain(self) -> Iterator[ValidationFinding]:
+        if len(set(self.chain)) != len(self.chain):
+            yield ValidationFinding(
+                "a principal stands twice in the chain", "T102", "no credential proves that", ("as",)
+            )
+        if ANONYMOUS in self.chain and len(self.chain) > 1:
+            yield ValidationFinding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
+        for key in ("roles", "scopes"):
+            for name in getattr(self, key):
+                if name not in self.chain:
+                    hint = did_you_mean(name, self.chain)
+                    yield ValidationFinding(f"{name} is not in the chain", "T102", hint, (key, name), True)
+                elif name == ANONYMOUS:
+                    yield ValidationFinding("anonymous has no token", "T102", "", (key, name), True)
+
+    def _faults_of_question(self) -> Iterator[ValidationFinding]:
+        if (self.calls is None) == (self.lists is None):
+            yield ValidationFinding("a test has either calls or lists", "T107", "write one of them")
+        elif self.lists is not None:
+            yield from self._faults_of_list()
+        else:
+            yield from self._faults_of_call()
+
+    def _faults_of_list(self) -> Iterator[ValidationFinding]:
+        for key in ("action", "args", "meta"):
+            if getattr(self, key):
+                yield ValidationFinding(f"{key} belongs to a call", "T107", "a list has none", (key,), True)
+        if self.expect.decision != "deny" and self.expect.shows is None:
+            yield ValidationFinding(
+                "what does the list show?", "T107", "expect: [name, …], or expect: deny", ("expect",)
+            )
+        for key in ("limits", "rule"):
+            if getattr(self.expect, key) is not None:
+                yield ValidationFinding(f"{key} belongs to a call", "T107", "", ("expect", key), True)
+
+    def _faults_of_call(self) -> Iterator[ValidationFinding]:
+        kind = (self.calls or "").partition(":")[0]
+        if self.of is not None:
+            yield ValidationFinding("of belongs to lists", "T107", "", ("of",), True)
+        if self.expect.shows is not None:
+            yield ValidationFinding(
+                "a call shows no names", "T107", "write allow or deny, or ask lists: <server>", ("expect",)
+            )
+        if kind == "nhi" and self.action is None:
+            yield ValidationFinding('the key "action" is missing', "Y102")
+        elif kind == "nhi" and self.action not in _OF_NHIS:
+            yield ValidationFinding(
+                f"{self.action} is not asked of an nhi", "T103", "name the tool, prompt or resource", ("action",)
+            )
+        elif kind != "nhi" and self.action not in (None, _ON_SERVERS[kind]):
+            hint = f"it is asked as {_ON_SERVERS[kind]}"
+            yield ValidationFinding(f"{self.action} is not asked of a {kind}", "T103", hint, ("action",))
+        else:
+            yield from self._faults_of_parameters(kind)
+
+    def _faults_of_parameters(self, kind: str) -> Iterator[ValidationFinding]:
+        if self.args and kind == "resource":
+            yield ValidationFinding("a resource is read without arguments", "T107", "", ("args",), True)
+        if (self.args or self.meta) and self.action in _OF_SERVERS:
+            key = "args" if self.args else "meta"
+            yield ValidationFinding(f"no rule reads {key} of {self.action}", "T107", "", (key,), True)
+        try:
+            self.asked()
+        except Refusal as refusal:
+            key = "args" if "params.arguments" in refusal.detail else "calls"
+            yield ValidationFinding(
+                refusal.detail.replace("params.arguments", "args").replace("params.", ""), "T104", "", (key,)
+            )
+
+    def _faults_of_repeat(self) -> Iterator[ValidationFinding]:
+        if self.repeat is None:
+            if self.expect.at is not None:
+                yield ValidationFinding(
+                    "at counts the calls of a repeat", "T107", "there is none", ("expect", "at"), True
+                )
+            if self.expect.reason in BY_LIMITS:
+                yield ValidationFinding(
+                    "one call alone never meets a limit", "T107", "write repeat: {times: …}", ("expect", "reason")
+                )
+        elif self.calls is None or self.session:
+            hint = "session_calls_per_minute bounds lists and sessions"
+            yield ValidationFinding("no limit of the policy counts this", "T107", hint, ("repeat",), True)
+        elif self.expect.at is not None and self.expect.at > self.repeat.times:
+            yield ValidationFinding(f"there are only {self.repeat.times} calls", "T107", "", ("expect", "at"))
+
+
+class SuiteFile(Section):
+    """One file of policy tests. What a list could show at all comes from `catalogue`; for a server that is not in it,
+    from the exact names that rules, sets and this file have."""
+
+    version: Literal[1] = 1
+    """Of this format."""
+    suite: Label
+    """What it is about."""
+    now: Moment | None = None
+    """When its tests are asked. Without it and without a test's own: at the time of the run."""
+    catalogue: dict[
+        Slug,
+        Annotated[
+            SuiteCatalogue,
+            BeforeValidator(catalogued),
+            AnyOf(NAMES_SCHEMA),
+        ],
+    ] = Field(default_factory=dict)
+    """What each server has: a list of tools, or {tools: […], prompts: […], resources: […]}."""
+    tests: Annotated[Many[WrittenTest], Field(min_length=1, max_length=MAX_TESTS_PER_FILE)]
+    """One question and its answer each."""
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> SuiteFile:
+        reject_any((*self._repeated(), *self._uncatalogued()))
+        return self
+
+    def _repeated(self) -> Iterator[ValidationFinding]:
+        known: dict[str, int] = {}
+        for index, test in enumerate(self.tests):
+            first = known.setdefault(test.name, index)
+            if first != index:
+                message = f"test {first + 1} of this suite has the same name"
+                yield ValidationFinding(message, "T101", "say what makes them different", ("tests", index, "name"))
+
+    def _uncatalogued(self) -> Iterator[ValidationFinding]:
+        for server, catalogue in self.catalogue.items():
+            for member in ("tools", "prompts", "resources"):
+                for index, name in enumerate(getattr(catalogue, member)):
+                    if listed_question(member, server, name) is None:
+                        message = f"no {member.removesuffix('s')} can be called {shown(name)}"
+                        yield ValidationFinding(message, "T104", "", ("catalogue", server, member, index))
+        for index, test in enumerate(self.tests):
+            for place, name in enumerate(test.expect.shows or ()):
+                yield from self._faults_of_name(test, name, ("tests", index, "expect", place))
+
+    def _faults_of_name(self, test: WrittenTest, name: str, at: tuple[str | int, ...]) -> Iterator[ValidationFinding]:
+        server, member = test.lists or "", test.of or "tools"
+        if listed_question(member, server, name) is None:
+            yield ValidationFinding(f"no {member.removesuffix('s')} can be called {shown(name)}", "T104", "", at)
+        elif server in self.catalogue and name not in (known := self.catalogue[server].names(member)):
+            yield ValidationFinding(
+                f"{name} is not in the catalogue of {server}", "T104", did_you_mean(name, known), at
+            )
+
+
+def listed_question(member: str, server: str, name: str) -> Question | None:
+    """What using an entry of a list asks; None for a name that no entry can have."""
+    return messages.entry_question(member, server, {"uri" if member == "resources" else "name": name})

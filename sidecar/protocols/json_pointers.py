@@ -1,0 +1,48 @@
+"""Resolves JSON Pointers with wildcards.
+
+RFC 6901, and one extension: `*` alone as a token is any member or any index. A member that is really called `*` is
+among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Pointer = tuple[str, ...]
+Place = tuple[dict[str, Any] | list[Any], Any]
+"""A container, and the key or index in it."""
+
+ANY = "*"
+
+
+def parse_pointer(text: str) -> Pointer:
+    """Tokens of a pointer. Raises ValueError for what is none, and for the whole value, which is no place in it."""
+    head, *tokens = text.split("/")
+    if head or not tokens:
+        raise ValueError("a JSON Pointer begins with /")
+    if any("~" in token.replace("~0", "").replace("~1", "") for token in tokens):
+        raise ValueError("~ is written ~0, and / inside a name ~1")
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in tokens)
+
+
+def places(value: object, pointer: Pointer) -> Iterator[Place | None]:
+    """Every place in `value` that the pointer leads to; None for each step on the way, so that steps can be counted."""
+    yield None
+    if not isinstance(value, dict | list):
+        return
+    token, rest = pointer[0], pointer[1:]
+    for key in _keys(value, token):
+        if rest:
+            yield from places(value[key], rest)
+        else:
+            yield value, key
+
+
+def _keys(value: dict[str, Any] | list[Any], token: str) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value) if token == ANY else [token] if token in value else []
+    if token == ANY:
+        return list(range(len(value)))
+    plain = token.isascii() and token.isdigit() and len(token) <= 9 and (token == "0" or token[0] != "0")
+    return [int(token)] if plain and int(token) < len(value) else []

@@ -1,0 +1,1 @@
+"""MCP messages of every revision as typed values."""

@@ -1,0 +1,212 @@
+"""Determines the MCP revision of a message, and checks its headers against its body.
+
+MCP has two eras on one address. The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an
+`Mcp-Session-Id`; the *stateless* era (2026-07-28) names its revision in every body and mirrors method, name and some
+arguments in headers. The era is chosen once, from header and body together; what is decided is always the body, and the
+headers that go on are made anew from it (threats P13, P14).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, malformed
+
+STATELESS_VERSIONS = ("2026-07-28",)
+SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+STATELESS_SET = frozenset(STATELESS_VERSIONS)
+SESSION_VERSIONS_SET = frozenset(SESSION_VERSIONS)
+
+META_VERSION = "io.modelcontextprotocol/protocolVersion"
+META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+META_SERVER = "io.modelcontextprotocol/serverInfo"
+META_CLIENT = "io.modelcontextprotocol/clientInfo"
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
+
+_NAMED_BY = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",  # these three by the extension for tasks
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+_DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numbers: 42 is 42.0
+_SENTINEL_HEAD, _SENTINEL_TAIL = "=?base64?", "?="
+_MAX_HEADER_CHARS = 8 * 1024
+
+
+class Era(StrEnum):
+    SESSION = "session"
+    STATELESS = "stateless"
+
+
+class EraHeaders(NamedTuple):
+    """The routing headers of one request, every line of each, values as they came.
+
+    `params` maps the lower-case rest of `Mcp-Param-<rest>` to its lines.
+    """
+
+    protocol_version: tuple[str, ...] = ()
+    method: tuple[str, ...] = ()
+    name: tuple[str, ...] = ()
+    session_id: tuple[str, ...] = ()
+    last_event_id: tuple[str, ...] = ()
+    params: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, str]:
+    """The era and revision of one message. Raises Refusal when header and body disagree, or neither is known.
+
+    `("session", "")` means that the session itself must say which revision was agreed on.
+    """
+    header = _only(head.protocol_version, "MCP-Protocol-Version")
+    meta = message.params.get("_meta", {})
+    body = meta.get(META_VERSION)
+    if message.method == "initialize" and META_VERSION not in meta:  # it negotiates by its body
+        return Era.SESSION, header if header in SESSION_VERSIONS_SET else ""
+    if META_VERSION not in meta and header not in STATELESS_SET:
+        if header is not None and header not in SESSION_VERSIONS:
+            raise unsupported(header)
+        return Era.SESSION, header or ""
+    if META_VERSION not in meta:  # the header alone: MCP 2026-07-28 asks for the metadata first
+        raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
+    if header is None or body != header:
+        raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
+    if header not in STATELESS_SET:
+        raise unsupported(header)
+    return Era.STATELESS, header
+
+
+def names_stateless(head: EraHeaders, message: Request | Notification) -> bool:
+    """Whether header or body speak of the stateless era, right or wrong: a refusal is told in its form."""
+    if META_VERSION in message.params.get("_meta", {}):
+        return True
+    return message.method != "initialize" and not STATELESS_SET.isdisjoint(head.protocol_version)
+
+
+def speaks_stateless(head: EraHeaders, envelope: object) -> bool:
+    """As `names_stateless`, for a JSON value that is no message."""
+    params = envelope.get("params") if isinstance(envelope, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    named = isinstance(meta, dict) and META_VERSION in meta
+    return named or not STATELESS_SET.isdisjoint(head.protocol_version)
+
+
+def check_routing(head: EraHeaders, message: Request | Notification) -> None:
+    """Stateless era: the mirrored headers must be there, once, and equal to the body (MCP 2026-07-28, threats P13)."""
+    if _only(head.method, "Mcp-Method") != message.method:
+        raise _mismatch("Mcp-Method does not match the body's method")
+    key = _NAMED_BY.get(message.method)
+    if key is None:
+        return
+    given = _only(head.name, "Mcp-Name")
+    if given is None or _decoded(given, "Mcp-Name") != message.params.get(key):
+        raise _mismatch(f"Mcp-Name does not match the body's {key}")
+
+
+def routing_headers(message: Request) -> list[tuple[str, str]]:
+    """Stateless era: the mirrored headers, made anew from what was decided."""
+    headers = [("Mcp-Method", message.method)]
+    key = _NAMED_BY.get(message.method)
+    if key is not None:
+        headers.append(("Mcp-Name", encoded_header(message.params[key])))
+    return headers
+
+
+def check_parameter_headers(
+    head: EraHeaders, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
+) -> None:
+    """`Mcp-Param-*` against the arguments they mirror.
+
+    `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument.
+    """
+    for name, path in declared.items():
+        lines = head.params.get(name.lower(), ())
+        if len(lines) > 1:
+            raise _mismatch(f"Mcp-Param-{name} is there more than once")
+        given = _decoded(lines[0], f"Mcp-Param-{name}") if lines else None
+        if not _mirrors(given, _at(arguments, path)):
+            raise _mismatch(f"Mcp-Param-{name} does not match the body's argument")
+
+
+def parameter_headers(declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """`Mcp-Param-*` as they go on, made anew from the arguments; also for a caller whose era does not know them."""
+    mirrored = ((name, _at(arguments, path)) for name, path in declared.items())
+    return [(f"Mcp-Param-{name}", encoded_header(_text(value))) for name, value in mirrored if value is not None]
+
+
+def encoded_header(value: str) -> str:
+    """A value as a header may carry it: plain where that is safe, else the base64 form of MCP 2026-07-28."""
+    plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
+    if plain and not _is_sentinel(value):
+        return value
+    return _SENTINEL_HEAD + base64.b64encode(value.encode()).decode() + _SENTINEL_TAIL
+
+
+def _only(lines: tuple[str, ...], name: str) -> str | None:
+    # Two copies of a routing header: one reader takes the first, another the last.
+    if len(lines) > 1:
+        raise _mismatch(f"{name} is there more than once")
+    return lines[0] if lines else None
+
+
+def _is_sentinel(value: str) -> bool:
+    # The two marks may not share their question mark.
+    marks = len(_SENTINEL_HEAD) + len(_SENTINEL_TAIL)
+    return len(value) >= marks and value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)
+
+
+def _decoded(value: str, name: str) -> str:
+    if len(value) > _MAX_HEADER_CHARS:
+        raise _mismatch(f"{name} is too long")
+    if not _is_sentinel(value):
+        return value
+    coded = value[len(_SENTINEL_HEAD) : -len(_SENTINEL_TAIL)]
+    try:
+        raw = base64.b64decode(coded, validate=True)
+        if base64.b64encode(raw).decode() != coded:
+            raise _mismatch(f"{name} is not canonical base64")
+        return raw.decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise _mismatch(f"{name} is not base64 of UTF-8") from None
+
+
+def _at(arguments: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = arguments
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _mirrors(given: str | None, value: object) -> bool:
+    if value is None or given is None:
+        return value is None and given is None
+    if isinstance(value, str | bool):
+        return given == _text(value)
+    match = _DECIMAL.match(given)
+    return isinstance(value, int | float) and match is not None and int(match[1]) == value
+
+
+def _mismatch(detail: str) -> Refusal:
+    return Refusal(Reason.HEADER_MISMATCH, detail)
+
+
+def unsupported(requested: str) -> Refusal:
+    """The refusal of a revision that no address serves. It names all that each serves, whichever era was meant."""
+    supported = [*STATELESS_VERSIONS, *reversed(SESSION_VERSIONS)]
+    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": supported, "requested": requested})

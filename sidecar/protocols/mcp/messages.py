@@ -1,0 +1,469 @@
+"""Describes the methods of MCP: what each asks for, and what may come back.
+
+The table `METHODS` is CONTRACT 1.4: what each method is asked as. What is not in it does not pass. `eras.py` says in
+which revision a message speaks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.hidden_characters import shown
+from sidecar.protocols.jsonrpc import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    Notification,
+    Request,
+    Spellings,
+    malformed,
+    refuse_variants,
+    spellings,
+)
+from sidecar.protocols.mcp import task_messages
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, TASKS_EXTENSION, Era
+from sidecar.settings.uris import fault_in_uri, normal_uri
+from sidecar.vocabulary import Call, Question
+
+NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
+NAME_GRAMMAR = "1 to 128 characters of A-Z a-z 0-9 _ . - /"
+MAX_SHOWN_CHARS = 128  # of a name that is only told of
+MAX_UNNAMED = 100  # of one list, for operators
+MAX_SUBSCRIBED_URIS = 100
+LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
+MAX_MEMBERS = 1_000  # of a result, or of an entry of a list: MCP names a dozen, and each is compared in any spelling
+MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
+
+
+def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
+    """What the message is asked as (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, or METHOD_UNKNOWN for the rest."""
+    if era is Era.STATELESS:
+        _check_stateless_meta(message.params)
+    table = METHODS if isinstance(message, Request) else NOTIFICATIONS
+    method = table.get(message.method)
+    if method is None or era not in method.eras:
+        raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is Era.STATELESS else None)
+    tasks = task_messages.named_by_caller(message.method, message.params)
+    if tasks and era is Era.STATELESS:
+        task_messages.check_declared(message.params)
+    return Call(
+        protocol="mcp",
+        protocol_version=version,
+        upstream=server,
+        method=message.method,
+        questions=method.questions(server, message.method, message.params),
+        request_id=message.id if isinstance(message, Request) else None,
+        session=method.session,
+        tasks=tasks,
+        wants_task=_wants_task(message, version),
+    )
+
+
+def server_question(server: str, action: str) -> Question:
+    """A question about an MCP server as a whole."""
+    return Question(object=f"nhi:{server}", action=action, server=server)
+
+
+def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
+    """The parameters as they go on: where there are no `tasks` for this caller, the upstream never hears of any, and
+    must answer as if there were none. Nor does it hear that its client could keep tasks: what a server would ask for
+    later is nothing that a caller here can be asked for."""
+    params = message.params
+    if "task" in params and not (tasks and _wants_task(message, version)):
+        params = {key: value for key, value in params.items() if key != "task"}
+    if message.method == "initialize" and _names_tasks(params["capabilities"]):
+        params = {**params, "capabilities": without_tasks(params["capabilities"])}
+    meta = params.get("_meta", {})
+    if not tasks and _names_tasks(meta.get(META_CAPABILITIES)):
+        params = {**params, "_meta": {**meta, META_CAPABILITIES: without_tasks(meta[META_CAPABILITIES])}}
+    return params
+
+
+def located_uri(message: Request | Notification) -> str:
+    """The URI that a request about one resource names, as its caller wrote it, or ""."""
+    return str(message.params["uri"]) if message.method in LOCATED else ""
+
+
+def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request:
+    """A request that `call_from` has read, with its URIs in the normal form that was decided on, or as `spelled` says
+    that the upstream itself writes that form."""
+    method, params = message.method, message.params
+    if method in LOCATED:
+        params = {**params, "uri": spelled(normal_uri(params["uri"]))}
+    elif method == "completion/complete" and (ref := params["ref"]).get("type") == "ref/resource":
+        params = {**params, "ref": {**ref, "uri": spelled(normal_uri(ref["uri"]))}}
+    elif method == "subscriptions/listen" and "resourceSubscriptions" in (wanted := params["notifications"]):
+        uris = [spelled(normal_uri(uri)) for uri in wanted["resourceSubscriptions"]]
+        params = {**params, "notifications": {**wanted, "resourceSubscriptions": uris}}
+    return message if params is message.params else message._replace(params=params)
+
+
+def _wants_task(message: Request | Notification, version: str) -> bool:
+    """Whether this is a call of MCP 2025-11-25 that is to be answered with a task. Other methods and revisions have
+    none, and a server that does not know them ignores the wish: so do we."""
+    if "task" not in message.params or message.method != "tools/call" or version not in task_messages.VERSIONS:
+        return False
+    task_messages.check_task_wish(message.params)
+    return True
+
+
+# --- what may come back ---------------------------------------------------------------------------------------------
+
+SERVER_REQUESTS = frozenset({"sampling/createMessage", "elicitation/create", "roots/list"})
+SERVER_NOTIFICATIONS = frozenset(
+    {
+        "notifications/message",
+        "notifications/progress",
+        "notifications/cancelled",
+        "notifications/tools/list_changed",
+        "notifications/prompts/list_changed",
+        "notifications/resources/list_changed",
+        "notifications/resources/updated",
+        "notifications/elicitation/complete",
+        "notifications/subscriptions/acknowledged",
+        *task_messages.NOTIFICATIONS,
+    }
+)
+RESULT_TYPES = ("complete", "input_required", "task")  # others belong to extensions that we do not carry
+# A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
+LISTS = ("tools", "prompts", "resources", "resourceTemplates")
+# What a result and an entry are judged by. Some clients read keys in any case: another spelling would be a way by.
+_JUDGED_IN_RESULT = spellings(
+    (
+        *(*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions"),
+        *("task", "tasks", "taskId"),
+    )
+)
+_JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
+
+
+def evades(result: Mapping[str, Any]) -> bool:
+    """Whether a result has a member that differs only in case from one that it is judged by."""
+    return _has_variant(result, _JUDGED_IN_RESULT)
+
+
+def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
+    return any(known.get(key.casefold(), key) != key for key in keys)
+
+
+class LeftOut(NamedTuple):
+    """An entry of a list that is not shown, because no call can name it or because it cannot be used: what kind it is,
+    its name as far as that may be shown, and the reason."""
+
+    kind: str
+    name: str
+    reason: str
+
+    @property
+    def told(self) -> dict[str, str]:
+        return self._asdict()
+
+
+KINDS: Mapping[str, str] = {
+    "tools": "tool",
+    "prompts": "prompt",
+    "resources": "resource",
+    "resourceTemplates": "resource template",
+}
+_NAMED_BY: Mapping[str, str] = {"resources": "uri", "resourceTemplates": "uriTemplate"}
+
+
+def fault_in_entry(member: str, entry: object) -> str:
+    """Why no call could name an entry of the list `member`; "" if one can."""
+    if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS:
+        return "it is no object, or has too many members"
+    if _has_variant(entry, _JUDGED_IN_ENTRY):
+        return "it has a key that differs from name, uri or uriTemplate only in case"
+    key = _NAMED_BY.get(member, "name")
+    name = entry.get(key)
+    if not isinstance(name, str):
+        return f"its {key} is no string"
+    if key == "name":
+        return "" if NAME.match(name) else f"its name is not {NAME_GRAMMAR}"
+    fault = fault_in_uri(name)
+    return f"its {key} {fault}" if fault else ""
+
+
+def unnamed(member: str, entry: object) -> LeftOut | None:
+    """An entry that no call could name; None for one that a call can."""
+    reason = fault_in_entry(member, entry)
+    if not reason:
+        return None
+    name = entry.get(_NAMED_BY.get(member, "name")) if isinstance(entry, dict) else None
+    text = name if isinstance(name, str) else ""
+    text = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+    return LeftOut(KINDS[member], shown(text), reason)
+
+
+def named_in(member: str, entries: Iterable[object]) -> tuple[str, ...]:
+    """The names, or URIs, of those of a list that a call can name."""
+    key = _NAMED_BY.get(member, "name")
+    return tuple(entry[key] for entry in entries if isinstance(entry, dict) and not fault_in_entry(member, entry))
+
+
+def unnamed_in(member: str, entries: Iterable[object]) -> tuple[LeftOut, ...]:
+    """Those of a list that no call could name, MAX_UNNAMED at most."""
+    return tuple(islice(filter(None, (unnamed(member, entry) for entry in entries)), MAX_UNNAMED))
+
+
+def entry_question(member: str, server: str, entry: Any) -> Question | None:
+    """The question that using an entry of the list `member` would ask; None for one that no call could name."""
+    if fault_in_entry(member, entry):
+        return None
+    if member in ("tools", "prompts"):
+        return _name_question(member, server, entry["name"])
+    return _resource(server, normal_uri(entry[_NAMED_BY[member]]))
+
+
+def left_out_question(left_out: LeftOut, server: str) -> Question:
+    """The question that using such an entry would ask if it could be named: who may hear of it is who could use it."""
+    if left_out.kind in ("tool", "prompt"):
+        return _name_question(f"{left_out.kind}s", server, left_out.name)
+    return _resource(server, left_out.name)
+
+
+def _name_question(member: str, server: str, name: str) -> Question:
+    kind, action = ("tool", "tools/call") if member == "tools" else ("prompt", "prompts/get")
+    return Question(f"{kind}:{server}/{name}", action, server, name)
+
+
+def asked_of_client(result: Mapping[str, Any]) -> list[str]:
+    """The methods that a result asks of the caller (`input_required`); refuses what is none of the three."""
+    requests = result.get("inputRequests", {})
+    if not isinstance(requests, dict):
+        raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")
+    if len(requests) > MAX_ASKED_AT_ONCE:
+        raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests are too many")
+    methods = [request.get("method") if isinstance(request, dict) else None for request in requests.values()]
+    if not all(isinstance(method, str) and method in SERVER_REQUESTS for method in methods):
+        raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests asks for something that MCP does not know")
+    return [str(method) for method in methods]
+
+
+def narrow_to_sessions(result: dict[str, Any]) -> None:
+    """Take out what no revision with sessions has: structured content that is no object (the text says the same), and
+    what a tool promises about such."""
+    if not isinstance(result.get("structuredContent", {}), dict):
+        del result["structuredContent"]
+    for tool in result.get("tools", ()):
+        schema = tool.get("outputSchema")
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            tool.pop("outputSchema", None)
+
+
+def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
+    """Capabilities without tasks, in the spelling of either era."""
+    kept = {key: value for key, value in capabilities.items() if key != "tasks"}
+    if task_messages.declares(kept):
+        kept["extensions"] = {key: value for key, value in kept["extensions"].items() if key != TASKS_EXTENSION}
+    return kept
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+Ask = Callable[[str, str, Mapping[str, Any]], tuple[Question, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class McpMethod:
+    """One row: which questions the method asks, whether a grant on the server is enough, and where it exists."""
+
+    questions: Ask
+    session: bool = False
+    eras: frozenset[Era] = frozenset(Era)
+
+
+def _ask_server(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    return (server_question(server, method),)
+
+
+def _ask_initialize(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    _string(params, "protocolVersion")
+    _object(params, "capabilities")
+    return _ask_server(server, method, params)
+
+
+def _ask_list(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    if "cursor" in params:
+        _string(params, "cursor")
+    return _ask_server(server, method, params)
+
+
+def _ask_tool(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    name = _name(params)
+    return (Question(f"tool:{server}/{name}", method, server, name, _arguments(params), _meta(params)),)
+
+
+def _ask_prompt(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    name = _name(params)
+    arguments = _strings(params, "arguments")
+    return (Question(f"prompt:{server}/{name}", method, server, name, arguments, _meta(params)),)
+
+
+def _ask_resource(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    return (_resource(server, _uri(params, "uri"), _meta(params)),)
+
+
+def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    argument = _object(params, "argument")
+    _string(argument, "name", "argument.name")
+    _string(argument, "value", "argument.value")
+    if "context" in params:
+        _strings(_object(params, "context"), "arguments", "context.arguments")
+    ref = _object(params, "ref")
+    if ref.get("type") == "ref/prompt":
+        name = _name(ref, "ref.name")
+        return (Question(f"prompt:{server}/{name}", "prompts/get", server, name, {}, _meta(params)),)
+    if ref.get("type") == "ref/resource":
+        return (_resource(server, _uri(ref, "ref.uri"), _meta(params)),)
+    raise malformed("params.ref.type must be ref/prompt or ref/resource", INVALID_PARAMS)
+
+
+def _ask_task(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Whether the caller may ask the server at all. Whose task it is, and what created it, is asked beside
+    (`Call.tasks`); the id is what the evidence is about."""
+    asked = {"taskId": params.get("taskId")}
+    return (Question(f"nhi:{server}", method, server, "", asked, _meta(params)),)
+
+
+def _ask_task_update(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    _object(params, "inputResponses")
+    return _ask_task(server, method, params)
+
+
+def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    wanted = _object(params, "notifications")
+    uris = wanted.get("resourceSubscriptions", [])
+    if not isinstance(uris, list) or len(uris) > MAX_SUBSCRIBED_URIS:
+        raise malformed(f"resourceSubscriptions must be a list of at most {MAX_SUBSCRIBED_URIS} URIs", INVALID_PARAMS)
+    where, meta = "notifications.resourceSubscriptions", _meta(params)
+    named = tuple(_resource(server, _uri({"uri": uri}, where), meta) for uri in uris)
+    return (server_question(server, method), *named)
+
+
+_SESSION, _STATELESS = frozenset({Era.SESSION}), frozenset({Era.STATELESS})
+
+METHODS: Mapping[str, McpMethod] = {
+    "tools/call": McpMethod(_ask_tool),
+    "prompts/get": McpMethod(_ask_prompt),
+    "resources/read": McpMethod(_ask_resource),
+    "completion/complete": McpMethod(_ask_completion),
+    "resources/subscribe": McpMethod(_ask_resource, eras=_SESSION),
+    "resources/unsubscribe": McpMethod(_ask_resource, eras=_SESSION),
+    "subscriptions/listen": McpMethod(_ask_subscriptions, session=True, eras=_STATELESS),
+    "initialize": McpMethod(_ask_initialize, session=True, eras=_SESSION),
+    "ping": McpMethod(_ask_server, session=True, eras=_SESSION),
+    "logging/setLevel": McpMethod(_ask_server, session=True, eras=_SESSION),
+    "server/discover": McpMethod(_ask_server, session=True, eras=_STATELESS),
+    "tools/list": McpMethod(_ask_list, session=True),
+    "prompts/list": McpMethod(_ask_list, session=True),
+    "resources/list": McpMethod(_ask_list, session=True),
+    "resources/templates/list": McpMethod(_ask_list, session=True),
+    "tasks/get": McpMethod(_ask_task, session=True),
+    "tasks/cancel": McpMethod(_ask_task, session=True),
+    "tasks/result": McpMethod(_ask_task, session=True, eras=_SESSION),
+    "tasks/list": McpMethod(_ask_list, session=True, eras=_SESSION),
+    "tasks/update": McpMethod(_ask_task_update, session=True, eras=_STATELESS),
+}
+# MCP 2026-07-28 defines no notification from client to server over HTTP: closing the stream is the cancellation.
+NOTIFICATIONS: Mapping[str, McpMethod] = {
+    name: McpMethod(_ask_server, session=True, eras=_SESSION)
+    for name in (
+        "notifications/initialized",
+        "notifications/cancelled",
+        "notifications/progress",
+        "notifications/roots/list_changed",
+    )
+}
+
+
+# --- reading parameters ---------------------------------------------------------------------------------------------
+
+# Objects inside `params` on whose members we decide, or which we take out: no other spelling of them may pass.
+_MEMBERS: Mapping[str, Spellings] = {
+    "ref": spellings(("type", "name", "uri")),
+    "argument": spellings(("name", "value")),
+    "context": spellings(("arguments",)),
+    "capabilities": spellings(("tasks", "extensions")),
+    "notifications": spellings(
+        (
+            "toolsListChanged",
+            "promptsListChanged",
+            "resourcesListChanged",
+            "resourceSubscriptions",
+            "taskIds",
+        )
+    ),
+}
+
+
+def _name(params: Mapping[str, Any], where: str = "name") -> str:
+    name = params.get("name")
+    if not isinstance(name, str) or not NAME.match(name):
+        raise malformed(f"params.{where} must be {NAME_GRAMMAR}", INVALID_PARAMS)
+    return name
+
+
+def _uri(params: Mapping[str, Any], where: str) -> str:
+    """The normal form of a URI. Raises Refusal(MALFORMED_CALL) for one that has none."""
+    uri = params.get("uri")
+    fault = fault_in_uri(uri) if isinstance(uri, str) else "must be a string"
+    if fault:
+        raise malformed(f"params.{where} {fault}", INVALID_PARAMS)
+    return normal_uri(str(uri))
+
+
+def resource_question(server: str, uri: object, where: str, meta: Mapping[str, Any]) -> Question:
+    """The question that reading a resource asks. Raises Refusal(MALFORMED_CALL) for a URI that is not plain."""
+    return _resource(server, _uri({"uri": uri}, where), meta)
+
+
+def _resource(server: str, uri: str, meta: Mapping[str, Any] | None = None) -> Question:
+    return Question(f"resource:{server}/{uri}", "resources/read", server, uri, {}, meta or {})
+
+
+def _arguments(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _object(params, "arguments") if "arguments" in params else {}
+
+
+def _meta(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta: Mapping[str, Any] = params.get("_meta", {})
+    return meta
+
+
+def _object(params: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = params.get(key)
+    if not isinstance(value, dict):
+        raise malformed(f"params.{key} must be an object", INVALID_PARAMS)
+    if key in _MEMBERS:
+        refuse_variants(value, _MEMBERS[key], f"params.{key}")
+    return value
+
+
+def _string(params: Mapping[str, Any], key: str, where: str = "") -> str:
+    value = params.get(key)
+    if not isinstance(value, str):
+        raise malformed(f"params.{where or key} must be a string", INVALID_PARAMS)
+    return value
+
+
+def _strings(params: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any]:
+    values = params.get(key, {})
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise malformed(f"params.{where or key} must be an object of strings", INVALID_PARAMS)
+    return values
+
+
+def _check_stateless_meta(params: Mapping[str, Any]) -> None:
+    capabilities = params.get("_meta", {}).get(META_CAPABILITIES)
+    if not isinstance(capabilities, dict):
+        raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
+    refuse_variants(capabilities, _MEMBERS["capabilities"], f"params._meta.{META_CAPABILITIES}")
+
+
+def _names_tasks(capabilities: object) -> bool:
+    return isinstance(capabilities, dict) and ("tasks" in capabilities or task_messages.declares(capabilities))

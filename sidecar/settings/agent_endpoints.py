@@ -1,0 +1,238 @@
+"""Settings of the addresses at which an agent is offered.
+
+The seed's A2AEndpoint with its A2AAuth and A2ARateLimit. To callers an agent that we proxy and a program that we start
+are the same, so both have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final, Literal, Protocol
+from uuid import UUID
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+
+from sidecar.settings.credentials import RESERVED_HEADERS
+from sidecar.settings.field_types import Count, HeaderName, NhiName, PathField, Section, VariableName, named
+from sidecar.settings.rates import PerSecond, Quota, rate_faults
+from sidecar.settings.secrets import fault_of_secret, read_secret
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.yaml_nodes import Loc
+
+Transport = Literal["json_rpc", "http_json", "grpc"]
+TRANSPORTS: Final[tuple[Transport, ...]] = ("json_rpc", "http_json", "grpc")
+BASE_PATH: Final = r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+"  # a dot at a step's beginning has two readings in a path
+MAX_BASE_PATH: Final = 256
+# First steps of paths that are ours, on any listener, and those that CONTRACT 5 keeps for later.
+OURS: Final = frozenset(
+    {"mcp", "agents", "a2a", "api", "livez", "readyz", "metrics", "status", "access", "ext-authz", "console"}
+)
+BEARER_HEADER, KEY_HEADER = "authorization", "x-api-key"
+# What says something else already, to us or to who stands before us.
+_TAKEN: Final = RESERVED_HEADERS | (
+    {"dpop", "forwarded", "if-none-match", "proxy-authorization", "traceparent", "tracestate", "x-run-id"}
+    | {"x-thread-id"}
+)
+_TAKEN_BEGINNINGS: Final = ("a2a-", "grpc-", "mcp-", "x-a2a-", "x-forwarded-")
+
+
+_SEEDS_PATH: Final = re.compile(r"/agents/\{[A-Za-z_]+\}/v1/?")
+
+
+def _usual_path(path: object) -> object:
+    """The seed's example, `/agents/{agentId}/v1`, is where every agent is found."""
+    return None if isinstance(path, str) and _SEEDS_PATH.fullmatch(path) else path
+
+
+def _own_path(path: str) -> str:
+    if path.split("/")[1].lower() in OURS:
+        hint = "such as /tools/summarise; at /agents/<name> it is anyway"
+        reject(ValidationFinding(f"/{path.split('/')[1]} leads to addresses of the sidecar's own", "S174", hint))
+    return path
+
+
+BasePath = Annotated[
+    str,
+    Field(max_length=MAX_BASE_PATH, json_schema_extra={"pattern": f"^{BASE_PATH}$"}),
+    AfterValidator(named(BASE_PATH, "path", "such as /tools/summarise, with no slash at its end")),
+    AfterValidator(_own_path),
+]
+OwnPath = Annotated[
+    BasePath | None,
+    BeforeValidator(_usual_path),
+    WithJsonSchema(
+        {"type": "string", "maxLength": MAX_BASE_PATH, "pattern": rf"^({BASE_PATH}|/agents/\{{[A-Za-z_]+\}}/v1/?)$"}
+    ),
+]
+
+
+class EndpointAuth(Section):
+    """The seed's A2AAuth: a credential of this agent's addresses alone, beside those of `identity`."""
+
+    type: Literal["bearer_token", "api_key", "none"]
+    """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
+    token_path: PathField | None = None
+    """File with the token: at least 32 characters that nobody guesses."""
+    token_env: VariableName | None = None
+    """Variable of the sidecar's environment that holds the token, in place of a file."""
+    header_name: HeaderName | None = None
+    """The header that bears it: by default `Authorization: Bearer`, or `X-API-Key`."""
+    principal: NhiName | None = None
+    """Whoever shows the token is this NHI."""
+    required: bool = True
+    """Whether callers without this token are refused; else they may show any other credential."""
+
+    _token: str = PrivateAttr("")
+
+    def read_from(self, environ: Mapping[str, str]) -> ValidationFinding | None:
+        """Take the token of `token_env`; what is wrong with it."""
+        if self.token_env is None:
+            return None
+        self._token = environ.get(self.token_env, "")
+        if not self._token:
+            return ValidationFinding(f"the variable {self.token_env} is not set", "S204", "set it, or write token_path")
+        return fault_of_secret(self._token, "ours")
+
+    def token(self) -> str:
+        """The token; "" for none. Raises SettingsError for a file that cannot be read, or is weak."""
+        return self._token if self.token_path is None else read_secret(self.token_path, "ours")
+
+    @property
+    def header(self) -> str:
+        """The header that bears the token, in lower case."""
+        if self.type == "bearer_token" or self.header_name is None:
+            return BEARER_HEADER if self.type == "bearer_token" else KEY_HEADER
+        return self.header_name.lower()
+
+    @model_validator(mode="after")
+    def _whole(self) -> EndpointAuth:
+        reject_any(self._without_token() if self.type == "none" else (*self._missing(), *self._misplaced()))
+        return self
+
+    def _without_token(self) -> Iterator[ValidationFinding]:
+        for key in ("token_path", "token_env", "header_name", "principal"):
+            if getattr(self, key) is not None:
+                yield ValidationFinding(
+                    f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True
+                )
+        if self.required and "required" in self.model_fields_set:
+            yield ValidationFinding("there is no token to require", "S171", "remove it", ("required",), on_key=True)
+
+    def _missing(self) -> Iterator[ValidationFinding]:
+        if self.principal is None:
+            yield ValidationFinding(
+                'the key "principal" is missing', "Y102", f"type: {self.type} needs it", on_key=True
+            )
+        if self.token_path is None and self.token_env is None:
+            yield ValidationFinding(
+                'the key "token_path" is missing', "Y102", f"type: {self.type} needs it", on_key=True
+            )
+        elif self.token_path is not None and self.token_env is not None:
+            yield ValidationFinding(
+                "the token is in a file or in a variable", "S171", "remove one of them", ("token_env",)
+            )
+
+    def _misplaced(self) -> Iterator[ValidationFinding]:
+        name, at = (self.header_name or "").lower(), ("header_name",)
+        if self.type == "bearer_token" and name not in ("", BEARER_HEADER):
+            hint = "write type: api_key, or leave the header out"
+            yield ValidationFinding("a bearer token is in Authorization", "S171", hint, at)
+        elif self.type == "api_key" and name == BEARER_HEADER:
+            yield ValidationFinding("Authorization bears a bearer token", "S171", "write type: bearer_token", at)
+        elif name in _TAKEN or name.startswith(_TAKEN_BEGINNINGS):
+            yield ValidationFinding(f"{self.header_name} says something else", "S171", "such as X-Agent-Token", at)
+        elif name.endswith("-bin"):
+            yield ValidationFinding(
+                f"{self.header_name} holds bytes in gRPC, and no text", "S171", "such as X-Agent-Token", at
+            )
+
+
+class RateLimiting(Section):
+    """The seed's A2ARateLimit. It counts as an entry of `tools:` in budgets.yaml for `nhi:<name>` does, beside those:
+    what is written there can only narrow it."""
+
+    requests_per_second: PerSecond | None = None
+    """Requests a second, of all callers together."""
+    burst: Count | None = None
+    """How many may come at once; without it, one second's worth."""
+    daily_quota: Quota | None = None
+    """Requests a day (UTC); 0 is without bound."""
+    per_principal: bool = False
+    """Whether each caller has all of that."""
+
+    @model_validator(mode="after")
+    def _countable(self) -> RateLimiting:
+        reject_any(rate_faults(self.requests_per_second, self.burst))
+        return self
+
+
+class AgentOffer(Protocol):
+    """How an agent is offered to callers."""
+
+    @property
+    def agent_id(self) -> UUID | None: ...
+    @property
+    def base_path(self) -> str | None: ...
+    @property
+    def grpc_port(self) -> int | None: ...
+    @property
+    def transport_protocols(self) -> tuple[Transport, ...]: ...
+    @property
+    def authentication(self) -> EndpointAuth | None: ...
+    @property
+    def rate_limiting(self) -> RateLimiting | None: ...
+
+
+def offer_faults(offer: AgentOffer, at: Loc, *, anonymous: bool) -> Iterator[ValidationFinding]:
+    """What of an offer does not go together; `anonymous`: whether callers without any credential reach the agent."""
+    spoken, auth = offer.transport_protocols, offer.authentication
+    if not spoken:
+        hint = "json_rpc, http_json, grpc; without the key it is all three"
+        yield ValidationFinding("nothing is spoken at its addresses", "S174", hint, (*at, "transport_protocols"))
+    elif offer.grpc_port is not None and "grpc" not in spoken:
+        hint = "add grpc to transport_protocols, or remove it"
+        yield ValidationFinding("no gRPC is spoken at its addresses", "S174", hint, (*at, "grpc_port"), on_key=True)
+    if offer.base_path is not None and spoken == ("grpc",):
+        yield ValidationFinding("gRPC has no paths", "S174", "remove it", (*at, "base_path"), on_key=True)
+    if auth is None:
+        return
+    if auth.type == "none" and not anonymous:
+        hint = "write anonymous: true beside it; rules must still allow anonymous"
+        yield ValidationFinding(
+            "callers without a credential are anonymous", "S171", hint, (*at, "authentication", "type")
+        )
+    if auth.type != "none" and auth.required and anonymous:
+        hint = "write required: false, or remove anonymous"
+        yield ValidationFinding(
+            "callers without a credential have no token either", "S171", hint, (*at, "authentication")
+        )
+
+
+def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[ValidationFinding]:
+    """Paths that would lead to two agents: the same one, or one below another."""
+    seen: dict[str, str] = {}
+    for at, offer in offers:
+        path = offer.base_path
+        if path is None:
+            continue
+        for other, where in seen.items():
+            if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+                what = f"{path} and {other} of {where} are one address of two agents"
+                yield ValidationFinding(
+                    what, "S174", "give each a path of its own, none below another", (*at, "base_path")
+                )
+                break
+        seen.setdefault(path, ".".join(map(str, at)))
+
+
+def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) -> Iterator[ValidationFinding]:
+    """Agents that only gRPC reaches, and it reaches none; `shared` is the port of `server.grpc`, None without one. Of
+    a port that the system chooses no card could tell."""
+    for at, offer in offers:
+        port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
+        if offer.transport_protocols == ("grpc",) and not port:
+            hint = "write server: {grpc: ...} with a port, or allow json_rpc or http_json"
+            yield ValidationFinding(
+                "nobody finds an address where gRPC is spoken", "S174", hint, (*at, "transport_protocols")
+            )

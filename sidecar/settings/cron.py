@@ -1,0 +1,188 @@
+"""Computes when cron schedules are due.
+
+Five fields as cron has them, or one of its words, in a time zone. cronsim reads them. Where a clock changes, they are
+counted as Debian's cron does it:
+
+    fixed times      neither minute nor hour begins with `*`. What the change leaves out is due at the first moment
+                     after it; what the change repeats is due once, the first time
+    all others       go by the time that passes, `*/30` and `0 */2` alike: an hour that is left out is never due, and
+                     one that is repeated is due twice
+
+Moments are seconds since the epoch, and always a whole minute. Knows no clock and no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from functools import cached_property
+from itertools import islice
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+WORDS: Final[Mapping[str, str]] = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+FIELDS: Final[Mapping[str, str]] = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to 31, L for the last one, or LW for the last one from Monday to Friday",
+    "month": "1 to 12, or JAN to DEC",
+    "day-of-week": "0 to 7, where both ends are Sunday, or SUN to SAT; 5#2 is the second Friday, 5L the last",
+}
+MINUTE_S: Final = 60
+_SOME_DAY: Final = datetime(2024, 1, 1, tzinfo=UTC)
+_MAX_CHARS: Final = 256
+_UNREAD: Final = (CronSimError, AssertionError, TypeError, ValueError)  # the last three for what it did not foresee
+
+
+class CronError(Exception):
+    """This is no calendar. `hint` is what would be."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class CronSchedule:
+    """All moments at which something is due."""
+
+    expression: str
+    zone: str = "UTC"
+
+    def next_after(self, moment_s: float) -> float | None:
+        """The first of them after this one; None where there is none within fifty years."""
+        return next(self.after(moment_s), None)
+
+    def after(self, moment_s: float) -> Iterator[float]:
+        """All of them after this one, in order."""
+        last_s = moment_s
+        for due_s in self._fixed(moment_s) if self._is_fixed else self._passing(int(moment_s) + 1):
+            # Times that a change of the clock leaves out come to one moment, and of the second half of a repeated hour
+            # cronsim goes back to the first: what was due already is not due again.
+            if due_s > last_s:
+                last_s = due_s
+                yield due_s
+
+    def _fixed(self, moment_s: float) -> Iterator[float]:
+        """As cronsim counts what is at fixed times."""
+        return (due.timestamp() for due in CronSim(self._fields, datetime.fromtimestamp(moment_s, self._zone)))
+
+    def _passing(self, begin_s: int) -> Iterator[float]:
+        """From this second on, one stretch after the other in which the clock does not change. cronsim sees a clock
+        without changes: with them it leaves out what comes after half an hour of one."""
+        while True:
+            offset_s, last_s = self._offset_s(begin_s), begin_s
+            for due in CronSim(self._fields, datetime.fromtimestamp(begin_s + offset_s - 1, UTC)):
+                due_s = int(due.timestamp()) - offset_s
+                if self._offset_s(due_s) != offset_s:
+                    begin_s = self._change_between(last_s, due_s)
+                    break
+                last_s = due_s
+                yield float(due_s)
+            else:
+                return
+
+    def _change_between(self, before_s: int, after_s: int) -> int:
+        """The first second of another offset than that of `before_s`."""
+        offset_s = self._offset_s(before_s)
+        while after_s - before_s > 1:
+            middle_s = (before_s + after_s) // 2
+            if self._offset_s(middle_s) == offset_s:
+                before_s = middle_s
+            else:
+                after_s = middle_s
+        return after_s
+
+    def _offset_s(self, moment_s: int) -> int:
+        offset = datetime.fromtimestamp(moment_s, self._zone).utcoffset()
+        return int(offset.total_seconds()) if offset else 0
+
+    def last_within(self, after_s: float, until_s: float) -> float | None:
+        """The last of them after the one moment and not after the other; None where there is none."""
+        if after_s >= until_s or not self._is_due_within(after_s, until_s):
+            return None
+        # The moments from which something is still due before the end come before those from which nothing is.
+        low, high = after_s, until_s
+        while high - low > MINUTE_S / 2:
+            middle = (low + high) / 2
+            if self._is_due_within(middle, until_s):
+                low = middle
+            else:
+                high = middle
+        return self.next_after(low)
+
+    def count_within(self, after_s: float, until_s: float, most: int) -> int:
+        """How many of them are after the one moment and not after the other, counted up to `most`."""
+        count = 0
+        for due_s in islice(self.after(after_s), most):
+            if due_s > until_s:
+                break
+            count += 1
+        return count
+
+    def _is_due_within(self, after_s: float, until_s: float) -> bool:
+        due_s = self.next_after(after_s)
+        return due_s is not None and due_s <= until_s
+
+    @cached_property
+    def _fields(self) -> str:
+        return WORDS.get(self.expression, self.expression)
+
+    @cached_property
+    def _is_fixed(self) -> bool:
+        minute, hour, *_ = self._fields.split()
+        return not minute.startswith("*") and not hour.startswith("*")
+
+    @cached_property
+    def _zone(self) -> tzinfo:
+        return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
+
+
+def calendar_from(expression: str, zone: str = "UTC") -> CronSchedule:
+    """What an operator wrote. The zone is one that there is. Raises UnreadableError."""
+    fields = _fields_of(expression)
+    try:
+        due = next(CronSim(" ".join(fields), _SOME_DAY), None)
+    except _UNREAD as error:
+        raise _misfit(fields) from error
+    if due is None:
+        raise CronError("there is no such day within fifty years", "see day of month, month and day of week")
+    return CronSchedule(expression, zone)
+
+
+def _fields_of(expression: str) -> list[str]:
+    if expression.startswith("@"):
+        if expression not in WORDS:
+            raise CronError(f"{expression} is none of cron's words", f"known here: {', '.join(WORDS)}")
+        return WORDS[expression].split()
+    fields = expression.split()
+    if len(expression) > _MAX_CHARS or not expression.isascii():
+        raise CronError("this is no cron expression", 'such as "30 2 * * *", every day at half past two')
+    if len(fields) == 6:
+        hint = "minute, hour, day of month, month, day of week; nothing here runs by the second"
+        raise CronError("it has six fields, and cron has five", hint)
+    if len(fields) != len(FIELDS):
+        hint = 'minute, hour, day of month, month, day of week, such as "30 2 * * *", or a word such as @hourly'
+        raise CronError(f"it has {len(fields)} field{'s' * (len(fields) != 1)}, and cron has five", hint)
+    return fields
+
+
+def _misfit(fields: list[str]) -> CronError:
+    """Which of the fields it is: the one without which the rest can be read."""
+    for place, (name, hint) in enumerate(FIELDS.items()):
+        try:
+            CronSim(" ".join([*["*"] * place, fields[place], *["*"] * (len(fields) - place - 1)]), _SOME_DAY)
+        except _UNREAD:
+            return CronError(f"{fields[place]} is no {name.replace('-', ' ')}", hint)
+    return CronError("there is no such day", "no month of these has so many days")

@@ -1,0 +1,328 @@
+"""Field types of the settings.
+
+Each kind parses what people write into the type that the code uses, and is strict about the rest. Relative paths
+start at the folder of the file: the validation context's `folder`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic.functional_validators import AfterValidator
+
+from sidecar.settings.addresses import (
+    ListenAddress,
+    UnixAddress,
+    is_destination,
+    is_host_name,
+    is_loopback_host,
+    is_target,
+    parse_address,
+)
+from sidecar.settings.validation_errors import ValidationFinding, reject
+
+
+class Section(BaseModel):
+    """A part of sidecar.yaml: no unknown keys, no conversions, no changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], Field(strict=False)]
+"""A list in the file, a tuple in the code."""
+
+
+# Quantities
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)")
+_BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def seconds_from(value: object) -> object:
+    """A number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as float. What is neither is left to pydantic."""
+    if isinstance(value, str):
+        if not (found := _DURATION.fullmatch(value)):
+            reject(
+                ValidationFinding("this is no duration", "Y103", "write seconds as a number, or 500ms, 30s, 5m, 1h, 2d")
+            )
+        return float(found[1]) * _SECONDS[found[2]]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def bytes_from(value: object) -> object:
+    """A number of bytes, or `64KiB`, `1MiB`, `1GiB`, as int."""
+    if isinstance(value, str):
+        if not (found := _SIZE.fullmatch(value)):
+            reject(ValidationFinding("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB"))
+        return int(found[1]) * _BYTES[found[2]]
+    return value
+
+
+Seconds = Annotated[
+    float,
+    Field(gt=0, le=86400 * 366, allow_inf_nan=False),
+    BeforeValidator(seconds_from),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": f"^{_DURATION.pattern}$"}]}
+    ),
+]
+Bytes = Annotated[
+    int,
+    Field(ge=1024, le=2**30),
+    BeforeValidator(bytes_from),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1024}, {"type": "string", "pattern": f"^{_SIZE.pattern}$"}]}
+    ),
+]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+# Places
+
+
+def _folder(info: ValidationInfo) -> Path:
+    context = info.context if isinstance(info.context, dict) else {}
+    return Path(context.get("folder", "."))
+
+
+def _path_from(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str | Path):
+        reject(ValidationFinding("expected a path", "Y103"))
+    if not str(value):
+        reject(ValidationFinding("the path is empty"))
+    if any(character < " " for character in str(value)):
+        reject(ValidationFinding("a path holds no control characters"))
+    if str(value).startswith("~"):
+        reject(ValidationFinding("~ is not expanded", hint="write the whole path"))
+    return _folder(info) / value
+
+
+def _listen_from(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, ListenAddress | UnixAddress):
+        return value
+    if not isinstance(value, str):
+        reject(ValidationFinding("expected an address", "Y103", "write host:port such as 127.0.0.1:8080"))
+    return parse_address(value, _folder(info))
+
+
+PathField = Annotated[
+    Path, BeforeValidator(_path_from), PlainSerializer(str), WithJsonSchema({"type": "string", "minLength": 1})
+]
+"""A path, absolute or from the file's folder."""
+
+Listen = Annotated[
+    ListenAddress | UnixAddress,
+    BeforeValidator(_listen_from),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["127.0.0.1:8080", "unix:/run/sidecar/planner.sock"]}),
+]
+
+
+def _command_from(value: object, info: ValidationInfo) -> object:
+    """A name to be found on PATH stays one; anything with a slash is a path, whole, as the program begins elsewhere and
+    may look for its own files by how it was called: a Python for its virtual environment."""
+    if value == "":
+        reject(ValidationFinding("the command is empty"))
+    if isinstance(value, str) and "/" in value:
+        return str(_path_from(value, info).absolute())
+    return value
+
+
+def _argument(text: str) -> str:
+    if "\0" in text:
+        reject(ValidationFinding("no program can be given a NUL character"))
+    return text
+
+
+Argument = Annotated[str, Field(max_length=128 * 1024), AfterValidator(_argument)]
+"""What a program is started with; the kernel takes 128 KiB each."""
+
+Command = Annotated[Argument, BeforeValidator(_command_from)]
+
+
+def split_url(text: str, *schemes: str) -> SplitResult:
+    """A URL with one of the schemes, a host, and neither user-info nor fragment; rejects every other."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        reject(ValidationFinding("this is no URL"))
+    if parts.scheme not in schemes:
+        reject(
+            ValidationFinding(
+                "this is no URL of a known scheme", hint=f"it must begin with {' or '.join(f'{s}://' for s in schemes)}"
+            )
+        )
+    plain = text.isascii() and not any(c <= " " or c == "\x7f" for c in text) and is_target(parts.path, parts.query)
+    if port == 0 or not plain or not is_destination(parts.hostname or ""):
+        reject(ValidationFinding("this is no URL", hint="write scheme://host[:port]/path in plain ASCII"))
+    if "@" in parts.netloc:
+        reject(
+            ValidationFinding(
+                "a URL must not carry credentials", hint="put them into a file and name it under credential"
+            )
+        )
+    if "#" in text:
+        reject(ValidationFinding("a URL must not have a fragment here"))
+    return parts
+
+
+def _http_url(text: str) -> str:
+    split_url(text, "https", "http")
+    return text
+
+
+def _key_url(text: str) -> str:
+    parts = split_url(text, "https", "http")
+    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+        # Whoever stands between us and this address would choose which signatures we believe.
+        reject(ValidationFinding("keys may be fetched over https only", hint="use https://, or jwks_path with a file"))
+    return text
+
+
+def _public_url(text: str) -> str:
+    parts = split_url(text, "https", "http")
+    if parts.query or "?" in text:
+        reject(ValidationFinding("the public URL must not have a query"))
+    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+        reject(
+            ValidationFinding(
+                "callers beyond this machine need https", hint=f"write https://{parts.netloc}{parts.path}"
+            )
+        )
+    return text.rstrip("/")
+
+
+def _origin(text: str) -> str:
+    parts = split_url(text, "https", "http")
+    if parts.path or "?" in text:
+        reject(
+            ValidationFinding(
+                "an origin is scheme://host[:port] and nothing more", hint=f"write {parts.scheme}://{parts.netloc}"
+            )
+        )
+    return text.lower()
+
+
+def _host(text: str) -> str:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    name = host if colon and port.isdigit() else text
+    bracketed = name.startswith("[") and name.endswith("]")
+    if not (bracketed or is_host_name(name)):
+        reject(
+            ValidationFinding(
+                "this is no host name", hint="write the Host header's value: gw.acme.example or gw.acme.example:8443"
+            )
+        )
+    return text.lower()
+
+
+AGENT_PLACE: Final = "{agent}"
+
+
+def _grpc_url(text: str) -> str:
+    """`https://host:port`, `http://host:port`, or `host:port` alone, with `{agent}` as the first label or not."""
+    scheme, slashes, place = text.rpartition("://")
+    named = place.replace(f"{AGENT_PLACE}.", "agent.", 1) if place.startswith(AGENT_PLACE) else place
+    if scheme.lower() not in (("http", "https") if slashes else ("",)) or not is_host_name(named.partition(":")[0]):
+        hint = "such as https://grpc.acme.example, https://{agent}.grpc.acme.example or grpc.acme.example:443"
+        reject(ValidationFinding("this is no address of gRPC", "S127", hint))
+    if not re.fullmatch(r"[^/?#:]*(:[0-9]{1,5})?", named) or (not slashes and ":" not in named):
+        reject(
+            ValidationFinding("an address of gRPC is a host and a port, and nothing more", "S127", "write host:port")
+        )
+    return text
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+KeyUrl = Annotated[str, AfterValidator(_key_url)]
+PublicUrl = Annotated[str, AfterValidator(_public_url)]
+GrpcUrl = Annotated[str, AfterValidator(_grpc_url)]
+"""Where callers reach gRPC, as a card says it."""
+Origin = Annotated[str, AfterValidator(_origin)]
+Host = Annotated[str, AfterValidator(_host)]
+
+
+# Names
+
+
+def named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            reject(ValidationFinding(f"this is no {what}", hint=hint))
+        return text
+
+    return check
+
+
+SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
+_ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
+_NHI = re.compile(f"nhi:{_ID}")
+_CALLER = re.compile(f"(?:nhi|user):{_ID}")
+
+Slug = Annotated[
+    str,
+    Field(json_schema_extra={"pattern": f"^{SLUG}$"}, max_length=64),
+    AfterValidator(named(SLUG, "name", "lower-case letters and digits, parts joined by single hyphens: my-server")),
+]
+NhiName = Annotated[
+    str,
+    Field(json_schema_extra={"pattern": "^nhi:"}),
+    AfterValidator(named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner")),
+]
+HeaderName = Annotated[
+    str, Field(max_length=128), AfterValidator(named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key"))
+]
+HeaderValue = Annotated[
+    str,
+    Field(max_length=8 * 1024),
+    AfterValidator(named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII")),
+]
+Scope = Annotated[
+    str,  # RFC 6749, 3.3: scope-token
+    Field(max_length=256),
+    AfterValidator(named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks")),
+]
+VariableName = Annotated[
+    str,
+    Field(max_length=256),
+    AfterValidator(
+        named(r"[A-Za-z_][A-Za-z0-9_.-]*", "name of a variable", "letters, digits and underscores: API_KEY")
+    ),
+]
+ClaimName = Annotated[
+    str,
+    Field(max_length=256),
+    AfterValidator(named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles")),
+]
+Word = Annotated[
+    str, Field(max_length=512), AfterValidator(named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks"))
+]
+
+
+def is_caller(name: str) -> bool:
+    """Whether this is `nhi:<id>` or `user:<id>` by CONTRACT 1.1."""
+    return _CALLER.fullmatch(name) is not None
+
+
+def is_nhi(name: str) -> bool:
+    """Whether this is `nhi:<id>` by CONTRACT 1.1."""
+    return _NHI.fullmatch(name) is not None

@@ -1,0 +1,289 @@
+"""The root model of sidecar.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sidecar.settings.addresses import ListenAddress, UnixAddress
+from sidecar.settings.agent_endpoints import AgentOffer, path_faults, port_faults
+from sidecar.settings.agents import CliAgent
+from sidecar.settings.audit import AuditSettings
+from sidecar.settings.callbacks import CallbackSettings
+from sidecar.settings.field_types import SLUG, Many, PathField, Section, Slug
+from sidecar.settings.identity import IdentitySettings
+from sidecar.settings.policy import PolicySettings
+from sidecar.settings.refusal_limits import RefusalSettings
+from sidecar.settings.schedules import MOST, ScheduleSettings, schedule_faults
+from sidecar.settings.server import (
+    AdminSettings,
+    AnswerSettings,
+    LocalListener,
+    MetricsSettings,
+    ServerSettings,
+    SessionSettings,
+    TlsFiles,
+)
+from sidecar.settings.signing import SigningSettings
+from sidecar.settings.store import StoreSettings
+from sidecar.settings.streams import StreamSettings
+from sidecar.settings.tasks import TaskSettings
+from sidecar.settings.upstreams import UpstreamSettings
+from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.yaml_nodes import Loc
+
+
+class Settings(Section):
+    """Everything an operator decides outside of policy. Paths are resolved, addresses and durations parsed."""
+
+    version: Literal[1]
+    """The version of this format."""
+    data: PathField = Field(default="data", validate_default=True)
+    """Folder of what the sidecar writes: audit, owners of tasks, keys made at first start, the control socket."""
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    """The data listener."""
+    local: Many[LocalListener] = ()
+    """Listeners whose callers are one NHI."""
+    admin: AdminSettings = Field(default_factory=AdminSettings)
+    """The admin listener."""
+    metrics: MetricsSettings | None = None
+    """A second address for metrics and health only."""
+    identity: IdentitySettings = Field(default_factory=IdentitySettings)
+    """Tokens and API keys."""
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    """Models and rules."""
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    """Where limits are counted."""
+    audit: AuditSettings = Field(default_factory=AuditSettings)
+    """The evidence."""
+    signing: SigningSettings = Field(default_factory=SigningSettings)
+    """The key of what we sign."""
+    upstreams: Annotated[
+        Mapping[Slug, UpstreamSettings],
+        Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}}),
+    ] = {}
+    """The servers behind us, by name."""
+    sessions: SessionSettings = Field(default_factory=SessionSettings)
+    """MCP sessions."""
+    streams: StreamSettings = Field(default_factory=StreamSettings)
+    """What stays open, and what is under way."""
+    tasks: TaskSettings = Field(default_factory=TaskSettings)
+    """Who owns which task."""
+    refusals: RefusalSettings = Field(default_factory=RefusalSettings)
+    """How often somebody may be refused."""
+    callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
+    """What leaves to addresses that callers chose."""
+    answers: AnswerSettings = Field(default_factory=AnswerSettings)
+    """How refusals are told."""
+    agents: Annotated[
+        Mapping[Slug, CliAgent], Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
+    ] = {}
+    """Programs on the command line that are agents, by name."""
+    schedules: Annotated[Mapping[Slug, ScheduleSettings], Field(max_length=MOST)] = {}
+    """When agents run by the clock, by name."""
+
+    @property
+    def audit_path(self) -> Path:
+        """The audit file."""
+        return self.audit.path or self.data / "audit" / "audit.jsonl"
+
+    @property
+    def audit_store(self) -> StoreSettings:
+        """Where the evidence's stream is, with `audit.sink: redis`."""
+        own = self.audit.redis.store if self.audit.redis is not None else None
+        return own or self.store
+
+    @property
+    def evidence_path(self) -> Path:
+        """The file of results that are kept."""
+        return self.data / "evidence" / "evidence.jsonl"
+
+    @property
+    def audit_key_path(self) -> Path:
+        """The key of the audit's hashes; made at first start where none was configured."""
+        return self.audit.key_path or self.data / "keys" / "audit.key"
+
+    @property
+    def previous_audit_key_paths(self) -> tuple[Path, ...]:
+        """Keys of the audit before this one; the one in the data folder need not be there."""
+        return (*self.audit.previous_key_paths, self.data / "keys" / "audit.previous.key")
+
+    @property
+    def checkpoint_key_path(self) -> Path:
+        """The key of the audit's checkpoints; made at first start where none was configured."""
+        return self.audit.checkpoint_key_path or self.data / "keys" / "checkpoints.pem"
+
+    @property
+    def tasks_path(self) -> Path:
+        """The file that says whose a task is."""
+        return self.data / "tasks.sqlite"
+
+    @property
+    def callbacks_path(self) -> Path:
+        """The file of callbacks that wait, and of push configurations."""
+        return self.data / "callbacks.sqlite"
+
+    @property
+    def api_keys_pepper_path(self) -> Path:
+        """The secret under which API keys are kept; `sidecar token api-key` makes it."""
+        return self.identity.api_keys_pepper_path or self.data / "keys" / "api-keys.pepper"
+
+    @property
+    def callback_key_path(self) -> Path:
+        """What the secrets of callbacks' receivers are made from; made when it is first needed."""
+        return self.callbacks.key_path or self.data / "keys" / "callbacks.key"
+
+    @property
+    def task_api_path(self) -> Path:
+        """The file of the task API's tasks."""
+        return self.data / "a2a-tasks.sqlite"
+
+    @property
+    def runs_path(self) -> Path:
+        """The file of the runs of agents that are programs."""
+        return self.data / "runs.sqlite"
+
+    @property
+    def schedules_path(self) -> Path:
+        """The file of how schedules stand."""
+        return self.data / "schedules.sqlite"
+
+    @property
+    def base_url(self) -> str:
+        """Our address as callers write it, as far as the settings tell: a port 0 is not known before it is taken."""
+        scheme = "http" if self.server.tls is None else "https"
+        return self.server.public_url or f"{scheme}://{self.server.listen}"
+
+    @property
+    def signing_key_path(self) -> Path:
+        """The key of what we sign; made when it is first needed where none was configured."""
+        return self.signing.key_path or self.data / "keys" / "signing.pem"
+
+    @property
+    def previous_key_paths(self) -> tuple[Path, ...]:
+        """Keys that signed before; the one in the data folder need not be there."""
+        return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
+
+    @property
+    def signs(self) -> bool:
+        """Whether anything here is signed by us."""
+        return any(one.signs for one in self.upstreams.values())
+
+    @property
+    def control_path(self) -> Path:
+        """The socket through which commands reach the sidecar that runs."""
+        return self.data / "control.sock"
+
+    def offers(self) -> Iterator[tuple[str, Loc, AgentOffer]]:
+        """How each agent is offered to callers, and where that is configured."""
+        for name, upstream in self.upstreams.items():
+            if upstream.a2a is not None:
+                yield name, ("upstreams", name, "a2a"), upstream.a2a
+        for name, agent in self.agents.items():
+            if agent.enabled:
+                yield name, ("agents", name, "a2a"), agent.a2a
+
+    @property
+    def agent_ids(self) -> Mapping[str, str]:
+        """The names of agents by their `a2a.agent_id`."""
+        return {str(offer.agent_id): name for name, _, offer in self.offers() if offer.agent_id is not None}
+
+    def listeners(self) -> Iterator[tuple[Loc, ListenAddress | UnixAddress]]:
+        """Every address we listen on, and where it is configured."""
+        yield ("server", "listen"), self.server.listen
+        for index, local in enumerate(self.local):
+            yield ("local", index, "listen"), local.listen
+        yield ("admin", "listen"), self.admin.listen
+        if self.metrics:
+            yield ("metrics", "listen"), self.metrics.listen
+        if self.server.grpc is not None:
+            yield ("server", "grpc"), self.server.grpc
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_with_paths(cls, given: Any) -> Any:
+        """A section that is not written still has paths, and they start at the file's folder."""
+        return {"policy": {}, **given} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _addresses_differ(self) -> Settings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[ValidationFinding]:
+        yield from self._certificate_faults()
+        if self.tasks.store == "redis" and self.store.is_memory:
+            hint = "set store.url to redis://…, or tasks.store to file"
+            yield ValidationFinding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
+        if self.sessions.store == "redis" and self.store.is_memory:
+            hint = "set store.url to redis://…, or sessions.store to memory"
+            yield ValidationFinding("there is no Redis to keep sessions in", "S128", hint, ("sessions", "store"))
+        yield from self._audit_faults()
+        offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
+        yield from path_faults(offers)
+        yield from port_faults(offers, shared.port if isinstance(shared, ListenAddress) else None)
+        callable_ones = {name for name, _, _ in self.offers()}
+        yield from schedule_faults(self.schedules, callable_ones, (*self.upstreams, *self.agents))
+        yield from self._agent_faults()
+        seen: dict[str, str] = {}
+        for loc, address in self.listeners():
+            name, where = str(address), ".".join(map(str, loc))
+            if name in seen and not (isinstance(address, ListenAddress) and address.port == 0):
+                yield ValidationFinding(
+                    f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc
+                )
+            seen.setdefault(name, where)
+
+    def _agent_faults(self) -> Iterator[ValidationFinding]:
+        """Whoever means an agent by one of its names means no other."""
+        named = {name: name for name in (*self.upstreams, *self.agents)}
+        ports, people = dict[str, str](), dict[str, str]()
+        for name, at, offer in self.offers():
+            yield from _taken(named, offer.agent_id, name, (*at, "agent_id"))
+            yield from _taken(ports, offer.grpc_port or None, name, (*at, "grpc_port"))
+        for name, agent in self.agents.items():
+            if name in self.upstreams:
+                yield ValidationFinding(
+                    f"an upstream is called {name} too", "S174", "rename one", ("agents", name), on_key=True
+                )
+            yield from _taken(named, agent.id, name, ("agents", name, "id"))
+            yield from _taken(people, agent.name or name, name, ("agents", name, "name"))
+
+    def _audit_faults(self) -> Iterator[ValidationFinding]:
+        if "store" in self.audit.checkpoints.to and self.store.is_memory:
+            hint = "set store.url to redis://…, or remove store from to"
+            yield ValidationFinding("there is no store to publish to", "S150", hint, ("audit", "checkpoints", "to"))
+        if "redis" not in self.audit.places:
+            return
+        at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")
+        if self.audit_store.place.kind in ("sentinel", "cluster"):
+            hint = "name one of its own: audit: {redis: {store: {url: redis://…}}}"
+            yield ValidationFinding("evidence goes to one server, not to Sentinels or a Cluster", "S150", hint, at)
+        if self.audit_store.is_memory:
+            hint = "set store.url to redis://…, or audit: {redis: {store: {url: redis://…}}}"
+            yield ValidationFinding("there is no Redis to keep evidence in", "S150", hint, at)
+
+    def _certificate_faults(self) -> Iterator[ValidationFinding]:
+        """Who may show certificates, and who they are, belong together."""
+        identity, files = self.identity, self.server.tls
+        asked = isinstance(files, TlsFiles) and files.client_ca_path is not None
+        hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
+        if asked and identity.certificates is None:
+            at: Loc = ("server", "tls", "client_ca_path")
+            yield ValidationFinding("nobody says whose the client certificates are", "S125", hint, at)
+        if identity.trusted_proxies and identity.certificates is None:
+            yield ValidationFinding(
+                "nobody says whose the certificates are", "S125", hint, ("identity", "trusted_proxies")
+            )
+        if identity.certificates is not None and not asked and not identity.trusted_proxies:
+            hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
+            yield ValidationFinding("nobody is asked for a certificate", "S125", hint, ("identity", "certificates"))
+
+
+def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[ValidationFinding]:
+    """A fault where another one has this already; None is wanted by everybody."""
+    if wanted is not None and (other := seen.setdefault(str(wanted), name)) != name:
+        yield ValidationFinding(f"{wanted} is already taken by {other}", "S174", "give each its own", loc)

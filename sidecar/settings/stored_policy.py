@@ -1,0 +1,96 @@
+"""Where policies from a remote source are stored.
+
+In the data folder: each that was taken in a folder of its own, and one small file that says which of them is in force.
+What is written there is ours; a member that a newer release wrote is let be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.settings.shipped_files import shipped
+from sidecar.settings.sidecar_file import Settings
+
+FOLDER: Final = "policy"
+CURRENT: Final = "current.json"
+VERSION: Final = 1
+MAX_BYTES: Final = 64 * 1024
+NOTHING_YET: Final = "nothing-yet"
+_HINT: Final = "remove it to begin anew: any version is taken then"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """One policy from a source. `name` is the SHA-256 of a bundle or the id of a commit, and its folder's name; `of` is
+    whose policy it is, or the repository and folder; `version` rises (of a commit, its time). Times are in seconds
+    since the epoch. `manifest` is the SHA-256 of a bundle's: who signs it once more changes the file, and not that."""
+
+    name: str
+    kind: str
+    of: str
+    version: int
+    size: int
+    signer: str
+    created_at: float
+    taken_at: float
+    manifest: str = ""
+
+    def plain(self) -> bytes:
+        """As it is written."""
+        return orjson.dumps({"v": VERSION, **asdict(self)}, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def shelf_of(settings: Settings) -> Path:
+    """The folder of all that was taken."""
+    return settings.data / FOLDER
+
+
+def kept_for(settings: Settings) -> StoredPolicy | None:
+    """What was taken last and found good; None if nothing was. Raises SettingsError for a record that cannot be
+    understood: without it, older policies would be taken for newer ones."""
+    path = shelf_of(settings) / CURRENT
+    try:
+        with path.open("rb") as file:
+            return _kept(orjson.loads(file.read(MAX_BYTES)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"it cannot be read: {error}"
+        raise SettingsError([fault_in(path, why, code="S162", hint=_HINT)]) from None
+
+
+def placed(settings: Settings, kept: StoredPolicy | None = None) -> Settings:
+    """The settings, with the models and rules where the source's policy lies: `kept`, or what was taken last. Raises
+    SettingsError."""
+    if settings.policy.source is None:
+        return settings
+    kept = kept or kept_for(settings)
+    folder = shelf_of(settings) / (NOTHING_YET if kept is None else kept.name)
+    models = folder / "models"
+    there = {"path": folder / "policies", "models": models if models.is_dir() else shipped("models")}
+    return settings.model_copy(update={"policy": settings.policy.model_copy(update=there)})
+
+
+def _kept(said: Mapping[str, Any]) -> StoredPolicy:
+    if said["v"] != VERSION:
+        raise ValueError(f"it is of version {said['v']!r}")
+    name = str(said["name"])
+    if not name.isalnum():
+        raise ValueError("it names no folder of ours")
+    return StoredPolicy(
+        name,
+        str(said["kind"]),
+        str(said["of"]),
+        int(said["version"]),
+        int(said["size"]),
+        str(said["signer"]),
+        float(said["created_at"]),
+        float(said["taken_at"]),
+        str(said.get("manifest", "")),
+    )

@@ -1,0 +1,49 @@
+"""Reads and writes RFC 3339 timestamps.
+
+A moment in a file of ours is an RFC 3339 time with its offset, as people and machines can both read it; in the code
+it is seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from sidecar.settings.validation_errors import ValidationFinding, reject
+
+HINT = "write a time with its zone, such as 2027-03-31T00:00:00Z"
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds since the epoch. Raises ValueError for what is no RFC 3339 time."""
+    if not _TIME.fullmatch(text):
+        raise ValueError(HINT)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).timestamp()  # also in UTC it must have a year
+    except OverflowError as error:
+        raise ValueError(HINT) from error
+
+
+def rfc3339(epoch_s: float) -> str:
+    """Seconds since the epoch as people read them, in UTC and whole seconds."""
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _moment(value: object) -> float:
+    try:
+        return seconds_of(value if isinstance(value, str) else "")
+    except ValueError:
+        reject(ValidationFinding("this is no RFC 3339 time with a zone", "Y103", HINT))
+
+
+Moment = Annotated[
+    float,
+    BeforeValidator(_moment),
+    PlainSerializer(rfc3339, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""Seconds since the epoch; in the file `2027-03-31T00:00:00Z`."""

@@ -1,0 +1,237 @@
+"""Translates validation errors into messages for the author of a file.
+
+Validators say it with `reject()`; what pydantic finds by itself is translated here: what was expected, what is
+nearest to what was written. A finding has no file yet: `Document.validate` knows where its value stands.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from sidecar.settings.yaml_nodes import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationFinding:
+    """One thing wrong. `at` is where, seen from the value under check; `on_key`: its key is wrong, not its value."""
+
+    message: str
+    code: str = "Y104"
+    hint: str = ""
+    at: Loc = ()
+    on_key: bool = False
+
+
+def reject(*findings: ValidationFinding) -> NoReturn:
+    """Say inside a pydantic validator what is wrong, all of it."""
+    raise PydanticCustomError("findings", "invalid", {"findings": findings})
+
+
+def reject_any(findings: Iterable[ValidationFinding]) -> None:
+    """`reject` what there is; nothing is fine."""
+    if found := tuple(findings):
+        reject(*found)
+
+
+def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[ValidationFinding]:
+    """Every finding of a failed validation, each `at` its place in the whole document."""
+    for detail in error.errors(include_url=False):
+        if not _is_echo(detail):
+            yield from _translated(detail, model)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The hint for a word that is nearly a known one, else the list of known ones if that is short."""
+    choices = sorted(known)
+    if near := get_close_matches(word, choices, n=1, cutoff=0.6):
+        return f'did you mean "{near[0]}"?'
+    return f"known here: {', '.join(choices)}" if choices and len(choices) <= 24 else ""
+
+
+def nothing_like(what: str, word: str, known: Iterable[str]) -> str:
+    """That there is none of this name, and which one may have been meant."""
+    hint = did_you_mean(word, known)
+    return f"{what}; {hint}" if hint else what
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "must be at least"),
+    "greater_than": ("gt", "must be more than"),
+    "less_than_equal": ("le", "must be at most"),
+    "less_than": ("lt", "must be less than"),
+}
+_LENGTHS = {
+    "too_short": ("min_length", "must have at least", "entries", "entry"),
+    "too_long": ("max_length", "must have at most", "entries", "entry"),
+    "string_too_short": ("min_length", "must have at least", "characters", "character"),
+    "string_too_long": ("max_length", "must have at most", "characters", "character"),
+}
+
+
+def _is_echo(detail: ErrorDetails) -> bool:
+    """pydantic counts valid entries only: a list with one wrong entry is also "too short" to it."""
+    return detail["type"] == "too_short" and len(detail["input"]) >= (detail.get("ctx") or {})["min_length"]
+
+
+def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[ValidationFinding]:
+    loc: Loc = detail["loc"]
+    context: Mapping[str, Any] = detail.get("ctx") or {}
+    if detail["type"] == "findings":
+        yield from (replace(found, at=loc + found.at) for found in context["findings"])
+    else:
+        yield replace(_finding(detail["type"], loc, detail, context, model), at=loc)
+
+
+def _finding(
+    kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, Any], model: type[BaseModel]
+) -> ValidationFinding:
+    last = str(loc[-1]) if loc else ""
+    if kind == "extra_forbidden":
+        hint = _elsewhere(model, loc) or did_you_mean(last, _keys_at(model, loc[:-1]))
+        return ValidationFinding(f'unknown key "{last}"', "Y101", hint, on_key=True)
+    if kind == "missing":
+        return ValidationFinding(f'the key "{last}" is missing', "Y102", on_key=True)
+    if kind in _EXPECTED:
+        return _wrong_type(_EXPECTED[kind], detail["input"])
+    if kind == "literal_error":
+        return _wrong_word(detail["input"], context)
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return ValidationFinding(f"{words} {context[bound]}")
+    if kind in _LENGTHS:
+        bound, words, unit, unit_of_one = _LENGTHS[kind]
+        return ValidationFinding(f"{words} {context[bound]} {unit if context[bound] != 1 else unit_of_one}")
+    if kind == "value_error":
+        return ValidationFinding(str(context["error"]))
+    return ValidationFinding(detail["msg"][:1].lower() + detail["msg"][1:])
+
+
+def _wrong_type(expected: str, found: object) -> ValidationFinding:
+    hint = ""
+    if expected == "a string" and isinstance(found, bool | int | float):
+        hint = "quote it"
+    elif expected == "a list" and isinstance(found, str):
+        hint = "put it into brackets: [ ]"
+    elif isinstance(found, str) and expected in {"a whole number", "a number", "true or false"}:
+        hint = "write it without quotes" if _is_spelt(found, expected) else f"write {expected}"
+    elif expected == "a mapping" and found is None:
+        hint = "write something below it, or remove it"
+    return ValidationFinding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
+
+
+def _is_spelt(text: str, expected: str) -> bool:
+    """Whether a text would be what is expected, had it no quotes."""
+    if expected == "true or false":
+        return text in ("true", "false")
+    return re.fullmatch(r"-?[0-9]+" if expected == "a whole number" else r"-?[0-9]+(\.[0-9]+)?", text) is not None
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "a mapping"
+        case Sequence():
+            return "a list"
+    return "something else"
+
+
+def _wrong_word(found: object, context: Mapping[str, Any]) -> ValidationFinding:
+    expected = str(context["expected"]).replace("'", '"')
+    known = [word.strip() for word in expected.replace(" or ", ", ").split(",")]
+    words = [word.strip('"') for word in known]
+    hint = f"it must be {expected}"
+    if isinstance(found, str) and found in known:  # the number 1 is known, and "1" was written
+        return ValidationFinding(f"expected {expected}, found a string", "Y103", "write it without quotes")
+    if isinstance(found, str) and (near := get_close_matches(found, words, n=1)):
+        hint = f'did you mean "{near[0]}"?'
+    shown = f'"{found}"' if isinstance(found, str) else _kind_of(found)
+    return ValidationFinding(f"{shown} is not one of the known values", "Y104", hint)
+
+
+def _elsewhere(model: type[BaseModel], loc: Loc) -> str:
+    """The hint for a key that is right one step further down, or up; "" where it is not."""
+    *place, key = loc
+    for name in sorted(_keys_at(model, tuple(place))):
+        if key in _keys_of(inner for kind in _at(model, tuple(place)) for inner in _below(kind, name)):
+            return f"it stands below {name}"
+    if place and isinstance(place[-1], str) and key in _keys_at(model, tuple(place[:-1])):
+        return f"it stands beside {place[-1]}, not below it"
+    return ""
+
+
+def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
+    """The keys that the schema knows at a place."""
+    return _keys_of(_at(model, loc))
+
+
+def _keys_of(kinds: Iterable[Any]) -> set[str]:
+    return {
+        field.alias or name
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for name, field in kind.model_fields.items()
+    }
+
+
+def _at(model: type[BaseModel], loc: Loc) -> list[Any]:
+    """What may stand at a place; steps that the schema does not have (union tags) are passed over."""
+    here: list[Any] = [model]
+    for step in loc:
+        here = [inner for kind in here for inner in _below(kind, step)] or here
+    return here
+
+
+def _below(kind: Any, step: str | int) -> list[Any]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
+        return _flat(fields[step].annotation) if isinstance(step, str) and step in fields else []
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if not isinstance(origin, type) or not arguments:
+        return []
+    if issubclass(origin, Mapping) and isinstance(step, str):
+        return _flat(arguments[1])
+    if issubclass(origin, Sequence) and isinstance(step, int):
+        return _flat(arguments[0])
+    return []
+
+
+def _flat(annotation: Any) -> list[Any]:
+    """`Annotated` and unions taken apart."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _flat(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _flat(part)]
+    return [annotation]

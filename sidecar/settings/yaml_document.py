@@ -1,0 +1,178 @@
+"""YAML documents with positions and strict models.
+
+The one reader for every YAML file of ours: settings, rules, budgets, tests. It refuses what two readers could take
+for two things, reports every fault at once, and remembers each value's place for the faults found later.
+
+    Y001-Y012   the text: unreadable, size, encoding, characters, syntax, documents, depth, anchors, tags, keys, scalars
+    Y101-Y104   the shape: unknown key, missing key, wrong type, wrong value
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
+from sidecar.settings.validation_errors import ValidationFinding, findings_of
+from sidecar.settings.yaml_nodes import MAX_BYTES, Loc, YamlNode, YamlSpan, compose, lines_of, shown_line
+
+Model = TypeVar("Model", bound=BaseModel)
+
+LEADS_OUT = "P009"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML file that was read without a fault. `error` is what its later faults are raised as."""
+
+    path: Path
+    root: YamlNode
+    lines: tuple[str, ...] = field(repr=False)
+    error: type[ConfigError] = SettingsError
+
+    @cached_property
+    def data(self) -> Any:
+        """Its content in dicts, lists and scalars; None if the file is empty."""
+        return self.root.plain()
+
+    def position_of(self, loc: Loc, key: bool = False) -> tuple[int, int, int]:
+        """Line and column from 1, and width, of the value at `loc`, or of its key. A place that does not exist is its
+        nearest parent; (0, 0, 1) is the file as a whole."""
+        span = self.span_of(loc, key=key)
+        return span.line, span.column, span.width
+
+    def span_of(self, loc: Loc, *, key: bool = False) -> YamlSpan:
+        """As `position_of`, with the file or the environment variable it stands in."""
+        node = self.nearest(loc)
+        is_collection = isinstance(node.value, dict | list)
+        return node.key if node.key and (key or is_collection) else node.span
+
+    def nearest(self, loc: Loc) -> YamlNode:
+        """The node at `loc`. Steps that are not in the file (pydantic's union tags, a missing key) are passed over."""
+        node = self.root
+        for step in loc:
+            node = node.child(step) or node
+        return node
+
+    def source_line(self, number: int) -> str:
+        """The text of a line, passwords in URLs starred out; "" if there is none."""
+        return shown_line(self.lines[number - 1]) if 0 < number <= len(self.lines) else ""
+
+    def fault(self, loc: Loc, message: str, code: str, hint: str = "", *, key: bool = False) -> Fault:
+        """A fault at the value (or the key) at `loc`."""
+        span = self.span_of(loc, key=key)
+        source = self.source_line(span.line) if span.file == str(self.path) else ""
+        return Fault(span.file, span.line, span.column, code, message, hint, source, span.width)
+
+    def refuse(self, faults: Iterable[Fault]) -> NoReturn:
+        """Raise this document's error with the faults in the order of the file, each once."""
+        raise self.error(in_file_order(faults))
+
+    def validate(self, model: type[Model], context: Mapping[str, Any] | None = None) -> Model:
+        """The content as `model`. Raises this document's error with every fault, position and hint."""
+        if self.data is None:
+            self.refuse([fault_in(self.path, "the file is empty", code="Y102", hint=_expected_keys(model))])
+        try:
+            return model.model_validate(self.data, context=dict(context or {}))
+        except ValidationError as error:
+            self.refuse(self._placed(finding) for finding in findings_of(error, model))
+
+    def _placed(self, finding: ValidationFinding) -> Fault:
+        node = self.nearest(finding.at)
+        if node.secret or node.shown is not None:
+            # Hints and quoted words may repeat the value; what came from a secret's file or ${VAR} stays there.
+            message = "this value is not valid here" if '"' in finding.message else finding.message
+            return self.fault(finding.at, message, finding.code)
+        return self.fault(finding.at, finding.message, finding.code, finding.hint, key=finding.on_key)
+
+
+def read_document(
+    path: Path,
+    *,
+    text: str | bytes | None = None,
+    error: type[ConfigError] = SettingsError,
+    max_bytes: int = MAX_BYTES,
+    inside: Path | None = None,
+) -> Document:
+    """Read a YAML file strictly; `text`, if given, stands for its content. A link that leads out of the folder
+    `inside` is not followed. Raises `error` with every fault of it."""
+    try:
+        content = _decoded(path, _bounded(path, max_bytes, inside) if text is None else text, max_bytes)
+    except _UnreadableError as unreadable:
+        raise error([unreadable.fault]) from None
+    root, faults = compose(content, str(path))
+    if faults:
+        raise error(in_file_order(faults))
+    return Document(path, root, tuple(lines_of(content)), error)
+
+
+def read_bytes(
+    path: Path,
+    *,
+    error: type[ConfigError] = SettingsError,
+    max_bytes: int = MAX_BYTES,
+    inside: Path | None = None,
+) -> bytes:
+    """The content of a file, and one byte more than `max_bytes` at most: who reads it as a document says that it is
+    too large. `inside` is as for `read_document`. Raises `error`."""
+    try:
+        return _bounded(path, max_bytes, inside)
+    except _UnreadableError as unreadable:
+        raise error([unreadable.fault]) from None
+
+
+def leading_out(path: Path, folder: Path) -> Fault | None:
+    """The fault of a link that leads out of the policy's folder: a fault quotes the line it is about, so whoever may
+    write a link into the folder could read the first line of any file. Links inside of it (Kubernetes' `..data`) are
+    none."""
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        return None
+    hint = "put the file itself there; links may lead only to what is inside the folder"
+    return fault_in(path, f"a link that leads out of {folder}", code=LEADS_OUT, hint=hint)
+
+
+def in_file_order(faults: Iterable[Fault]) -> list[Fault]:
+    """The faults as a reader meets them, each once."""
+    return sorted(set(faults), key=lambda fault: (fault.file, fault.line, fault.column, fault.code, fault.message))
+
+
+class _UnreadableError(Exception):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def _bounded(path: Path, max_bytes: int, inside: Path | None) -> bytes:
+    if inside is not None and (fault := leading_out(path, inside)) is not None:
+        raise _UnreadableError(fault)
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise _UnreadableError(fault_in(path, f"cannot be read: {reason}", code="Y001")) from None
+
+
+def _decoded(path: Path, content: str | bytes, max_bytes: int) -> str:
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if len(raw) > max_bytes:
+        message = f"larger than {max_bytes} bytes"
+        raise _UnreadableError(fault_in(path, message, code="Y002", hint="split it into several files"))
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
+        fault = fault_in(path, "not UTF-8", code="Y003", hint="save it as UTF-8")
+        raise _UnreadableError(replace(fault, line=line, column=column)) from None
+
+
+def _expected_keys(model: type[BaseModel]) -> str:
+    needed = [name for name, field_info in model.model_fields.items() if field_info.is_required()]
+    return f"it needs at least: {', '.join(needed)}" if needed else ""

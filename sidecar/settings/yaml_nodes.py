@@ -1,0 +1,263 @@
+"""Parses YAML into nodes that keep their positions.
+
+YAML text → a tree of nodes that know their place, and every fault on the way. The tree is built from libyaml's
+events and not from its `compose()`: composed nodes have forgotten their anchors, and composing recurses as deep as
+the author of the file likes. Events come one at a time, so that bounds hold before anything grows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import yaml
+
+from sidecar.errors import Fault
+from sidecar.settings.yaml_scalars import DoubtfulScalarError, Scalar, meaning_of
+
+MAX_BYTES = 1024 * 1024
+"""A million bytes of YAML are some 10,000 rules: beyond that, the file is not what it claims to be."""
+MAX_DEPTH = 32
+MAX_FAULTS = 100
+
+# Controls and line breaks that editors do not show alike, and marks that reorder what a reviewer sees.
+_FORBIDDEN = re.compile(
+    r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]|\r(?!\n)"
+)
+# To the last @ of the word: a password may itself hold one, and stars too many harm nobody.
+_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^\s\"']+)(?=@)")
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class YamlSpan:
+    """A place. `line` and `column` count from 1, `width` in characters; line 0 is `file` as a whole.
+
+    `file` is a path, or what else a value came from: `env SIDECAR_STORE__URL`.
+    """
+
+    file: str
+    line: int = 0
+    column: int = 0
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class YamlNode:
+    """A value and where it stands. `key` is the place of the key that names it, None in lists and at the root.
+
+    `secret`: never to be shown. `shown`: what to show instead of the value (the text before `${VAR}` was filled in).
+    """
+
+    value: Scalar | dict[str, YamlNode] | list[YamlNode]
+    span: YamlSpan
+    key: YamlSpan | None = None
+    secret: bool = False
+    shown: str | None = None
+
+    def child(self, step: str | int) -> YamlNode | None:
+        """What stands under a key or an index; None if nothing does."""
+        if isinstance(self.value, dict) and isinstance(step, str):
+            return self.value.get(step)
+        if isinstance(self.value, list) and isinstance(step, int) and 0 <= step < len(self.value):
+            return self.value[step]
+        return None
+
+    def plain(self) -> object:
+        """The value without its places: dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {name: node.plain() for name, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def leaves(self, loc: Loc = ()) -> Iterator[tuple[Loc, YamlNode]]:
+        """Every scalar and every empty collection, in the order of the file."""
+        if isinstance(self.value, dict) and self.value:
+            for name, node in self.value.items():
+                yield from node.leaves((*loc, name))
+        elif isinstance(self.value, list) and self.value:
+            for index, node in enumerate(self.value):
+                yield from node.leaves((*loc, index))
+        else:
+            yield loc, self
+
+
+def compose(text: str, file: str) -> tuple[YamlNode, list[Fault]]:
+    """The tree of one YAML document and all faults of its text; with faults the tree is good for nothing else."""
+    faults = list(islice(_forbidden_characters(text, file), MAX_FAULTS))
+    if faults:
+        return YamlNode(None, YamlSpan(file)), faults
+    composer = _Composer(file, lines_of(text))
+    composer.run(text)
+    return composer.root, composer.faults[:MAX_FAULTS]
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines as libyaml counts them, once the forbidden line breaks are refused."""
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def shown_line(line: str) -> str:
+    """A source line fit for an error message: a password inside a URL becomes stars of the same width."""
+    return _PASSWORD.sub(lambda found: f"{found[1]}:{'*' * len(found[2])}", line)
+
+
+def _forbidden_characters(text: str, file: str) -> Iterator[Fault]:
+    for found in _FORBIDDEN.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        column = found.start() - (text.rfind("\n", 0, found.start()) + 1) + 1
+        message, hint = _name_of(found[0], first=found.start() == 0)
+        yield Fault(file, line, column, "Y004", message, hint)
+
+
+def _name_of(character: str, *, first: bool) -> tuple[str, str]:
+    if character == "\t":
+        return "a tab character", 'use blanks; inside a double-quoted string write "\\t"'
+    if character == "\ufeff" and first:
+        return "the file begins with a byte order mark", "save it as UTF-8 without BOM"
+    return f"the character U+{ord(character):04X} is not allowed here", "remove it"
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A collection that is being read. In a mapping, `key` is the one that waits for its value."""
+
+    value: dict[str, YamlNode] | list[YamlNode]
+    span: YamlSpan
+    key: tuple[str, YamlSpan] | None = None
+
+
+@dataclass(slots=True)
+class _Composer:
+    file: str
+    lines: list[str]
+    faults: list[Fault] = field(default_factory=list)
+    root: YamlNode = field(init=False)
+    stack: list[_Frame] = field(default_factory=list)
+    documents: int = 0
+
+    def __post_init__(self) -> None:
+        self.root = YamlNode(None, YamlSpan(self.file))
+
+    def run(self, text: str) -> None:
+        try:
+            for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+                if not self.take(event) or len(self.faults) >= MAX_FAULTS:
+                    return
+        except yaml.MarkedYAMLError as error:
+            self.broken(error)
+
+    def take(self, event: yaml.Event) -> bool:
+        """Whether to read on."""
+        if isinstance(event, yaml.DocumentStartEvent):
+            return self.begin(event)
+        if isinstance(event, yaml.AliasEvent):
+            self.fault(self.span(event), "Y008", f"*{event.anchor} is an alias", "write the value out")
+            self.add(YamlNode(None, self.span(event)))
+        elif isinstance(event, yaml.ScalarEvent):
+            self.check_properties(event)
+            self.add(self.scalar(event))
+        elif isinstance(event, yaml.CollectionStartEvent):
+            self.check_properties(event)
+            return self.open(event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            frame = self.stack.pop()
+            self.add(YamlNode(frame.value, frame.span))
+        return True
+
+    def begin(self, event: yaml.DocumentStartEvent) -> bool:
+        self.documents += 1
+        if self.documents > 1:
+            self.fault(
+                self.span(event), "Y006", "a second document begins here", "one file holds one document: split it"
+            )
+            return False
+        if event.version or event.tags:
+            self.fault(self.span(event), "Y009", "a YAML directive", "remove the line that begins with %")
+        return True
+
+    def open(self, event: yaml.CollectionStartEvent) -> bool:
+        if len(self.stack) >= MAX_DEPTH:
+            self.fault(self.span(event), "Y007", f"nested more than {MAX_DEPTH} deep", "no file of ours needs this")
+            return False
+        self.stack.append(_Frame({} if isinstance(event, yaml.MappingStartEvent) else [], self.span(event)))
+        return True
+
+    def check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
+        """Anchors make a value stand where no reader sees it; tags choose types behind the schema's back."""
+        if event.anchor is not None:
+            self.fault(self.span(event), "Y008", f"&{event.anchor} is an anchor", "write the value where it is needed")
+        if event.tag is not None:
+            self.fault(self.span(event), "Y009", "a YAML tag", "remove it; the schema knows the type")
+
+    def scalar(self, event: yaml.ScalarEvent) -> YamlNode:
+        span = self.span(event)
+        if not event.implicit[0]:
+            return YamlNode(event.value, span)
+        if event.value == "<<" and self.awaits_key():
+            self.fault(span, "Y008", "<< is a merge key", "write the values out")
+            return YamlNode("<<", span)
+        try:
+            return YamlNode(meaning_of(event.value), span)
+        except DoubtfulScalarError as doubt:
+            self.fault(span, "Y012", doubt.message, doubt.hint)
+            return YamlNode(event.value, span)
+
+    def awaits_key(self) -> bool:
+        return bool(self.stack) and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
+
+    def add(self, node: YamlNode) -> None:
+        """A finished node goes where it belongs: the root, a list, or a mapping, as its key or its value."""
+        if not self.stack:
+            self.root = node
+            return
+        frame = self.stack[-1]
+        if isinstance(frame.value, list):
+            frame.value.append(node)
+        elif frame.key is None:
+            frame.key = (self.key_text(node), node.span)
+        else:
+            name, place = frame.key
+            frame.key = None
+            self.put(frame.value, name, replace(node, key=place), place)
+
+    def key_text(self, node: YamlNode) -> str:
+        if isinstance(node.value, str):
+            return node.value
+        hint = "write a plain word" if isinstance(node.value, dict | list) else "quote it"
+        self.fault(node.span, "Y011", "a key must be a string", hint)
+        return f"\0{node.span.line}:{node.span.column}"  # a stand-in, so that reading can go on to the next fault
+
+    def put(self, mapping: dict[str, YamlNode], name: str, node: YamlNode, place: YamlSpan) -> None:
+        earlier = mapping.get(name)
+        if earlier is None:
+            mapping[name] = node
+            return
+        line = earlier.key.line if earlier.key else 0
+        self.fault(place, "Y010", f'the key "{name}" stands twice', f"it was first written on line {line}; keep one")
+
+    def span(self, event: yaml.Event) -> YamlSpan:
+        start, end = event.start_mark, event.end_mark
+        if start is None or end is None:
+            return YamlSpan(self.file)
+        if start.line >= len(self.lines):  # a value that is not there ends behind the last line: it is missing there
+            return YamlSpan(self.file, len(self.lines), len(self.lines[-1]) + 1)
+        rest = len(self.lines[start.line].rstrip()) - start.column
+        width = end.column - start.column if end.line == start.line else rest
+        return YamlSpan(self.file, start.line + 1, start.column + 1, max(1, width))
+
+    def fault(self, span: YamlSpan, code: str, message: str, hint: str) -> None:
+        line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
+        self.faults.append(Fault(span.file, span.line, span.column, code, message, hint, shown_line(line), span.width))
+
+    def broken(self, error: yaml.MarkedYAMLError) -> None:
+        mark = error.problem_mark or error.context_mark
+        span = YamlSpan(self.file) if mark is None else YamlSpan(self.file, mark.line + 1, mark.column + 1)
+        line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
+        hint = "inside { } and [ ] a text with ${VAR} must be quoted" if "${" in line else ""
+        what = ": ".join(part for part in (error.context, error.problem) if part)
+        self.fault(span, "Y005", f"not valid YAML: {what}", hint)

@@ -1,0 +1,89 @@
+"""Reads unquoted YAML scalars, and refuses ambiguous ones.
+
+YAML 1.1 and 1.2 read `no`, `010`, `0o10`, `1:30`, `1_000` and `1e3` differently, and no author means `False`, 8 or 90.
+So what both read alike is taken (true, false, null, decimal numbers, everything that is plainly a word), and the
+rest is refused with the request to quote it. Dates stay the text they are; who wants a moment parses one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+Scalar = str | int | float | bool | None
+
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
+_DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?")
+_LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # what 64 bits hold, signed or not
+_MAX_DIGITS = 20
+
+_QUOTE_IT = 'quote it: "{text}"'
+_WRITE_TRUE = 'write true or false, or quote it: "{text}"'
+_DOUBTFUL = (
+    (
+        re.compile(r"(?i:y|yes|n|no|on|off)"),
+        "{text} means true or false to YAML 1.1 and a word to YAML 1.2",
+        _WRITE_TRUE,
+    ),
+    (re.compile(r"[-+]?0[0-9_]+"), "{text} is an octal number to YAML 1.1 and a decimal one to YAML 1.2", _QUOTE_IT),
+    (re.compile(r"[-+]?0o[0-9_]+"), "{text} is an octal number to YAML 1.2 and a word to YAML 1.1", _QUOTE_IT),
+    (re.compile(r"[-+]?0[xX][0-9a-fA-F_]+"), "{text} is a hexadecimal number to YAML", _QUOTE_IT),
+    (re.compile(r"[-+]?0b[01_]+"), "{text} is a binary number to YAML 1.1", _QUOTE_IT),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?"),
+        "{text} is a number in base 60 to YAML 1.1",
+        _QUOTE_IT,
+    ),
+    (
+        re.compile(r"[-+]?\.?[0-9](?=[0-9._]*_)[0-9._]*(?:[eE][-+]?[0-9]+)?"),
+        "{text} is a number to YAML 1.1 and a word to YAML 1.2",
+        _QUOTE_IT,
+    ),
+    (
+        re.compile(r"[-+]?[0-9]*\.?[0-9]*[eE][-+]?[0-9]+|[-+]?[0-9]+\.|[-+]?\.[0-9]+|[-+]?0[0-9]+\.[0-9]*"),
+        "YAML readers disagree whether {text} is a number",
+        'write it as a plain decimal number such as 0.5, or quote it: "{text}"',
+    ),
+    (re.compile(r"[-+]?\.(?i:inf|nan)"), "{text} is no finite number", _QUOTE_IT),
+    (re.compile(r"=|<<"), "{text} has a meaning of its own in YAML 1.1", _QUOTE_IT),
+)
+
+
+class DoubtfulScalarError(ValueError):
+    """An unquoted scalar that two YAML readers would take for two things. `hint` says what to write instead."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def meaning_of(text: str) -> Scalar:
+    """The value of an unquoted scalar. Raises DoubtfulScalarError where the YAML versions disagree."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return _integer(text)
+    if _DECIMAL.fullmatch(text):
+        return _decimal(text)
+    for pattern, message, hint in _DOUBTFUL:
+        if pattern.fullmatch(text):
+            raise DoubtfulScalarError(message.format(text=text), hint.format(text=text))
+    return text
+
+
+def _integer(text: str) -> int:
+    if len(text) <= _MAX_DIGITS and _LOWEST <= (number := int(text)) <= _HIGHEST:
+        return number
+    raise DoubtfulScalarError("this number does not fit into 64 bits", "quote it if it is a name")
+
+
+def _decimal(text: str) -> float:
+    if math.isfinite(number := float(text)):
+        return number
+    raise DoubtfulScalarError("this number is too large", "quote it if it is a name")

@@ -1,0 +1,96 @@
+"""Exchanges policy revisions between replicas and reports differences.
+
+Once a second each says in the store what it serves, and hears the others. Who hears that another has loaded something
+new looks at its own source at once: nobody sends a policy, only the word that there may be one. Nothing depends on it;
+while the store is out, each looks when it would have looked anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, cast
+
+import orjson
+
+from sidecar.storage.redis_script import Run, script_text
+
+EVERY_S: Final = 1.0
+COUNTS_S: Final = 10.0  # a replica that was not heard for so long is none
+MOST: Final = 1_000
+KEY: Final = "replicas"
+SCRIPT: Final = script_text("peers")
+VERSION: Final = 1
+
+log = logging.getLogger("sidecar.storage.peers")
+
+
+class ServedRevision(NamedTuple):
+    """What one replica serves: the policy's revision, and the version that its source gave it (0 without one)."""
+
+    revision: str
+    version: int
+
+
+class RevisionSkew(NamedTuple):
+    """How many other replicas serve the same revision, and how many another."""
+
+    same: int
+    other: int
+
+
+@dataclass(slots=True)
+class Peers:
+    """The word of each to each. `me` names this process, `serving` is what it serves now, `news` is called when another
+    has loaded what this one does not serve. `skew` is None where nobody can be heard."""
+
+    me: str
+    run_script: Run
+    serving: Callable[[], ServedRevision]
+    news: Callable[[], None]
+    skew: RevisionSkew | None = None
+    _heard: dict[str, ServedRevision] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Say and hear. Runs as long as the process."""
+        while True:
+            await self.sync()
+            await asyncio.sleep(EVERY_S)
+
+    async def sync(self) -> None:
+        """Say and hear once."""
+        mine = self.serving()
+        said = orjson.dumps({"v": VERSION, **mine._asdict()}).decode()
+        try:
+            told = await self.run_script(SCRIPT, KEY, [self.me, said, str(int(COUNTS_S * 1000)), str(MOST)])
+        except ConnectionError:
+            self.skew = None
+            return
+        if told is None:  # a store that nobody shares
+            return
+        now = _understood(told if isinstance(told, list) else [])
+        same = sum(one.revision == mine.revision for one in now.values())
+        self.skew = RevisionSkew(same, len(now) - same)
+        news = [name for name, one in now.items() if one != mine and self._heard.get(name) != one]
+        self._heard = now
+        if news:
+            log.info("another replica serves another policy", extra={"replicas": len(news)})
+            self.news()
+
+
+def _understood(told: list[Any]) -> dict[str, ServedRevision]:
+    """What the others say, as far as it is understood: a member that is unknown says nothing that we must know, and
+    who cannot be understood is not counted."""
+    found = {}
+    for name, said in zip(told[::2], told[1::2], strict=False):
+        try:
+            plain = orjson.loads(said)
+            if plain["v"] == VERSION:
+                found[cast(bytes, name).decode("ascii", "replace")] = ServedRevision(
+                    str(plain["revision"]), int(plain["version"])
+                )
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            continue
+    return found

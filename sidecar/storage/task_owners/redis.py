@@ -1,0 +1,54 @@
+"""Task owners shared by replicas in Redis.
+
+One key (`storage/redis_script.py`), worked on by one script (`tasks.lua`), each verb in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+from sidecar.storage.redis_script import RedisScript, Run, script_text
+from sidecar.storage.task_owners.record import Namespace, OwnerRecord
+from sidecar.storage.task_owners.store import OwnerBounds, OwnerStoreOut
+
+KEY: Final = "tasks"
+SCRIPT: Final = script_text("task_owners")
+
+
+class RedisOwnerStore:
+    """Records in Redis or Valkey, which replicas share."""
+
+    def __init__(self, run: Run) -> None:
+        self._shared = RedisScript(run, KEY, SCRIPT, OwnerStoreOut)
+
+    @property
+    def up(self) -> bool:
+        return self._shared.up
+
+    async def claim(self, record: OwnerRecord, bounds: OwnerBounds) -> OwnerRecord | None:
+        standing = await self._shared.ask("claim", *record, bounds.per_owner, bounds.total)
+        return None if standing is None else _record(standing)
+
+    async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[OwnerRecord]:
+        return [_record(one) for one in await self._shared.ask("find", namespace, server, now_s, *task_ids)]
+
+    async def amend(self, record: OwnerRecord) -> None:
+        await self._shared.ask("amend", *record[:4], record.expires_at, record.state)
+
+    async def has_room(self, bounds: OwnerBounds) -> bool:
+        return bool(await self._shared.ask("has_room", bounds.total))
+
+    async def sweep(self, now_s: float) -> int:
+        return await self._shared.sweep(now_s)
+
+    async def close(self) -> None:
+        """As `TaskStore.close`: the connection is that of the limits."""
+
+
+def _record(raw: Sequence[bytes]) -> OwnerRecord:
+    namespace, server, task_id, owner, object_, action, method, created_at, expires_at, state = (
+        one.decode() for one in raw
+    )
+    kept = (owner, object_, action, method, float(created_at), float(expires_at), state)
+    return OwnerRecord(cast(Namespace, namespace), server, task_id, *kept)

@@ -1,0 +1,293 @@
+"""The frontend of the task API.
+
+It is read (`request_reader.py`), the task that it names is looked up, and once policy, limits and evidence have had
+their say, it is carried out: a new task is put on disk before its caller hears of it, and one that runs is cancelled at
+its agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import orjson
+from aiohttp import web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway import routing
+from sidecar.gateway.forwarder import Forwarder
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
+from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
+from sidecar.gateway.frontends.mcp_requests import JSON
+from sidecar.gateway.reauthorization import end_of
+from sidecar.gateway.request import RequestContext, WatchedExchange
+from sidecar.gateway.routing import Route
+from sidecar.http.server.response import WholeResponse
+from sidecar.identity import check_caller
+from sidecar.limits import Lease
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import GET, LIST
+from sidecar.storage import RecordPage, RecordStoreOut
+from sidecar.tasks.api.completion_webhook import without_result
+from sidecar.tasks.api.models import A2aTask
+from sidecar.tasks.api.request_reader import NewTask, TaskQuery, cancels, gets, order_in, sends, unknown, wanted_in
+from sidecar.tasks.api.task_orders import TaskOrders
+from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep
+from sidecar.tasks.api.task_runner import TaskRunner, unavailable
+from sidecar.tasks.api.views import cancelled, created, shown
+from sidecar.upstreams.agents import OutgoingOperation
+from sidecar.vocabulary import Call, Caller, Decision, Question
+
+LOOK_AGAIN_S: Final = 0.02
+SLOWEST_LOOK_S: Final = 0.5
+_PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # it is one caller's
+
+
+class CreateTask(NamedTuple):
+    """A new task."""
+
+    intent: AgentOperation
+    order: NewTask
+    task_id: str
+    here: bool = True
+
+    @property
+    def call(self) -> Call:
+        return self.intent.call
+
+
+class ShowTask(NamedTuple):
+    """One task."""
+
+    intent: AgentOperation
+    record: Task
+    here: bool = True
+
+    @property
+    def call(self) -> Call:
+        return self.intent.call
+
+
+class CancelTask(NamedTuple):
+    """A task to cancel. Its agent does that: nothing of it is `here`."""
+
+    intent: AgentOperation
+    record: Task
+    here: bool = False
+
+    @property
+    def call(self) -> Call:
+        return self.intent.call
+
+
+Asked = CreateTask | ShowTask | CancelTask | TaskQuery
+CheckUrl = Callable[[str, str], Awaitable[None]]
+"""Whether something could be sent there, for this chain. Raises Refusal."""
+
+
+@dataclass(slots=True)
+class TaskFrontend:
+    """Serves the addresses of the task API."""
+
+    exchanges: Forwarder
+    orders: TaskOrders
+    check_url: CheckUrl
+    new_id: Callable[[], str]
+
+    @property
+    def runner(self) -> TaskRunner:
+        """Who sees to tasks."""
+        return self.orders.runner
+
+    async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Asked:
+        """What is wanted. Raises Refusal; another's task and none are the same."""
+        if route.kind == routing.TASKS:
+            return self._understood(turn, caller, await self._at_all(turn, caller))
+        verb = GET if route.kind == routing.TASK else None
+        turn.asks("tasks/get" if verb is GET else "tasks/cancel")
+        routing.check_no_query(turn.raw_path)
+        if verb is None and turn.request.body_exists:
+            await turn.body()  # nothing in it says anything
+        record = await self._own(caller, route.rest)
+        asked: Asked = ShowTask(gets(record), record) if verb is GET else CancelTask(cancels(record), record)
+        return self._understood(turn, caller, asked)
+
+    async def _at_all(self, turn: RequestContext, caller: Caller) -> Asked:
+        if turn.verb == "GET":
+            turn.asks(LIST.action)
+            return wanted_in(turn.now, turn.raw_path.partition("?")[2])
+        turn.asks("message/send")
+        routing.check_no_query(turn.raw_path)
+        order, task_id = order_in(turn.now, caller, await turn.body()), self.new_id()
+        turn.record.request_id = turn.record.task_id = task_id
+        return CreateTask(sends(task_id, order.target, order.task_type, order.input), order, task_id)
+
+    def _understood(self, turn: RequestContext, caller: Caller, asked: Asked) -> Asked:
+        if isinstance(asked, ShowTask | CancelTask):
+            turn.record.request_id = turn.record.task_id = asked.record.id
+        turn.goes_to(asked.call.upstream)
+        turn.record.call = asked.call
+        turn.record.mark("parse")
+        if asked.call.upstream:  # what would have been asked at the agent's own address
+            check_caller(caller, turn.now.audience(asked.call.upstream, routing.AGENTS))
+        return asked
+
+    async def _own(self, caller: Caller, task_id: str) -> Task:
+        try:
+            record = await self.runner.means.store.get(task_id)
+        except RecordStoreOut as out:
+            raise unavailable(out) from None
+        if record is None or record.owner != caller.binding:
+            raise unknown()
+        return record
+
+    def close(self) -> None:
+        """Accept no further tasks."""
+        self.orders.closed = True
+
+    async def check(self, turn: RequestContext, caller: Caller, asked: Asked) -> None:
+        """Before anything is charged: whether it could be carried out. Raises Refusal."""
+        if not isinstance(asked, CreateTask):
+            return
+        await self.orders.check(turn.now, caller, asked.intent)
+        if asked.order.callback_url:
+            await self.check_url(asked.order.callback_url, caller.binding)
+
+    async def carry_out(
+        self,
+        turn: RequestContext,
+        caller: Caller,
+        decision: Decision,
+        asked: Asked,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """The answer to the caller, on record. Raises Refusal."""
+        if isinstance(asked, CreateTask):
+            return await self._create(turn, caller, asked, lease)
+        if isinstance(asked, CancelTask):
+            return await self._cancel(turn, caller, decision, asked, lease, timeout_s)
+        lease.forwarded = True
+        if isinstance(asked, ShowTask):
+            return await _respond(turn, 200, shown(asked.record, turn.now))
+        return await self._list(turn, caller, asked)
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
+
+    async def _create(
+        self, turn: RequestContext, caller: Caller, asked: CreateTask, lease: Lease
+    ) -> web.StreamResponse:
+        record = self.orders.new(caller, asked.order, asked.task_id)
+        body = orjson.dumps(created(record))
+        if not await self.orders.keep(record, lease, partial(turn.ended, 201, len(body))):
+            raise ValueError("an id came twice")  # nobody may have another's task
+        return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{turn.prefix}/a2a/tasks/{record.id}"})
+
+    async def _list(self, turn: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
+        now_s = self.runner.means.live.clock()
+        names = [wanted.target] if wanted.target else sorted(turn.now.agents)
+        may = turn.now.engine.may_list
+        shows = [
+            name
+            for name in names
+            if turn.shadow
+            or all(may(caller.chain, Question(f"nhi:{name}", one.action, ""), now_s) for one in (LIST, GET))
+        ]
+        page = RecordPage(shows, wanted.state, wanted.limit, wanted.offset)
+        try:
+            records, total = await self.runner.means.store.page(caller.binding, page)
+        except RecordStoreOut as out:
+            raise unavailable(out) from None
+        entries = _within([shown(one, turn.now) for one in records], turn.now.bounds.max_response_bytes)
+        return await _respond(
+            turn, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
+        )
+
+    async def _cancel(
+        self,
+        turn: RequestContext,
+        caller: Caller,
+        decision: Decision,
+        asked: CancelTask,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """What nobody has sent yet is over at once; what is being sent is waited for, because only then it has a name
+        at the agent."""
+        limit_s = min(turn.now.agent(asked.record.target).timeout_s, timeout_s or float("inf"))
+        record, pause_s = asked.record, LOOK_AGAIN_S
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    if record.is_over:
+                        raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
+                    if record.step is TaskStep.SENT:
+                        said = await self._cancel_there(turn, caller, decision, record, lease, limit_s)
+                        return await _respond(turn, 200, cancelled(await self._cancelled(caller, record, said)))
+                    ended = (
+                        await self.runner.end(record, TaskState.CANCELLED) if record.step is TaskStep.UNSENT else None
+                    )
+                    if ended is not None:
+                        return await _respond(turn, 200, cancelled(ended))
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(SLOWEST_LOOK_S, pause_s * 2)
+                    record = await self._own(caller, record.id)
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "the agent has not answered yet") from None
+
+    async def _cancel_there(
+        self, turn: RequestContext, caller: Caller, decision: Decision, record: Task, lease: Lease, limit_s: float
+    ) -> str:
+        """At the agent; the state that it is in there now. Raises Refusal."""
+        agent, intent = turn.now.agent(record.target), cancels(record)
+        agent.account.breaker.check()
+        until = end_of(caller, decision, turn.now)
+        overseen = WatchedExchange(turn, caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)
+        lease.forwarded = True
+        async with overseen.under_way(self.exchanges.oversight.calls):
+            extra = routing.trace_headers(turn.headers)
+            outgoing = OutgoingOperation(intent.operation, intent.params, caller, overseen.left_s or limit_s, (), extra)
+            answer = await agent.wire.ask(outgoing)
+            if isinstance(answer, AgentError):
+                if answer.kind.reason in ("TASK_NOT_CANCELABLE", "UNSUPPORTED_OPERATION", "TASK_NOT_FOUND"):
+                    raise Refusal(Reason.NOT_CANCELABLE, f"the agent says: {answer.kind.message}")
+                raise Refusal(Reason.UPSTREAM_FAILED, "the agent answered with an error")
+            await TaskOwnership(self.exchanges.tasks, caller, intent).admit(answer)
+        said = str(answer.get("status", {}).get("state", ""))
+        if SEEN.get(said) in (
+            TaskState.COMPLETED,
+            TaskState.FAILED,
+        ):  # it was faster: whoever follows it hears the same
+            self.runner.wake(record)
+            raise Refusal(Reason.NOT_CANCELABLE, f"it is {SEEN[said]}")
+        return said
+
+    async def _cancelled(self, caller: Caller, record: Task, said: str) -> Task:
+        """A task that its agent cancelled; whoever follows it may have heard it first."""
+        while not record.is_over:
+            ended = await self.runner.end(record._replace(a2a_state=said), TaskState.CANCELLED)
+            record = ended or await self._own(caller, record.id)
+        if record.state is not TaskState.CANCELLED:
+            raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
+        return record
+
+
+def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
+    """Entries whose results fit into an answer; others say that theirs is left out: each task has its own address."""
+    room = most
+    for entry in entries:
+        if entry["result"] is None:
+            continue
+        room -= len(orjson.dumps(entry["result"]))
+        if room < 0:
+            entry |= without_result(entry)
+    return entries
+
+
+async def _respond(turn: RequestContext, status: int, said: Mapping[str, Any]) -> WholeResponse:
+    body = orjson.dumps(said)
+    await turn.ended(status, len(body))
+    return WholeResponse(status, body, JSON, _PRIVATE)

@@ -1,0 +1,79 @@
+"""Request and response models of the task API.
+
+The seed's models, in its words, with the agent's own beside them. The text beside a member stands in the OpenAPI
+document, and so do its bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NotRequired, TypedDict
+
+from sidecar.tasks.api.task_record import TaskState
+
+MAX_NAME_CHARS: Final = 128
+MAX_URL_CHARS: Final = 2_048
+NAME: Final[Mapping[str, Any]] = {"minLength": 1, "maxLength": MAX_NAME_CHARS}
+AGENT: Final[Mapping[str, Any]] = {**NAME, "pattern": "^[A-Za-z0-9-]+$"}
+URL: Final[Mapping[str, Any]] = {"minLength": 1, "maxLength": MAX_URL_CHARS}
+
+
+class TaskOrder(TypedDict):
+    """What a task is created from."""
+
+    target_agent_id: Annotated[str, "an agent, by its name or the UUID that the operator gave it", AGENT]
+    task_type: Annotated[str, "printable; travels as metadata, and rules read it as call.tool", NAME]
+    input: Annotated[Mapping[str, Any], "what it is about; becomes the message's one data part, which rules read"]
+    callback_url: NotRequired[Annotated[str | None, "where the task is told to when it ends", URL]]
+    source_agent_id: NotRequired[Annotated[str | None, "who calls, if it is said at all"]]
+
+
+class TaskCreated(TypedDict):
+    """A task that was taken."""
+
+    task_id: Annotated[str, "its name here"]
+    status: Annotated[TaskState, "pending"]
+    created_at: Annotated[str | None, "RFC 3339, UTC"]
+
+
+class A2aWords(TypedDict):
+    """What the agent says of a task, in A2A's words."""
+
+    task_id: Annotated[str | None, "its name at the agent"]
+    context_id: Annotated[str | None, "the conversation that it belongs to"]
+    state: Annotated[str | None, "A2A 1.0's TaskState"]
+
+
+class A2aTask(TypedDict):
+    """A task."""
+
+    id: Annotated[str, "its name here"]
+    source_agent_id: Annotated[str | None, "the agent that created it; nothing if that is a person"]
+    target_agent_id: Annotated[str, "the agent that it is for: its UUID, where it has one, or its name"]
+    task_type: Annotated[str, "as it was ordered"]
+    state: Annotated[TaskState, "in the seed's words"]
+    result: Annotated[Mapping[str, Any] | None, "artifacts and message, each part as A2A 1.0 has it"]
+    error_code: Annotated[str | None, "of a task that failed, one of the seed's words"]
+    error_message: Annotated[str | None, "of a task that failed: the agent's sentence, or ours"]
+    created_at: Annotated[str | None, "RFC 3339, UTC"]
+    started_at: Annotated[str | None, "RFC 3339, UTC"]
+    completed_at: Annotated[str | None, "RFC 3339, UTC"]
+    a2a: Annotated[A2aWords, "the same task over A2A"]
+    result_omitted: NotRequired[Annotated[bool, "whether the result is too large for here; see the task's address"]]
+
+
+class A2aTasks(TypedDict):
+    """A page of tasks."""
+
+    tasks: Annotated[Sequence[A2aTask], "newest first"]
+    total: Annotated[int, "how many there are on all pages"]
+    limit: Annotated[int, "as it was asked"]
+    offset: Annotated[int, "as it was asked"]
+
+
+class TaskCancelled(TypedDict):
+    """A task that is no more."""
+
+    task_id: Annotated[str, "its name here"]
+    state: Annotated[TaskState, "cancelled"]
+    cancelled_at: Annotated[str | None, "RFC 3339, UTC"]

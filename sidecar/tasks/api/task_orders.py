@@ -1,0 +1,218 @@
+"""Creates tasks, from requests and from schedules.
+
+Who orders over HTTP has passed the pipeline. Who orders by the clock, or at a terminal of ours, sends no request, and
+is asked the same here, in the same order: is there room, is anybody disabled, may they, is the agent there, how often.
+The evidence comes before the task, and the task is kept before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sidecar.audit import Recording
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
+from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
+from sidecar.gateway.request_metrics import JudgedRequest, judged
+from sidecar.gateway.snapshot import Snapshot
+from sidecar.http.server.load_shedding import LoadShedding
+from sidecar.http.server.refusal_throttle import RefusalThrottle
+from sidecar.limits import Lease, LimitPlan, plan_charges
+from sidecar.observability.metrics import Metrics
+from sidecar.protocols.a2a.operations import SEND
+from sidecar.storage import RecordStoreOut
+from sidecar.tasks.api.permission import check_standing, decided
+from sidecar.tasks.api.request_reader import NewTask, sends, unknown
+from sidecar.tasks.api.task_record import Task, TaskState
+from sidecar.tasks.api.task_runner import TaskRunner, unavailable
+from sidecar.vocabulary import Caller, Decision
+
+CREATED, THERE = 201, 200  # as HTTP says it, for the evidence
+
+
+@dataclass(slots=True)
+class TaskOrders:
+    """Creates tasks. `closed` once nothing new is begun."""
+
+    runner: TaskRunner
+    pressure: LoadShedding
+    refusals: RefusalThrottle
+    metrics: Metrics
+    closed: bool = False
+
+    async def place(
+        self,
+        caller: Caller,
+        target: str,
+        task_type: str,
+        payload: Mapping[str, Any],
+        task_id: str,
+        *,
+        peer: str,
+        context: str = "",
+        answers: str = "",
+    ) -> Task:
+        """A task of this id, new or there already: who is not sure whether it was taken orders it again. `peer` says
+        whence the order came, `context` which conversation it goes on with, `answers` which task of the agent's that
+        asked. Raises Refusal, as over HTTP."""
+        means = self.runner.means
+        now = means.live.take()
+        recording = means.audit.recording(protocol="a2a", peer=peer, request_id=task_id)
+        recording.task_id = task_id
+        recording.caller, recording.upstream, recording.method = caller, target, SEND.action
+        order = NewTask(target, task_type, payload, context=context, answers=answers)
+        placing = _Placing(self, now, caller, order, recording)
+        try:
+            return await placing.carried_out(task_id)
+        except Refusal as refusal:
+            placing.refusal = refusal
+            await _put_down(recording, refusal)
+            self.refusals.closes(caller, peer, refusal)
+            raise
+        except asyncio.CancelledError:
+            await _put_down(recording, Refusal(Reason.DRAINING))
+            raise
+        finally:
+            means.live.leave(now)
+            judged(self.metrics, placing.judged)
+
+    def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:
+        """A task that was not kept yet."""
+        live = self.runner.means.live
+        now_s, keep_s = live.clock(), live.current.settings.tasks.keep_s
+        about = (order.target, order.task_type, now_s, now_s + keep_s, order.input, order.callback_url)
+        return Task(task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers)
+
+    async def check(self, now: Snapshot, caller: Caller, intent: AgentOperation) -> None:
+        """Before anything is charged: whether the task could be sent. Raises Refusal."""
+        agent = now.agent(intent.call.upstream)
+        await TaskOwnership(self.runner.means.tasks, caller, intent).check()
+        agent.account.breaker.check()
+
+    async def keep(
+        self, record: Task, lease: Lease, put_down: Callable[[], Awaitable[object]], *, once_more: bool = False
+    ) -> bool:
+        """Keep a new task, put it on record, and begin it. False where there is one of this id. `once_more` says that
+        who does not hear of it orders it again. Raises Refusal; what cannot be put on record was not taken."""
+        if not await self.runner.add(record, once_more=once_more):
+            return False
+        lease.forwarded = True
+        try:
+            await put_down()
+        except Refusal:
+            await self.runner.end(record, TaskState.CANCELLED)
+            raise
+        self.runner.begin(record, record.caller)
+        return True
+
+    def admit(self, caller: Caller) -> None:
+        """Raises Refusal while nobody is let in, or not so many, or not this one."""
+        if self.closed:
+            raise Refusal(Reason.DRAINING)
+        self.pressure.or_refuse()
+        self.refusals.check(caller)
+
+
+@dataclass(slots=True)
+class _Placing:
+    """One order on its way: the stages fill it in."""
+
+    orders: TaskOrders
+    now: Snapshot
+    caller: Caller
+    order: NewTask
+    recording: Recording
+    plan: LimitPlan | None = None
+    refusal: Refusal | None = None
+    excused: list[Refusal] = field(default_factory=list)
+
+    @property
+    def judged(self) -> JudgedRequest:
+        """What policy and limits said."""
+        return JudgedRequest(self.recording, self.plan, self.refusal, self.excused, self._shadow)
+
+    async def carried_out(self, task_id: str) -> Task:
+        """The task, new or there already. Raises Refusal."""
+        order = self.order
+        intent = sends(task_id, order.target, order.task_type, order.input, order.context, order.answers)
+        self.recording.call = intent.call
+        self._admit()
+        decision = self._decided(intent)
+        await self.orders.check(self.now, self.caller, intent)
+        plan = plan_charges(
+            self.now.budgets, self.caller.chain, self.now.engine.roles_of, intent.call, decision
+        ).at_creation
+        self.plan = plan
+        limiter = self.orders.runner.means.limiter
+        async with limiter.reserve(plan, self.recording.decision_id, excuse=self._excuse) as lease:
+            try:
+                return await self._kept(task_id, lease)
+            finally:
+                if not lease.forwarded:
+                    self.recording.charged = 0  # it comes back
+
+    def _admit(self) -> None:
+        try:
+            self.orders.admit(self.caller)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.TOO_MANY_REFUSALS or not self._excuse(refusal):
+                raise
+
+    def _decided(self, intent: AgentOperation) -> Decision:
+        now_s, switch = self._now_s, self.orders.runner.means.switch
+        check_standing(switch, self.now, self.caller, intent.call, now_s)
+        decision = decided(self.now, intent.call, self.recording, now_s)
+        self.recording.mark("policy")
+        return decision
+
+    async def _kept(self, task_id: str, lease: Lease) -> Task:
+        recording = self.recording
+        recording.limits, recording.charged = lease.states, lease.charged
+        if lease.degraded and not self._shadow:
+            recording.enforcement = "degraded"
+        recording.mark("limits")
+        await recording.decided()
+        recording.mark("audit")
+        record = self.orders.new(self.caller, self.order, task_id)
+        put_down = partial(recording.outcome, http_status=CREATED, bytes_out=0)
+        if await self.orders.keep(record, lease, put_down, once_more=True):
+            return record
+        recording.charged = 0  # another was faster: its charges are those of the task
+        await recording.outcome(http_status=THERE, bytes_out=0)
+        return await self._there(task_id)
+
+    async def _there(self, task_id: str) -> Task:
+        try:
+            record = await self.orders.runner.means.store.get(task_id)
+        except RecordStoreOut as out:
+            raise unavailable(out) from None
+        if record is None or record.owner != self.caller.binding:  # nobody may have another's task
+            raise unknown()
+        return record
+
+    def _excuse(self, refusal: Refusal) -> bool:
+        if self._shadow:
+            self.excused.append(refusal)
+            name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
+            self.recording.excused = (*self.recording.excused, name)
+        return self._shadow
+
+    @property
+    def _shadow(self) -> bool:
+        return self.now.shadows(self._now_s)
+
+    @property
+    def _now_s(self) -> float:
+        return self.orders.runner.means.live.clock()
+
+
+async def _put_down(recording: Recording, refusal: Refusal) -> None:
+    """It is on record that it was refused, unless its end is. What cannot be recorded, the next order says again."""
+    if not recording.done:
+        with suppress(Refusal):
+            await recording.refused(refusal, http_status=refusal.answer.http)

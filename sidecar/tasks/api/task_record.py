@@ -1,0 +1,182 @@
+"""The stored record of a task and its state table.
+
+Two tables. `MOVES` are the seed's states, which people see. `STEPS` are what of our own part is done, so that a restart
+knows what it may still do. What the agent itself says stands beside, word for word: it has more states than the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import orjson
+from pydantic import TypeAdapter
+
+from sidecar.errors import Reason
+from sidecar.storage import FINITE, RecordCodec, RecordKind
+from sidecar.storage.caller_codec import caller_from, plain_caller
+from sidecar.vocabulary import Caller
+
+
+class TaskState(StrEnum):
+    """The seed's A2aTaskState."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+MOVES: Final[Mapping[TaskState, frozenset[TaskState]]] = {
+    TaskState.PENDING: frozenset({TaskState.RUNNING, TaskState.CANCELLED}),
+    TaskState.RUNNING: frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED}),
+    TaskState.COMPLETED: frozenset(),
+    TaskState.FAILED: frozenset(),
+    TaskState.CANCELLED: frozenset(),
+}
+# What A2A's states are in the seed's words. One that an agent does not tell is no progress, and never an end.
+SEEN: Final[Mapping[str, TaskState]] = {
+    "TASK_STATE_UNSPECIFIED": TaskState.PENDING,
+    "TASK_STATE_SUBMITTED": TaskState.PENDING,
+    "TASK_STATE_WORKING": TaskState.RUNNING,
+    "TASK_STATE_INPUT_REQUIRED": TaskState.RUNNING,
+    "TASK_STATE_AUTH_REQUIRED": TaskState.RUNNING,
+    "TASK_STATE_COMPLETED": TaskState.COMPLETED,
+    "TASK_STATE_FAILED": TaskState.FAILED,
+    "TASK_STATE_REJECTED": TaskState.FAILED,
+    "TASK_STATE_CANCELED": TaskState.CANCELLED,
+}
+
+
+class TaskStep(StrEnum):
+    """How far our own part is."""
+
+    UNSENT = "unsent"
+    SENDING = "sending"  # the agent may have it, and nobody knows
+    SENT = "sent"  # the agent has it, under a name that we know
+    TELLING = "telling"  # it ended, and who asked to be called back was not yet put down for it
+    OVER = "over"
+
+
+STEPS: Final[Mapping[TaskStep, frozenset[TaskStep]]] = {
+    TaskStep.UNSENT: frozenset({TaskStep.SENDING, TaskStep.TELLING, TaskStep.OVER}),
+    TaskStep.SENDING: frozenset({TaskStep.SENT, TaskStep.TELLING, TaskStep.OVER}),
+    TaskStep.SENT: frozenset({TaskStep.TELLING, TaskStep.OVER}),
+    TaskStep.TELLING: frozenset({TaskStep.OVER}),
+    TaskStep.OVER: frozenset(),
+}
+
+
+class Task(NamedTuple):
+    """One task. Times are seconds since the epoch; "" and None are what is not known yet.
+
+    `caller` is on whose behalf, `owner` its binding; `target` an agent's name. `input` is kept until it was sent.
+    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words, `answers` is the task of the agent's that asked
+    for it. `refused` is the reason for which it did not reach its agent, or its agent did not take it. `sender` names
+    one attempt to send it. `revision` grows with each change.
+    """
+
+    id: str
+    owner: str
+    caller: Caller
+    target: str
+    task_type: str
+    created_at: float
+    expires_at: float
+    input: Mapping[str, Any] | None
+    callback_url: str = ""
+    state: TaskState = TaskState.PENDING
+    step: TaskStep = TaskStep.UNSENT
+    started_at: float | None = None
+    completed_at: float | None = None
+    a2a_task: str = ""
+    a2a_context: str = ""
+    a2a_state: str = ""
+    result: Mapping[str, Any] | None = None
+    error_code: str = ""
+    error_message: str = ""
+    revision: int = 0
+    answers: str = ""
+    refused: Reason | None = None
+    sender: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it reached its end, told or not."""
+        return not MOVES[self.state]
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether its agent has it, or will not have it any more."""
+        return self.step not in (TaskStep.UNSENT, TaskStep.SENDING)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left for us to do."""
+        return self.step is TaskStep.OVER
+
+    @property
+    def standing(self) -> str:
+        """The word by which it is counted and found."""
+        return self.state
+
+    def at(self, step: TaskStep) -> Task:
+        """With our own part so far."""
+        if step not in STEPS[self.step]:
+            raise ValueError(f"a task that is {self.step} cannot be {step}")
+        return self._replace(step=step)
+
+    def moved(self, state: TaskState, now_s: float) -> Task:
+        """In another state. What never was seen to run passes through `running`."""
+        if state is self.state:
+            return self
+        if state not in MOVES[self.state]:
+            if self.state is not TaskState.PENDING or TaskState.RUNNING not in MOVES[self.state]:
+                raise ValueError(f"a task that is {self.state} cannot be {state}")
+            return self.moved(TaskState.RUNNING, now_s).moved(state, now_s)
+        moved = self._replace(state=state)
+        if state is TaskState.RUNNING:
+            return moved._replace(started_at=now_s)
+        return moved._replace(completed_at=now_s)
+
+    def ended(self, state: TaskState, now_s: float, **facts: Any) -> Task:
+        """At its end. Its input is nobody's any more."""
+        step = TaskStep.TELLING if self.callback_url else TaskStep.OVER
+        return self.moved(state, now_s).at(step)._replace(input=None, **facts)
+
+
+def encoded(record: Task) -> bytes:
+    """A record as a store keeps it."""
+    plain = record._asdict()
+    plain["caller"] = plain_caller(record.caller)
+    return orjson.dumps(plain)
+
+
+def decoded(raw: bytes | str) -> Task:
+    """A record that a store kept. Raises ValueError, TypeError or LookupError for what says nothing to us."""
+    plain = orjson.loads(raw)
+    plain["caller"] = caller_from(plain["caller"])
+    known = {name: plain[name] for name in Task._fields if name in plain}  # a newer one may have more
+    return _WHOLE.validate_python(known)
+
+
+_WHOLE: Final = TypeAdapter(Task, config=FINITE)
+TASKS: Final = RecordKind(
+    "a task",
+    RecordCodec(encoded, decoded),
+    table="a2a_tasks",
+    key="a2a-tasks",
+    broken="T103",
+    newer="T104",
+    lost="tasks that were created before are not known then, and nobody follows them",
+)
+
+
+def moment(epoch_s: float | None) -> str | None:
+    """A time as people read it, in UTC."""
+    if epoch_s is None:
+        return None
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

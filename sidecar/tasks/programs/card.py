@@ -1,0 +1,97 @@
+"""Builds the card of a CLI-program agent.
+
+Its card is made of its definition, and of that only what is meant for callers: no path, no argument, no variable.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.protocols.a2a.messages import V10
+from sidecar.settings.agents import CliAgent, Skill
+
+# What A2A's own capabilities have no words for: the seed's A2ACapabilities, under its names.
+CAPABILITIES: Final = "urn:sidecar:a2a:capabilities"
+TEXT: Final = "text/plain"
+JSON: Final = "application/json"
+
+
+class DefinedCard:
+    """The card of one definition, of which nothing changes."""
+
+    def __init__(self, name: str, definition: CliAgent) -> None:
+        self._card = card_of(name, definition)
+
+    async def prepare(self) -> None:
+        """As `Cards.prepare`: everything is known."""
+
+    async def card(self) -> dict[str, Any]:
+        return self._card
+
+    def has_skill(self, name: str) -> bool:
+        return any(skill["id"] == name for skill in self._card["skills"])
+
+    async def close(self) -> None:
+        pass
+
+
+def card_of(name: str, definition: CliAgent) -> dict[str, Any]:
+    """The canonical card; our addresses are written into it for each caller (`gateway/frontends/a2a/cards.py`)."""
+    called = definition.name or name
+    about = definition.description or called
+    return V10.read(
+        "AgentCard",
+        {
+            "name": called,
+            "description": about,
+            "version": definition.a2a.version,
+            "capabilities": {
+                "streaming": streams(definition),
+                "pushNotifications": False,
+                "extensions": [
+                    {
+                        "uri": CAPABILITIES,
+                        "description": "What it can be asked, and how much it takes and says.",
+                        "params": _capabilities(definition),
+                    }
+                ],
+            },
+            "defaultInputModes": list(definition.a2a.capabilities.supported_content_types),
+            "defaultOutputModes": [TEXT, JSON] if definition.patterns.output == "json-rpc" else [TEXT],
+            "skills": [_skill(skill) for skill in definition.a2a.skills or (_itself(name, called, about),)],
+        },
+    )
+
+
+def _itself(name: str, called: str, about: str) -> Skill:
+    """The one skill of an agent that names none."""
+    return Skill(id=name, name=called, description=about, tags=("cli",))
+
+
+def streams(definition: CliAgent) -> bool:
+    """Whether what it says can be heard as it comes."""
+    able = definition.a2a.capabilities
+    return able.streaming_support and "message/stream" in able.supported_methods
+
+
+def _capabilities(definition: CliAgent) -> dict[str, Any]:
+    able = definition.a2a.capabilities
+    return {
+        "supported_methods": list(able.supported_methods),
+        "max_input_size": able.max_input_size,
+        "max_output_size": able.max_output_size,
+        "streaming_support": able.streaming_support,
+        "concurrent_execution": definition.places > 1,
+        "supported_content_types": list(able.supported_content_types),
+        "mode": definition.mode,
+    }
+
+
+def _skill(skill: Skill) -> dict[str, Any]:
+    return {
+        "id": skill.id,
+        "name": skill.name,
+        "description": skill.description or skill.name,  # A2A requires one
+        "tags": list(skill.tags),
+        "examples": list(skill.examples),
+    }

@@ -1,0 +1,449 @@
+"""Keeps the processes of conversations, and ends them when they are idle.
+
+A process belongs to one owner and one context, and nobody else ever meets it: another owner that names the same
+context has a process of its own (threats X6). Its turns never overlap. It ends when it was silent or lived too long,
+when its owner may not speak with it any more, when another conversation needs its place, when the agent's definition
+changes, when a turn is given up and the program does not agree, and when it ends by itself; the next turn of that
+conversation has a new one and begins by saying why.
+
+    none ──▶ starting ──▶ speaking ◀──▶ silent          every one of them ──▶ none
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from sidecar.errors import Reason
+from sidecar.settings.agents import CliAgent
+from sidecar.tasks.programs.attempt import (
+    CHANGED,
+    AttemptEnd,
+    Event,
+    Objection,
+    ProgramOrder,
+    ProgressNote,
+    Prompt,
+    Started,
+    no_objection,
+)
+from sidecar.tasks.programs.conversation import ConversationProcess, Launch, ProcessLost, ended
+from sidecar.tasks.programs.exit_reasons import failure_of_start, fell, overdue, withdrawn
+from sidecar.tasks.programs.run_record import Failure
+from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.turn_protocol import TurnAnswer, UnsayableError
+from sidecar.upstreams.processes import StartFailed
+from sidecar.vocabulary import Caller
+
+SWEEP_S: Final = 1.0
+MAX_REMEMBERED: Final = 1_024  # conversations of whose end the next turn is told
+
+log = logging.getLogger("sidecar.tasks.programs")
+
+
+class Phase(StrEnum):
+    """What a conversation's process does."""
+
+    NONE = "none"
+    STARTING = "starting"
+    SPEAKING = "speaking"
+    SILENT = "silent"
+
+
+MOVES: Final = {
+    Phase.NONE: frozenset({Phase.STARTING}),
+    Phase.STARTING: frozenset({Phase.SPEAKING, Phase.NONE}),
+    Phase.SPEAKING: frozenset({Phase.SILENT, Phase.NONE}),
+    Phase.SILENT: frozenset({Phase.SPEAKING, Phase.NONE}),
+}
+
+
+class ConversationKey(NamedTuple):
+    """Whose conversation, with which agent."""
+
+    agent: str
+    owner: str
+    context: str
+
+
+class Endings:
+    """Why the processes of conversations ended, until the next turn of each was told. It outlives a definition."""
+
+    def __init__(self) -> None:
+        self._why: OrderedDict[ConversationKey, str] = OrderedDict()
+
+    def keep(self, key: ConversationKey, why: str) -> None:
+        """The last one said counts; of very many, the oldest are forgotten."""
+        self._why[key] = why
+        self._why.move_to_end(key)
+        if len(self._why) > MAX_REMEMBERED:
+            self._why.popitem(last=False)
+
+    def take(self, key: ConversationKey) -> str:
+        """Why, "" where there was none."""
+        return self._why.pop(key, "")
+
+
+@dataclass(slots=True, eq=False)
+class _Conversation:
+    """One of them. `used` counts the turns that run or wait, `prompt` is that of the first turn of its process, and
+    `since_s` is when its phase began. `fall` is why its last process was let go, `is_withdrawn` that its owner may not
+    have it. `changing` is what starts a process or lets go of one; whatever else wants the conversation waits for
+    it."""
+
+    key: ConversationKey
+    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+    used: int = 0
+    phase: Phase = Phase.NONE
+    partner: ConversationProcess | None = None
+    caller: Caller | None = None
+    skill: str = ""
+    prompt: Prompt | None = None
+    born_s: float = 0.0
+    since_s: float = 0.0
+    fall: str = ""
+    is_withdrawn: bool = False
+    changing: asyncio.Task[Any] | None = None
+
+    def moves(self, phase: Phase, now_s: float) -> None:
+        if phase not in MOVES[self.phase]:
+            raise ValueError(f"a conversation that is {self.phase} cannot be {phase}")
+        self.phase, self.since_s = phase, now_s
+
+    async def settled(self) -> None:
+        """Until it neither starts a process nor lets go of one."""
+        while self.changing is not None and not self.changing.done():
+            await asyncio.wait({self.changing})
+
+
+class Conversations:
+    """A Runner of an agent whose processes are kept."""
+
+    def __init__(
+        self,
+        name: str,
+        definition: CliAgent,
+        launch: Launch,
+        *,
+        objection: Objection = no_objection,
+        endings: Endings | None = None,
+        clock_mono: Callable[[], float] = time.monotonic,
+        sweep_s: float = SWEEP_S,
+    ) -> None:
+        self._name = name
+        self._definition = definition
+        self._launch = launch
+        self._objection = objection
+        self._endings = Endings() if endings is None else endings
+        self._clock = clock_mono
+        self._sweep_s = sweep_s
+        self._conversations: dict[ConversationKey, _Conversation] = {}
+        self._free = asyncio.Semaphore(definition.max_sessions)
+        self._taken, self._wanted, self._leaving = 0, 0, 0
+        self._sweeper: asyncio.Task[None] | None = None
+        self._closed = ""
+
+    @property
+    def count(self) -> int:
+        """How many processes there are, those that end now counted."""
+        return self._taken
+
+    async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
+        until_s = self._clock() + order.deadline_s
+        key = ConversationKey(self._name, order.owner, order.context_id)
+        conversation = self._conversations.setdefault(key, _Conversation(key))
+        conversation.used += 1
+        try:
+            if not await self._has_turn(conversation, until_s):
+                yield overdue(order)
+                return
+            try:
+                async with aclosing(self._turn(conversation, order, until_s)) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                conversation.turns.release()
+        finally:
+            conversation.used -= 1
+            self._make_room()
+            self._forget(conversation)
+
+    async def close(self, why: str = CHANGED) -> None:
+        self._closed = why
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        conversations = list(self._conversations.values())
+        for conversation in conversations:
+            self._let_go(conversation, why)
+        for conversation in conversations:
+            await conversation.settled()
+
+    # --- one turn -----------------------------------------------------------------------------------------------------
+
+    async def _has_turn(self, conversation: _Conversation, until_s: float) -> bool:
+        """Whether its turn came in time. What lets go of an earlier process has done so then."""
+        try:
+            async with asyncio.timeout(until_s - self._clock()):
+                await conversation.turns.acquire()
+        except TimeoutError:
+            return False
+        try:
+            await conversation.settled()
+        except BaseException:
+            conversation.turns.release()
+            raise
+        return True
+
+    async def _turn(self, conversation: _Conversation, order: ProgramOrder, until_s: float) -> AsyncGenerator[Event]:
+        if self._closed:
+            yield fell(Failure(Category.PERMANENT, self._closed))
+            return
+        refused = self._refused(order.caller, order.prompt.skill)
+        if refused is not None:
+            self._let_go(conversation, refused, is_withdrawn=True)
+            yield withdrawn(refused)
+            return
+        conversation.caller, conversation.skill = order.caller, order.prompt.skill
+        await self._look_at(conversation, order)
+        resumed = conversation.partner is not None
+        try:
+            partner = await self._told(conversation, order, until_s)
+        except UnsayableError as unsayable:
+            yield fell(Failure(Category.PERMANENT, str(unsayable)))
+        except StartFailed as failed:
+            yield fell(failure_of_start(failed))
+        except TimeoutError:
+            yield overdue(order)
+        else:
+            async with aclosing(self._spoken(conversation, order, partner, resumed, until_s)) as events:
+                async for event in events:
+                    yield event
+
+    async def _look_at(self, conversation: _Conversation, order: ProgramOrder) -> None:
+        """Let go of a process that this turn cannot go on with, and see it gone."""
+        partner = conversation.partner
+        if partner is not None:
+            is_quiet = await partner.is_quiet()
+            if partner.is_lost:
+                self._bury(conversation)
+            elif not is_quiet:
+                self._let_go(conversation, "it talks without being asked")
+            elif why := self._too_old(conversation):
+                self._let_go(conversation, why)
+            elif self._chose_other(conversation, order.prompt):
+                self._let_go(conversation, "other options were chosen")
+        await conversation.settled()
+
+    async def _told(self, conversation: _Conversation, order: ProgramOrder, until_s: float) -> ConversationProcess:
+        """What has been told the turn: its process, or a new one. Raises Unsayable, StartFailed, TimeoutError."""
+        partner = conversation.partner
+        if partner is not None:
+            partner.begin(order)
+            conversation.moves(Phase.SPEAKING, self._clock())
+            return partner
+        await self._take_room(until_s)
+        conversation.moves(Phase.STARTING, self._clock())
+        try:
+            launching = asyncio.ensure_future(self._launch(order, partial(self._is_lost, conversation)))
+            conversation.changing = launching
+            partner = await launching
+        except BaseException:
+            conversation.moves(Phase.NONE, self._clock())
+            self._give_room()
+            raise
+        conversation.partner, conversation.prompt, conversation.born_s = partner, order.prompt, self._clock()
+        conversation.moves(Phase.SPEAKING, self._clock())
+        if self._closed:
+            self._let_go(conversation, self._closed)
+        elif self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name=f"sweeps {self._name}")
+        return partner
+
+    async def _spoken(
+        self,
+        conversation: _Conversation,
+        order: ProgramOrder,
+        partner: ConversationProcess,
+        resumed: bool,
+        until_s: float,
+    ) -> AsyncGenerator[Event]:
+        answer = TurnAnswer()
+        try:
+            yield Started(partner.pid, resumed)
+            if not resumed and (why := self._endings.take(conversation.key)):
+                yield ProgressNote(f"the conversation's process ended ({why}); a new one began", stays=True)
+            async with aclosing(partner.turn(until_s - self._clock())) as told:
+                async for one in told:
+                    if isinstance(one, TurnAnswer):
+                        answer = one
+                    else:
+                        yield one
+            end = ended(answer, None, partner.usage)
+            self._falls_silent(conversation, partner)
+        except TimeoutError:
+            await self._give_up(conversation, partner, "a turn took too long")
+            end = overdue(order, partner.exit, partner.usage)
+        except ProcessLost:
+            end = await self._fallen(conversation, partner)
+        finally:
+            if conversation.partner is partner and conversation.phase is Phase.SPEAKING:  # nobody listens any more
+                await self._give_up(conversation, partner, "a turn was given up")
+        yield end
+
+    async def _give_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
+        """Go on with a program that agrees, and end the process of one that does not."""
+        await to_its_end(self._gave_up(conversation, partner, why))
+
+    async def _gave_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
+        agreed = await partner.give_up()
+        if agreed:
+            self._falls_silent(conversation, partner)
+        elif conversation.partner is partner:
+            self._let_go(conversation, why)
+        await conversation.settled()
+
+    async def _fallen(self, conversation: _Conversation, partner: ConversationProcess) -> AttemptEnd:
+        """The end of a turn whose process ended, or was let go of meanwhile."""
+        if conversation.partner is partner:
+            exit_, failure = await to_its_end(partner.failed())
+            if conversation.partner is partner:
+                self._let_go(conversation, partner.how)
+            return fell(failure, exit_, partner.usage)
+        await conversation.settled()
+        if conversation.is_withdrawn:
+            return withdrawn(conversation.fall, partner.exit, partner.usage)
+        return fell(Failure(Category.PERMANENT, conversation.fall), partner.exit, partner.usage)
+
+    # --- when it ends -------------------------------------------------------------------------------------------------
+
+    def _refused(self, caller: Caller | None, skill: str) -> str | None:
+        """Why an owner may not speak with it. Of nobody, nothing can be asked: nobody may."""
+        reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name, skill)
+        return None if reason is None else f"its owner may not speak with it: {reason}"
+
+    def _too_old(self, conversation: _Conversation) -> str | None:
+        now_s, definition = self._clock(), self._definition
+        if now_s - conversation.since_s >= definition.idle_timeout:
+            return f"nothing was said for {definition.idle_timeout:g} s"
+        if now_s - conversation.born_s >= definition.session_timeout:
+            return f"it had lived for {definition.session_timeout:g} s"
+        return None
+
+    def _chose_other(self, conversation: _Conversation, chosen: Prompt) -> bool:
+        """Whether a turn asks for what only a new process can have. What it does not choose stays as it is. A program
+        that speaks JSON-RPC is told its options with each turn."""
+        began = conversation.prompt
+        if began is None:
+            return False
+        options = {} if self._definition.patterns.input == "json-rpc" else chosen.cli_args
+        return bool(
+            (options and options != began.cli_args)
+            or (chosen.envs and chosen.envs != began.envs)
+            or (chosen.working_directory and chosen.working_directory != began.working_directory)
+        )
+
+    async def _sweep(self) -> None:
+        """See to those that nobody speaks with, and to those who may not speak any more."""
+        while self._taken:
+            await asyncio.sleep(self._sweep_s)
+            for conversation in list(self._conversations.values()):
+                partner = conversation.partner
+                if partner is None:
+                    continue
+                if (refused := self._refused(conversation.caller, conversation.skill)) is not None:
+                    self._let_go(conversation, refused, is_withdrawn=True)
+                elif not conversation.used and partner.is_lost:
+                    self._bury(conversation)
+                elif not conversation.used and (why := self._too_old(conversation)):
+                    self._let_go(conversation, why)
+
+    def _falls_silent(self, conversation: _Conversation, partner: ConversationProcess) -> None:
+        """A turn is over, and its process goes on unless it was let go of or ended meanwhile."""
+        if conversation.partner is partner:
+            conversation.moves(Phase.SILENT, self._clock())
+            partner.rests()
+            if partner.is_lost:
+                self._bury(conversation)
+
+    def _is_lost(self, conversation: _Conversation, partner: ConversationProcess) -> None:
+        """It ended by itself. A turn that is under way sees that itself."""
+        if conversation.partner is partner and conversation.phase is Phase.SILENT:
+            self._bury(conversation)
+
+    def _bury(self, conversation: _Conversation) -> None:
+        """Let go of one that ended by itself."""
+        self._let_go(conversation, "")
+
+    def _let_go(self, conversation: _Conversation, why: str, *, is_withdrawn: bool = False) -> None:
+        """End its process, if it has one. A turn that is under way fails, or is cancelled where its owner may not have
+        it."""
+        partner = conversation.partner
+        if partner is None:
+            return
+        conversation.partner = None
+        conversation.fall, conversation.is_withdrawn = why, is_withdrawn
+        conversation.moves(Phase.NONE, self._clock())
+        self._leaving += 1
+        leaves = self._leaves(conversation, partner, why)
+        conversation.changing = asyncio.get_running_loop().create_task(leaves, name=f"ends process {partner.pid}")
+
+    async def _leaves(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
+        try:
+            if why:
+                self._endings.keep(conversation.key, why)
+                await partner.end()
+            else:
+                await partner.failed()
+                why = partner.how
+                self._endings.keep(conversation.key, why)
+        finally:
+            self._leaving -= 1
+            self._give_room()
+            conversation.changing = None
+            self._forget(conversation)
+        log.info("a conversation's process ended", extra={"agent": self._name, "pid": partner.pid})
+
+    # --- how many there are -------------------------------------------------------------------------------------------
+
+    async def _take_room(self, until_s: float) -> None:
+        self._wanted += 1
+        try:
+            self._make_room()
+            async with asyncio.timeout(until_s - self._clock()):
+                await self._free.acquire()
+            self._taken += 1
+        finally:
+            self._wanted -= 1
+
+    def _give_room(self) -> None:
+        self._taken -= 1
+        self._free.release()
+
+    def _make_room(self) -> None:
+        """Let go of as many as there is no room for: of the owner with most processes, whose silent ones alone go then,
+        the one that was silent longest. Who opens one after the other ends nobody else's."""
+        lacking = self._wanted - (self._definition.max_sessions - self._taken) - self._leaving
+        if lacking > 0:
+            silent = [one for one in self._conversations.values() if one.phase is Phase.SILENT and not one.used]
+            # Who waits for a place counts as having it: with as many as somebody else, they would take theirs.
+            every = self._conversations.values()
+            held = Counter(one.key.owner for one in every if one.partner is not None or one.used)
+            for _ in range(min(lacking, len(silent))):
+                goes = min(silent, key=lambda one: (-held[one.key.owner], one.since_s))
+                silent.remove(goes)
+                held[goes.key.owner] -= 1
+                self._let_go(goes, "another conversation needed its place")
+
+    def _forget(self, conversation: _Conversation) -> None:
+        changes = conversation.changing is not None and not conversation.changing.done()
+        if not conversation.used and conversation.phase is Phase.NONE and not changes:
+            self._conversations.pop(conversation.key, None)

@@ -1,0 +1,552 @@
+"""Accepts, resumes and limits the runs of all programs.
+
+Every run that is not over is on somebody's hands: of the process that it was ordered at, which says so again and again
+(`run_lifecycle.py` is its way). What nobody holds any more was left by a process that is gone: what had not begun waits
+for its turn here, and what had begun has failed (`orphaned_runs.py`). What is under way here is newer than what is
+kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.observability.metrics import Metrics
+from sidecar.settings.agents import CliAgent
+from sidecar.storage import (
+    AddedRecord,
+    RecordBounds,
+    RecordPage,
+    RecordShare,
+    RecordStore,
+    RecordStoreOut,
+    UnreadableRecord,
+)
+from sidecar.storage.redis_script import Run
+from sidecar.tasks.programs import working_folders
+from sidecar.tasks.programs.attempt import Objection, ProgramRunner, Prompt, no_objection
+from sidecar.tasks.programs.concurrency import RunSlots
+from sidecar.tasks.programs.orphaned_runs import has_begun, left_behind, taken_up
+from sidecar.tasks.programs.prompts import prompt_from
+from sidecar.tasks.programs.run_events import WAITS, StreamResponse, begun, message_of, skill_of, stood, went_on
+from sidecar.tasks.programs.run_lifecycle import CANCELED, GivenUp, RunLifecycle, RunOffer, RunServices
+from sidecar.tasks.programs.run_record import MAX_TRANSITIONS, Execution, Failure, Transition, Usage
+from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
+from sidecar.tasks.programs.stored_text import kept_beginning
+from sidecar.tasks.programs.write_leases import LEASE_S, WriteLeases
+from sidecar.vocabulary import Caller
+
+HELD_S: Final = 15.0
+LOOK_EVERY_S: Final = 1.0
+LOOK_ALONE_EVERY_S: Final = 5.0  # where nobody else has a hand in the store
+SWEEP_EVERY_S: Final = 60.0
+CANCEL_S: Final = 10.0  # how long who gives a run up waits for its end
+ENDING_S: Final = 15.0  # what a program that is ended may take for it
+STRAYS_S: Final = 2.0  # within which what a sidecar leaves that is killed has ended (`upstreams/processes/warden.py`)
+FOLLOW_EVERY_S: Final = 1.0
+OUT_S: Final = 15.0  # how long who follows another replica's run bears a store that is out
+MAX_INPUT_CHARS: Final = 16 * 1024
+MAX_TASK_BYTES: Final = 8 * 2**20  # of one that goes on again and again
+MAX_UNKEPT: Final = 1_000
+SHARE: Final = RecordShare(100_000, 100_000)  # all that were begun: queues bound them
+STOPPED: Final = "the sidecar stopped"
+UNKEPT: Final = "it was refused, because the store did not answer,"
+
+MakeRunner = Callable[[str, CliAgent], ProgramRunner]
+"""What makes the tries of an agent. Raises SettingsError."""
+
+log = logging.getLogger("sidecar.tasks.programs")
+
+
+class RunPool(NamedTuple):
+    """How one agent stands in this process: its runs at work, those that wait for their turn, and how many may be at
+    work at once."""
+
+    running: int
+    waiting: int
+    places: int
+
+
+@dataclass(slots=True)
+class Executions:
+    """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
+    that replicas share, None where there is none, and `lease_s` is how long a turn among them is given; without it
+    nothing that writes begins for `strays_s`, as a program of a sidecar that was killed before may still be at it.
+    `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is
+    kept; `objection` says for whom nothing may run any more."""
+
+    store: RecordStore[Execution]
+    make_runner: MakeRunner
+    metrics: Metrics
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    holder: str
+    random: Callable[[], float]
+    bounds: Callable[[], RecordBounds]
+    keep_s: Callable[[], float]
+    run_shared: Run | None = None
+    lease_s: float = LEASE_S
+    strays_s: float = STRAYS_S
+    objection: Objection = no_objection
+    _means: RunServices = field(init=False)
+    _offers: dict[str, RunOffer] = field(default_factory=dict)
+    _retired: set[RunOffer] = field(default_factory=set)
+    _turns: dict[str, RunSlots] = field(default_factory=dict)
+    _courses: dict[str, RunLifecycle] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _held_s: float = float("-inf")
+    _regular_since_s: float = float("-inf")
+    _unkept: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        leases = None if self.run_shared is None else WriteLeases(self.run_shared, self.holder, self.lease_s)
+        about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
+        writes_from_s = time.monotonic() + self.strays_s
+        self._means = RunServices(*about, asyncio.Event(), writes_from_s, self._surely_held, self._keep_anew)
+
+    # --- agents -------------------------------------------------------------------------------------------------------
+
+    def offer(self, definitions: Mapping[str, CliAgent]) -> None:
+        """These agents are in force. One whose definition is the same keeps its conversations; what was ordered of
+        another runs as it was when it was ordered, and what waits for one that is gone has failed. Raises
+        SettingsError, and then all is as before."""
+        offers = {name: self._offered(name, one) for name, one in definitions.items() if one.enabled}
+        self._retired |= set(self._offers.values()) - set(offers.values())
+        self._offers = offers
+        for name, offer in offers.items():
+            self._turns[name].resized(offer.definition.places, offer.definition.max_queue)
+        for course in list(self._courses.values()):
+            if course.offer.name not in offers and course.waits:
+                why = "the agent is not offered any more"
+                course.give_up(GivenUp(RunState.FAILED, why, Failure(Category.PERMANENT, why)))
+        self._turns = {name: one for name, one in self._turns.items() if name in offers or one.running or one.waiting}
+        self.metrics.agents_offered(offers)
+        self._let_go_of_retired()
+
+    def runner_of(self, name: str) -> ProgramRunner:
+        """What makes the tries of an agent. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        return self._offer_of(name).runner
+
+    def standing(self, name: str) -> RunPool:
+        """How an agent stands here. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        turns = self._offer_of(name).turns
+        return RunPool(turns.running, turns.waiting, turns.places)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
+        """A new run, which waits for its turn from now on; it is kept when this returns. Raises Refusal:
+        TOO_MANY_CONCURRENT where its queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
+        offer, now_s, execution_id = self._offer_of(name), self.clock(), self.new_id()
+        record = Execution(
+            execution_id,
+            caller.binding,
+            caller,
+            name,
+            context,
+            created_at=now_s,
+            expires_at=now_s + self.keep_s(),
+            input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
+            task=begun(execution_id, context, prompt.message, now_s),
+            schedule=caller.schedule,
+            transitions=(Transition(RunState.IDLE, now_s, "it was ordered"),),
+            max_retries=offer.definition.tries - 1,
+            timeout_s=offer.definition.timeout,
+        )
+        bounds = self.bounds()._replace(done_per_target=offer.definition.keep_runs)
+
+        async def keep() -> None:
+            added = await self.store.add(record, self.holder, now_s + HELD_S, bounds)
+            if (
+                added is AddedRecord.FULL
+            ):  # an id that is known is this one's: nobody else has it, and the reply got lost
+                raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are kept")
+
+        return await self._enter(offer, record, prompt, keep)
+
+    async def goes_on(self, execution_id: str, prompt: Prompt, caller: Caller) -> Execution:
+        """One more turn of a run whose task waits for its caller. Raises Refusal as `begin`, and TASK_UNKNOWN;
+        MALFORMED_CALL for one that does not wait, TOO_LARGE for one that has grown beyond all bounds."""
+        record = await self._kept(execution_id)
+        if record.owner != caller.binding:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        if record.is_done and (before := self._tasks.get(execution_id)) is not None:
+            # Who answers at once finds the turn before not put away yet; its last revision is in the store alone.
+            await asyncio.wait({before}, timeout=ENDING_S)
+            record = await self._kept(execution_id)
+        if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
+            raise _does_not_wait()
+        offer, now_s = self._offer_of(record.target), self.clock()
+        task, _ = went_on(record.task, prompt.message, now_s)
+        if len(orjson.dumps(task)) > MAX_TASK_BYTES:
+            raise Refusal(Reason.TOO_LARGE, "this task has become too large: begin another")
+        anew = record._replace(
+            caller=caller,
+            input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
+            task=task,
+            status=None,
+            transitions=(*record.transitions[-MAX_TRANSITIONS:], Transition(RunState.IDLE, now_s, "it goes on")),
+            started_at=None,
+            ended_at=None,
+            pid=None,
+            exit_code=None,
+            signal=None,
+            failure=None,
+            usage=Usage(),
+            previous_tries=(),
+            cancel_requested=False,
+            max_retries=offer.definition.tries - 1,
+            timeout_s=offer.definition.timeout,
+            revision=record.revision + 1,
+        )
+
+        async def keep() -> None:
+            if not await self.store.reopen(anew, self.holder, now_s + HELD_S):
+                raise _does_not_wait()
+
+        return await self._enter(offer, anew, prompt, keep)
+
+    async def follow(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
+        """Its canonical StreamResponses: first the Task as it stands, then what becomes of it until its end; None is a
+        sign of life. Who reads too slowly is told the whole Task again in place of what was missed; of another
+        replica's run there is never anything else. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        course = self._courses.get(execution_id)
+        if course is not None:
+            await course.shown()
+            async with aclosing(course.hearers.hear()) as told:
+                async for event in told:
+                    yield event
+            if not course.is_elsewhere or self._means.closing.is_set():
+                return
+        async with aclosing(self._follow_kept(execution_id)) as told:
+            async for event in told:
+                yield event
+
+    async def get(self, execution_id: str) -> Execution | None:
+        """The run of this id, whoever owns it. Raises Refusal(STORE_UNAVAILABLE)."""
+        course = self._courses.get(execution_id)
+        if course is not None:
+            return await course.shown()
+        try:
+            return await self.store.get(execution_id)
+        except RecordStoreOut as out:
+            raise _unavailable(out) from None
+
+    async def page(
+        self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
+    ) -> tuple[list[Execution], int]:
+        """Some runs of an owner (None: of everybody), newest first, and how many there are in all. Raises
+        Refusal(STORE_UNAVAILABLE)."""
+        try:
+            kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
+        except RecordStoreOut as out:
+            raise _unavailable(out) from None
+        return [self._newest(one) for one in kept], count
+
+    async def cancel(self, execution_id: str, why: str) -> Execution:
+        """Give a run up, wherever it is, and wait a while for its end. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE,
+        STORE_UNAVAILABLE."""
+        course = self._courses.get(execution_id)
+        if course is None:
+            return await self._cancel_kept(execution_id, why)
+        course.give_up(GivenUp(RunState.CANCELLED, why))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_S):
+                await course.over.wait()
+        if course.record.status is not RunStatus.CANCELLED:
+            raise Refusal(Reason.NOT_CANCELABLE)
+        return course.record
+
+    def review(self) -> None:
+        """End what runs here for those who may not have it any more."""
+        for course in list(self._courses.values()):
+            if (why := self.withdrawn(course.record, course.prompt.skill)) is not None:
+                course.give_up(GivenUp(RunState.CANCELLED, why))
+
+    def withdrawn(self, record: Execution, skill: str) -> str | None:
+        """Why nobody may have this run any more, in a sentence; None if its caller may."""
+        reason = self.objection(record.caller, record.target, skill)
+        return None if reason is None else f"its caller may not have it any more: {reason}"
+
+    # --- as long as the process lives ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hold what is ours, hear what others ask of it, end what was left behind, forget what is old. Runs as long as
+        the process."""
+        looked_s = swept_s = float("-inf")
+        look_every_s = LOOK_ALONE_EVERY_S if self.run_shared is None else LOOK_EVERY_S
+        if self._means.leases is not None:
+            with suppress(ConnectionError):
+                await self._means.leases.greet()
+        while True:
+            with suppress(RecordStoreOut):  # `up` says so, and the next look is soon
+                if time.monotonic() - looked_s >= look_every_s:
+                    looked_s = time.monotonic()
+                    await self._look()
+                if time.monotonic() - swept_s >= SWEEP_EVERY_S:
+                    swept_s = time.monotonic()
+                    await asyncio.to_thread(working_folders.sweep)
+                    await self.store.sweep(self.clock())
+            self.review()
+            self._tell_places()
+            self.measure()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def measure(self) -> None:
+        """How every agent stands, as series."""
+        states = {name: Counter[str]() for name in self._offers}
+        for course in self._courses.values():
+            if course.offer.name in states:
+                states[course.offer.name][course.record.state] += 1
+        for name in self._offers:
+            self.metrics.agent_stands(name, *self.standing(name), states[name])
+
+    def drain(self) -> None:
+        """Begin nothing more: what waits for its turn is left to another process where the store outlives this one, and
+        else has failed, as has what waits for its next try."""
+        self._means.closing.set()
+        waiting = [course for course in self._courses.values() if course.waits]
+        left = [course for course in waiting if self.store.is_durable and not has_begun(course.record)]
+        for course in left:
+            course.leave()
+        if left:
+            log.info("runs that had not begun are left to the next sidecar", extra={"runs": len(left)})
+        self._stop([course for course in waiting if course not in left], "before it could run")
+
+    async def close(self, grace_s: float) -> None:
+        """Begin nothing more, give what runs a while, then end it; the store says so."""
+        self.drain()
+        if self._courses:  # who waits for this sidecar's end learns for whom it waits
+            log.info("runs are under way", extra={"runs": len(self._courses), "grace_s": round(grace_s, 1)})
+        await self._wait(grace_s)
+        if self._courses:
+            log.warning("runs are ended that did not end in time", extra={"runs": len(self._courses)})
+        self._stop(list(self._courses.values()), "while it ran")
+        await self._wait(ENDING_S)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        offers, self._offers = {*self._offers.values(), *self._retired}, {}
+        await asyncio.gather(*(offer.runner.close(STOPPED) for offer in offers), *self._ending, return_exceptions=True)
+        with suppress(RecordStoreOut):
+            await self.store.let_go(self.holder)
+        await self.store.close()
+
+    # --- agents, inside -----------------------------------------------------------------------------------------------
+
+    def _offered(self, name: str, definition: CliAgent) -> RunOffer:
+        known, variables = self._offers.get(name), definition.all_envs()
+        if known is not None and known.definition == definition and known.variables == variables:
+            return known
+        turns = self._turns.setdefault(name, RunSlots(definition.places, definition.max_queue))
+        return RunOffer(name, definition, self.make_runner(name, definition), turns, variables)
+
+    def _offer_of(self, name: str) -> RunOffer:
+        if name not in self._offers:
+            raise Refusal(Reason.DRAINING if self._means.closing.is_set() else Reason.UPSTREAM_UNKNOWN)
+        return self._offers[name]
+
+    def _let_go_of_retired(self) -> None:
+        """What makes the tries of an agent that is not in force ends with the last of its runs."""
+        used = {course.offer for course in self._courses.values()}
+        for offer in self._retired - used:
+            self._retired.discard(offer)
+            closing = asyncio.create_task(offer.runner.close(), name=f"ends agent {offer.name}")
+            self._ending.add(closing)
+            closing.add_done_callback(self._ending.discard)
+
+    # --- runs, inside -------------------------------------------------------------------------------------------------
+
+    async def _enter(
+        self, offer: RunOffer, record: Execution, prompt: Prompt, keep: Callable[[], Awaitable[None]]
+    ) -> Execution:
+        """Its place first, so that what is refused is never kept; then it is kept, and then it begins."""
+        if self._means.closing.is_set():
+            raise Refusal(Reason.DRAINING)
+        place = offer.turns.enter(record.owner)
+        course = self._courses[record.id] = RunLifecycle(self._means, offer, record, prompt, place)
+        try:
+            await keep()
+        except BaseException as error:
+            del self._courses[record.id]
+            course.never_begins()
+            self._unkept[record.id] = None  # it may be there all the same, and nobody will run it
+            while len(self._unkept) > MAX_UNKEPT:
+                self._unkept.popitem(last=False)
+            if isinstance(error, RecordStoreOut):
+                raise _unavailable(error) from None
+            raise
+        self._tasks[record.id] = asyncio.create_task(course.run(), name=f"sees to run {record.id}")
+        self._tasks[record.id].add_done_callback(lambda task: self._over(record.id, task))
+        return course.record
+
+    def _over(self, execution_id: str, task: asyncio.Task[None]) -> None:
+        del self._courses[execution_id], self._tasks[execution_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("bug", extra={"run": execution_id}, exc_info=error)
+        if not self._means.closing.is_set():
+            self._let_go_of_retired()
+
+    def _tell_places(self) -> None:
+        ahead = {
+            place: index
+            for turns in {course.offer.turns for course in self._courses.values()}
+            for index, place in enumerate(turns.order())
+        }
+        for course in self._courses.values():
+            course.tell_place(ahead.get(course.place))
+
+    def _newest(self, kept: Execution) -> Execution:
+        course = self._courses.get(kept.id)
+        return kept if course is None or course.is_ending else course.record
+
+    async def _kept(self, execution_id: str) -> Execution:
+        record = await self.get(execution_id)
+        if record is None:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        return record
+
+    async def _follow_kept(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
+        record = await self._kept(execution_id)
+        yield {"task": record.task}
+        heard_s = time.monotonic()
+        while not record.is_done:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            try:
+                found = await self._kept(execution_id)
+            except Refusal as refusal:
+                if refusal.reason is not Reason.STORE_UNAVAILABLE or time.monotonic() - heard_s > OUT_S:
+                    raise
+                continue
+            heard_s = time.monotonic()
+            yield {"task": found.task} if found.task != record.task else None
+            record = found
+
+    async def _cancel_kept(self, execution_id: str, why: str) -> Execution:
+        until_s, asked = time.monotonic() + CANCEL_S, False
+        while True:
+            record = await self._kept(execution_id)
+            if record.is_done and not (asked and record.status is RunStatus.CANCELLED):
+                if record.task["status"]["state"] not in WAITS:
+                    raise Refusal(Reason.NOT_CANCELABLE)
+                await self._replace(_lapsed(record, why, self.clock()))
+                asked = True
+                continue
+            if record.is_done or time.monotonic() >= until_s:
+                return record
+            if not record.cancel_requested:
+                await self._replace(record._replace(cancel_requested=True, revision=record.revision + 1))
+            asked = True
+            await asyncio.sleep(FOLLOW_EVERY_S / 4)
+
+    async def _replace(self, record: Execution) -> None:
+        """Where somebody else was faster, the next look says so. Raises Refusal(STORE_UNAVAILABLE)."""
+        try:
+            await self.store.replace(record)
+        except RecordStoreOut as out:
+            raise _unavailable(out) from None
+
+    # --- whose they are -----------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Raises StoreOut."""
+        now_s = self.clock()
+        held_s, was_held_s = time.monotonic(), self._held_s
+        if held_s - was_held_s > HELD_S / 3:
+            self._regular_since_s = held_s
+        # A store that is back has heard nobody for long, and not only those who are gone: everybody says first what is
+        # theirs. What was let go of is nobody's at all times.
+        free_by_s = now_s if held_s - self._regular_since_s >= HELD_S else 0.0
+        known = {one: course.saving.revision for one, course in self._courses.items()}
+        for record in await self.store.take(self.holder, free_by_s, now_s + HELD_S, SHARE, known):
+            course = self._courses.get(record.id)
+            if course is not None:
+                course.saving.look(record)
+            elif not self._means.closing.is_set():
+                await self._nobodys(record)
+        self._held_s = held_s
+        if held_s - was_held_s > HELD_S:  # others may have taken what is ours for left behind: a write finds it out
+            for course in self._courses.values():
+                course.saving.doubted = True
+                course.saving.moved()
+
+    def _surely_held(self) -> bool:
+        """Whether nobody can have taken what is ours for left behind. Where nobody shares the store, nobody can."""
+        return self.run_shared is None or time.monotonic() - self._held_s < HELD_S
+
+    async def _keep_anew(self, record: Execution) -> AddedRecord | None:
+        if not self._surely_held():
+            return None
+        return await self.store.add(record, self.holder, self.clock() + HELD_S, self.bounds())
+
+    async def _nobodys(self, record: Execution) -> None:
+        """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there. Raises
+        StoreOut."""
+        if record.id in self._unkept:
+            await self._left_behind(record, UNKEPT)
+        elif record.cancel_requested or has_begun(record) or (offer := self._offers.get(record.target)) is None:
+            await self._left_behind(record, STOPPED)
+        elif (why := self.withdrawn(record, skill_of(record.task))) is not None:
+            await self._left_behind(record, why)
+        elif isinstance(prompt := prompt_from(message_of(record.task), offer.definition), Prompt):
+            await self._take_up(offer, record, prompt)
+        else:
+            await self._left_behind(record, STOPPED)
+
+    async def _take_up(self, offer: RunOffer, record: Execution, prompt: Prompt) -> None:
+        """It waits for its turn here from now on; where there is no room, another look is soon."""
+        anew = taken_up(record, self.clock())
+
+        async def keep() -> None:
+            if not await self.store.replace(anew):
+                raise Refusal(Reason.TASK_UNKNOWN)
+
+        try:
+            await self._enter(offer, anew, prompt, keep)
+        except Refusal:
+            self._unkept.pop(record.id, None)
+        else:
+            log.info("a run that had not begun is taken up", extra={"run": record.id, "agent": record.target})
+
+    async def _left_behind(self, record: Execution, why: str) -> None:
+        ended = left_behind(record, why, self.clock(), self.keep_s())
+        if await self.store.replace(ended) and ended.status is not None and record.status is None:
+            self.metrics.agent_ran(record.target, ended.status)
+            log.warning("a run was left behind", extra={"run": record.id, "agent": record.target})
+        self._unkept.pop(record.id, None)
+
+    def _stop(self, courses: list[RunLifecycle], when: str) -> None:
+        why = f"{STOPPED} {when}"
+        for course in courses:
+            course.give_up(GivenUp(RunState.FAILED, why, Failure(Category.SYSTEM, why)))
+
+    async def _wait(self, limit_s: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=limit_s)
+
+
+def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
+    """A run whose task waited for its caller, given up."""
+    task, _ = stood(record.task, CANCELED, why, now_s)
+    open_ = record._replace(status=None, task=task, revision=record.revision + 1)
+    return open_.moved(RunState.CANCELLED, now_s, why).moved(RunState.CLEANUP, now_s).moved(RunState.IDLE, now_s)
+
+
+def _does_not_wait() -> Refusal:
+    return Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
+
+
+def _unavailable(out: RecordStoreOut) -> Refusal:
+    if isinstance(out, UnreadableRecord):
+        return Refusal(Reason.STORE_UNAVAILABLE, str(out))
+    return Refusal(Reason.STORE_UNAVAILABLE)

@@ -1,0 +1,366 @@
+"""Speaks JSON-RPC with a program over its pipes.
+
+One JSON-RPC 2.0 message a line, UTF-8, both ways; `docs/agents-programs.md` tells authors of programs the same.
+
+    we say    {"id": 1, "method": "message/send", "params": {…}}     one at a time; ids are ours, counted from 1
+              {"method": "cancel", "params": {"id": 1}}
+    it says   {"method": "progress" | "output" | "artifact" | "status", "params": {…}}       as often as it likes
+              {"id": 1, "result": …} or {"id": 1, "error": {…}}                              once, the end of the turn
+
+It is read strictly: a message that is none, or that we would have to guess at, breaks the conversation, because an
+author sees that at once, and a lost answer only when the time is over. A line that does not begin with `{` is noise
+(a banner, a library's warning) and forgiven within bounds. What it asks of us is answered: there is no such method.
+What it says without being asked, or of a turn that is over, goes to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from sidecar.errors import Refusal
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.jsonrpc import (
+    MAX_ANSWER_KEYS,
+    MAX_ANSWER_VALUES,
+    METHOD_NOT_FOUND,
+    Notification,
+    Request,
+    Response,
+    encode,
+    encode_notification,
+    encode_request,
+    encode_response,
+    message_from,
+    parse_json,
+)
+from sidecar.tasks.programs.attempt import OutputArtifact, OutputChunk, ProgramOrder, ProgressNote
+from sidecar.tasks.programs.run_record import Failure
+from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, TurnReply, UnsayableError
+
+MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; who has more to say says it in pieces
+EACH_BYTES: Final = 16  # a message counts for at least that: many of nothing are work too
+MAX_ARTIFACTS: Final = 1_000  # different ones of a turn: each is looked for among all others, here and by clients
+MAX_NOISE: Final = 1_000  # lines of a turn that are none of ours: a banner is forgiven, a log is not
+METHOD: Final = "message/send"
+STATES: Final[Mapping[str, str]] = {
+    "completed": "TASK_STATE_COMPLETED",
+    "failed": "TASK_STATE_FAILED",
+    "rejected": "TASK_STATE_REJECTED",
+    "canceled": "TASK_STATE_CANCELED",
+    "input-required": "TASK_STATE_INPUT_REQUIRED",
+    "auth-required": "TASK_STATE_AUTH_REQUIRED",
+}
+_COMPLETED: Final = STATES["completed"]
+# A program may say whose fault it was, but not that it was ours.
+_CATEGORIES: Final = {one.value: one for one in (Category.TRANSIENT, Category.PERMANENT, Category.AGENT)}
+_UNSAID: Final = "it says that it failed, and not why"
+
+
+class RpcDialogue:
+    """JSON-RPC with one process. What it says in a turn is at most `max_said_bytes`, counted as JSON; as much is
+    forgiven while nothing was asked."""
+
+    def __init__(self, max_said_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_said_bytes = max_said_bytes
+        self._lines = _RpcLines(max_line_bytes)
+        self._last_id = 0
+        self._asked = False
+        self._said_bytes = 0
+        self._noise = 0
+        self._has_output = False
+        self._artifacts: set[str] = set()
+
+    @property
+    def strays(self) -> bool:
+        """As `Talk.strays`: an answer bears the id of its turn, and what is told on the way can."""
+        return False
+
+    def begin(self, order: ProgramOrder) -> bytes:
+        try:
+            line = encode_request(Request(self._last_id + 1, METHOD, _params(order)))
+        except TypeError:  # half a surrogate, or nested beyond what is written
+            raise UnsayableError("the message cannot be written as JSON") from None
+        self._last_id += 1
+        self._asked = True
+        self._said_bytes, self._noise, self._has_output = 0, 0, False
+        self._artifacts.clear()
+        return line + b"\n"
+
+    def cancel(self) -> bytes:
+        return encode_notification(Notification("cancel", {"id": self._last_id})) + b"\n" if self._asked else b""
+
+    def hear(self, chunk: bytes) -> Iterator[Heard]:
+        for line in self._lines.ended_by(chunk):
+            yield from self._line(line)
+
+    def over(self) -> Iterator[Heard]:
+        """As `Talk.over`: the end of its output ends a line too."""
+        yield from self.hear(b"\n")
+
+    def _line(self, line: bytes) -> Iterator[Heard]:
+        if not line.startswith(b"{"):
+            self._count(len(line))
+            self._forgive(bool(line))
+            return
+        match _message(line):
+            case Request(id=number, method=method, params=params):
+                self._count(_size(params))
+                self._forgive()
+                error = {"code": METHOD_NOT_FOUND, "message": f"nothing can be asked here, such as {method}"}
+                yield TurnReply(encode_response(Response(number, error=error)) + b"\n")
+            case Notification(method=method, params=params):
+                self._count(_size(params))
+                yield from self._told(method, params)
+            case Response() as response:
+                yield from self._answered(response)
+
+    def _told(self, method: str, params: dict[str, Any]) -> Iterator[Heard]:
+        about = params.get("id", self._last_id)
+        read = _NOTIFICATIONS.get(method)
+        if read is None or not self._asked or about != self._last_id:
+            self._forgive()
+            return
+        heard = read({name: value for name, value in params.items() if name != "id"}, "/params")
+        self._number(heard)
+        self._has_output |= not isinstance(heard, ProgressNote)
+        yield heard
+
+    def _answered(self, response: Response) -> Iterator[Heard]:
+        number = response.id
+        if number is None:  # JSON-RPC 2.0, 5: what it could not read; nothing else was sent than what we ask now
+            number = self._last_id
+        if type(number) is not int or not 0 < number <= self._last_id:
+            raise DialogueBroken("it answered what it was never asked")
+        if number != self._last_id or not self._asked:
+            self._count(_size(response.result) + _size(response.error))
+            self._forgive()
+            return
+        self._count(_size(response.result if response.error is None else response.error))
+        if response.error is not None:
+            self._rest()
+            yield TurnAnswer("TASK_STATE_FAILED", failure=_failure(response.error))
+            return
+        heard = _result(response.result)
+        for one in heard:
+            self._number(one)
+        if self._has_output and any(isinstance(one, TurnAnswer) and one.alone for one in heard):
+            raise DialogueBroken("it answered with a message, which is no task, and had begun one")
+        self._rest()
+        yield from heard
+
+    def _rest(self) -> None:
+        """Nothing is asked any more."""
+        self._asked = False
+        self._said_bytes, self._noise = 0, 0
+
+    def _number(self, heard: Heard) -> None:
+        """How many artifacts there are by now."""
+        if isinstance(heard, OutputArtifact):
+            self._artifacts.add(heard.update["artifact"].get("artifactId", ""))
+        if len(self._artifacts) > MAX_ARTIFACTS:
+            raise DialogueBroken(f"it made more than {MAX_ARTIFACTS} artifacts")
+
+    def _count(self, size: int) -> None:
+        self._said_bytes += size + EACH_BYTES
+        if self._said_bytes > self._max_said_bytes:
+            raise DialogueBroken(f"it said more than {self._max_said_bytes} bytes")
+
+    def _forgive(self, something: bool = True) -> None:
+        """Something that goes to nobody."""
+        self._noise += something
+        if self._noise > MAX_NOISE:
+            raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that nobody can hear")
+
+
+class _RpcLines:
+    """Bytes into lines. One that is too long is not waited for."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+
+    def ended_by(self, chunk: bytes) -> Iterator[bytes]:
+        *ends, begun = chunk.split(b"\n")
+        for end in ends:
+            self._bound(len(end))
+            line = bytes(self._rest) + end if self._rest else end
+            self._rest.clear()
+            yield line.strip(b" \t\r")
+        self._bound(len(begun))
+        self._rest += begun
+
+    def _bound(self, more: int) -> None:
+        if len(self._rest) + more > self._max_bytes:
+            raise DialogueBroken(f"it wrote a line of more than {self._max_bytes} bytes")
+
+
+def _params(order: ProgramOrder) -> dict[str, Any]:
+    """What a program is told. Options bear the names that callers write, without dashes."""
+    parameters = {name.lstrip("-"): value for name, value in order.prompt.cli_args.items()}
+    return {
+        "message": dict(order.prompt.message),
+        "text": order.prompt.text,
+        "parameters": parameters,
+        "taskId": order.task_id,
+        "contextId": order.context_id,
+        "executionId": order.execution_id,
+        "attempt": order.attempt,
+    }
+
+
+def _message(line: bytes) -> Request | Notification | Response:
+    try:
+        return message_from(parse_json(line, max_keys=MAX_ANSWER_KEYS, max_values=MAX_ANSWER_VALUES))
+    except Refusal as refusal:
+        raise DialogueBroken(f"it wrote a line that is no JSON-RPC message: {refusal.detail}") from None
+
+
+def _size(value: object) -> int:
+    return 0 if value is None else len(encode({"": value})) - len('{"":}')
+
+
+# --- what it tells ----------------------------------------------------------------------------------------------------
+
+
+def _progress(params: Mapping[str, Any], at: str) -> ProgressNote:
+    said = _members(params, at, message=str, progress=float, total=float)
+    return ProgressNote(said.get("message", ""), said.get("progress"), said.get("total"))
+
+
+def _output(params: Mapping[str, Any], at: str) -> OutputChunk:
+    said = _members(params, at, text=str)
+    if "text" not in said:
+        raise DialogueBroken(f"{at}/text is missing")
+    return OutputChunk(said["text"])
+
+
+def _status(params: Mapping[str, Any], at: str) -> ProgressNote:
+    said = _members(params, at, state=str, text=str)
+    if said.get("state", "working") != "working":
+        raise DialogueBroken(f"{at}/state of what is not over is working; what it came to stands in the result")
+    return ProgressNote(said.get("text", ""))
+
+
+def _artifact(params: Mapping[str, Any], at: str) -> OutputArtifact:
+    said = _members(params, at, artifact=dict, append=bool, lastChunk=bool, metadata=dict)
+    if "artifact" not in said:
+        raise DialogueBroken(f"{at}/artifact is missing")
+    told = said | {"artifact": _read("Artifact", said["artifact"], f"{at}/artifact")}
+    return OutputArtifact({name: value for name, value in told.items() if value or name == "artifact"})
+
+
+_NOTIFICATIONS: Final[Mapping[str, Callable[[Mapping[str, Any], str], OutputChunk | OutputArtifact | ProgressNote]]] = {
+    "progress": _progress,
+    "output": _output,
+    "artifact": _artifact,
+    "status": _status,
+}
+
+# --- what it came to --------------------------------------------------------------------------------------------------
+
+
+def _result(result: object) -> list[Heard]:
+    """What a result says, and last the answer."""
+    if result is None:
+        return [TurnAnswer()]
+    if isinstance(result, str):
+        return [*_texts(result), TurnAnswer()]
+    said = _members(result, "/result", text=str, parts=list, artifacts=list, state=str, message=(str, dict))
+    if "message" in said:
+        if len(said) > 1:
+            raise DialogueBroken("/result/message is an answer that is no task, and nothing else stands beside it")
+        return [TurnAnswer(message=_message_parts(said["message"]), alone=True)]
+    state = STATES.get(said.get("state", "completed"))
+    if state is None:
+        raise DialogueBroken(f"/result/state is none of {', '.join(STATES)}")
+    text, parts = said.get("text", ""), _parts(said.get("parts", []), "/result/parts")
+    artifacts: list[Heard] = [
+        OutputArtifact({"artifact": _read("Artifact", one, f"/result/artifacts/{index}"), "lastChunk": True})
+        for index, one in enumerate(said.get("artifacts", []))
+    ]
+    if state == _COMPLETED:
+        more: list[Heard] = [OutputArtifact({"artifact": {"parts": parts}})] if parts else []
+        return [*_texts(text), *more, *artifacts, TurnAnswer()]
+    words = tuple([{"text": text}] * bool(text) + parts)
+    return [*artifacts, TurnAnswer(state, words, failure=_told_failure(words) if said["state"] == "failed" else None)]
+
+
+def _texts(text: str) -> list[Heard]:
+    return [OutputChunk(text)] if text else []
+
+
+def _message_parts(said: Any) -> tuple[Mapping[str, Any], ...]:
+    """The parts of a message that a program writes as a text, or as A2A has it; whatever else that names is ours."""
+    if isinstance(said, str):
+        said = {"parts": [{"text": said}]}
+    parts = _parts(said.get("parts"), "/result/message/parts")
+    if not parts:
+        raise DialogueBroken("/result/message/parts is empty")
+    return tuple(parts)
+
+
+def _told_failure(words: tuple[Mapping[str, Any], ...]) -> Failure:
+    text = "\n".join(part["text"] for part in words if "text" in part)
+    return Failure(Category.AGENT, text or _UNSAID)
+
+
+def _failure(error: Mapping[str, Any]) -> Failure:
+    data = error.get("data")
+    named = data.get("category") if isinstance(data, dict) else None
+    # What we do not know is not tried again.
+    category = _CATEGORIES.get(named, Category.AGENT) if isinstance(named, str) else Category.AGENT
+    return Failure(category, error["message"] or _UNSAID)
+
+
+# --- its values -------------------------------------------------------------------------------------------------------
+
+
+def _members(given: object, at: str, **types: type | tuple[type, ...]) -> dict[str, Any]:
+    """The members of an object, each of the type that it must have; null is absent. One that we do not know would be
+    lost without a word."""
+    if not isinstance(given, dict):
+        raise DialogueBroken(f"{at} must be an object")
+    said = {name: value for name, value in given.items() if value is not None}
+    for name, value in said.items():
+        wanted = types.get(name)
+        if wanted is None:
+            raise DialogueBroken(f"{at} may have {', '.join(types)}, and nothing else")
+        if wanted is float:
+            wanted = (int, float)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise DialogueBroken(f"{at}/{name} must be {_named(wanted)}")
+    return said
+
+
+def _named(types: type | tuple[type, ...]) -> str:
+    names = {str: "a string", dict: "an object", list: "a list", bool: "true or false", int: "a number"}
+    every = types if isinstance(types, tuple) else (types,)
+    return " or ".join(names[one] for one in every if one in names)
+
+
+def _parts(given: object, at: str) -> list[Mapping[str, Any]]:
+    if not isinstance(given, list):
+        raise DialogueBroken(f"{at} must be a list")
+    return [_whole(_read("Part", part, f"{at}/{index}"), f"{at}/{index}") for index, part in enumerate(given)]
+
+
+def _whole(part: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    if not part.keys() & {"text", "raw", "url", "data"}:
+        raise DialogueBroken(f"{at} must have one of text, raw, url and data")
+    return part
+
+
+def _read(name: str, given: object, at: str) -> dict[str, Any]:
+    """A part or an artifact in A2A's canonical form."""
+    try:
+        read = V10.read(name, given)
+    except UnreadableMessage as error:
+        raise DialogueBroken(f"{at}{error.pointer} {error.problem}") from None
+    if name == "Artifact":
+        parts = [_whole(part, f"{at}/parts/{index}") for index, part in enumerate(read.get("parts", ()))]
+        if not parts:
+            raise DialogueBroken(f"{at}/parts is empty")  # A2A 1.0, 4.1.7: at least one
+    return read

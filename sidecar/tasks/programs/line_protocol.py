@@ -1,0 +1,124 @@
+"""The line protocol: writes a turn to a program and finds the end of its answer.
+
+A prompt is one line. A program that reads lines would take each further one for a prompt of its own and answer that
+too, and from then on every caller would hear the answer to something else; so a prompt of several lines is refused, or
+made one as the definition says. The answer is what it writes up to `turn_end`. What it writes beside that goes to
+nobody: before the first turn (`greets`), after the answer, and between turns.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from sidecar.settings.agents import CliAgent, Newlines
+from sidecar.tasks.programs.attempt import OutputChunk, ProgramOrder
+from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, UnsayableError
+
+_LINE_END: Final = b"\n"
+
+
+class LineDialogue:
+    """One process that reads lines. An answer is at most `max_said_bytes`; as much is forgiven between two turns. Where
+    the answer is not in what it `says`, only its end is heard."""
+
+    def __init__(
+        self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True
+    ) -> None:
+        self._turn_end = turn_end.encode()
+        self._newlines = newlines
+        self._greeting = greets
+        self._says = says
+        self._max_said_bytes = max_said_bytes
+        self._asked = False
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = b""
+        self._said_bytes = 0
+
+    @property
+    def strays(self) -> bool:
+        return not self._asked and not self._greeting and self._said_bytes > 0
+
+    def begin(self, order: ProgramOrder) -> bytes:
+        line = _one_line(order.prompt.text, self._newlines)
+        self._asked = True
+        self._said_bytes = 0
+        if not self._greeting:
+            self._held = b""
+        return line.encode("utf-8", "replace") + _LINE_END
+
+    def cancel(self) -> bytes:
+        """As `Talk.cancel`: whatever was written would be a prompt."""
+        return b""
+
+    def hear(self, chunk: bytes) -> Iterator[Heard]:
+        self._said_bytes += len(chunk)
+        said, found, rest = (self._held + chunk).partition(self._turn_end)
+        if self._greeting:
+            self._greeted(found, said, rest)
+            if not found or not rest:
+                return
+            said, found, rest = rest.partition(self._turn_end)
+        if not self._asked:
+            self._bound(self._said_bytes)
+            self._held = b""
+            return
+        held = 0 if found else _begun(said, self._turn_end)
+        self._held = said[len(said) - held :]
+        said = said[: len(said) - held]
+        self._bound(self._said_bytes - len(rest))
+        if (text := self._decode(said, final=bool(found))) and self._says:
+            yield OutputChunk(text)
+        if found:
+            self._asked = False
+            self._said_bytes = len(rest)
+            yield TurnAnswer()
+
+    def over(self) -> Iterator[Heard]:
+        """As `Talk.over`: what may have been the beginning of an end was none."""
+        if self._asked and not self._greeting and (text := self._decode(self._held, final=True)) and self._says:
+            yield OutputChunk(text)
+        self._held = b""
+
+    def _greeted(self, found: bytes, said: bytes, rest: bytes) -> None:
+        """What it says until it is ready."""
+        self._bound(self._said_bytes - len(rest))
+        if found:
+            self._greeting = False
+            self._said_bytes = len(rest)
+            self._held = b""
+        else:
+            self._held = said[len(said) - _begun(said, self._turn_end) :]
+
+    def _bound(self, size: int) -> None:
+        if size > self._max_said_bytes:
+            raise DialogueBroken(f"it said more than {self._max_said_bytes} bytes")
+
+
+def is_sayable(text: str, definition: CliAgent) -> bool:
+    """Whether this prompt can be told to a program of this kind."""
+    reads_lines = definition.keeps_processes and definition.patterns.input == "stdin"
+    return not reads_lines or definition.newlines != "refuse" or len(text.splitlines()) < 2
+
+
+def _one_line(text: str, newlines: Newlines) -> str:
+    """A prompt as one line. What ends a line for any reader ends one here: those of other languages than ours have
+    more line ends than `\\n`."""
+    if newlines == "json":
+        return json.dumps(text)  # nothing but ASCII, so none of those line ends either
+    lines = text.splitlines()
+    if len(lines) < 2:
+        return "".join(lines)
+    if newlines == "refuse":
+        raise UnsayableError("a prompt of this agent is one line, and this one has several")
+    return " ".join(lines)
+
+
+def _begun(said: bytes, end: bytes) -> int:
+    """How many of the last bytes may be the beginning of `end`."""
+    for size in range(min(len(said), len(end) - 1), 0, -1):
+        if end.startswith(said[-size:]):
+            return size
+    return 0

@@ -1,0 +1,173 @@
+"""Runs a program once for one prompt and leaves nothing of it behind.
+
+A process for each try: by default its prompt on its standard input, its answer on its standard output, chunk by chunk
+as it comes. Where a file holds the one or the other, the try has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from sidecar.tasks.programs.attempt import CHANGED, AttemptEnd, Event, OutputChunk, ProgramOrder, Started
+from sidecar.tasks.programs.command_line import CommandLine, PromptFiles
+from sidecar.tasks.programs.exit_reasons import failure_of_exit, failure_of_start, fell, overdue
+from sidecar.tasks.programs.run_record import Failure
+from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.supervised_process import GRACE_S, StderrTail, SupervisedProcess
+from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
+from sidecar.upstreams.processes import Processes, StartFailed
+
+_SLICE_BYTES: Final = 64 * 1024  # of an output file that goes out as one event
+
+log = logging.getLogger("sidecar.tasks.programs")
+
+
+class OneShot:
+    """A Runner whose process is told once."""
+
+    def __init__(self, name: str, command: CommandLine, processes: Processes, *, grace_s: float = GRACE_S) -> None:
+        self._name = name
+        self._command = command
+        self._processes = processes
+        self._grace_s = grace_s
+
+    async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
+        definition = self._command.definition
+        if "file" not in definition.patterns:
+            async with aclosing(self._told(order, None)) as events:
+                async for event in events:
+                    yield event
+            return
+        try:
+            folder = await self._folder(order)
+        except OSError as error:
+            log.error("a run has no folder", extra={"agent": self._name, "why": error.strerror})
+            yield fell(Failure(Category.SYSTEM, "no folder can be made for its files"))
+            return
+        try:
+            async with aclosing(self._told(order, folder)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            # Nothing of its program is left to hold it. However much that left there, nobody else waits for it.
+            await to_its_end(asyncio.to_thread(folder.remove))
+
+    async def close(self, why: str = CHANGED) -> None:
+        """As `Runner.close`: nothing is kept."""
+
+    async def _folder(self, order: ProgramOrder) -> WorkingFolder:
+        """A folder for a try, its prompt in it where a file tells it. Raises OSError."""
+        making = asyncio.ensure_future(asyncio.to_thread(_made, self._command, order))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_unmake)  # a thread is not cancelled
+            raise
+
+    async def _told(self, order: ProgramOrder, folder: WorkingFolder | None) -> AsyncGenerator[Event]:
+        """From its start to its end."""
+        try:
+            program = self._command.program(
+                order.prompt, None if folder is None else _files(self._command, order, folder)
+            )
+            attended = await SupervisedProcess.start(self._processes, program, self._command.cleaning, order.term)
+        except StartFailed as failed:
+            log.error("an agent cannot be started", extra={"agent": self._name, "why": str(failed)})
+            yield fell(failure_of_start(failed))
+            return
+        try:
+            yield Started(attended.pid)
+            attended.end_in(order.deadline_s)
+            if self._command.definition.patterns.input == "stdin":
+                attended.tell(order.prompt.text.encode())
+            attended.tell_no_more()
+            async with aclosing(self._heard(attended, order, folder)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await to_its_end(attended.end(grace_s=self._grace_s))
+
+    async def _heard(
+        self, attended: SupervisedProcess, order: ProgramOrder, folder: WorkingFolder | None
+    ) -> AsyncGenerator[Event]:
+        """What it says, and what its end means."""
+        definition = self._command.definition
+        by_file = definition.patterns.output == "file"
+        most = definition.a2a.capabilities.max_output_size
+        cleaner, size = self._command.cleaning.cleaner(), 0
+        printed = StderrTail(self._command.cleaning.cleaner(plain=True))
+        while said := await attended.read():
+            if by_file:  # its answer is elsewhere: this may be what it complains of
+                async with attended.aside():
+                    printed.add(said)
+                continue
+            size += len(said)
+            async with attended.answer():
+                if shown := cleaner.feed(said[: max(0, len(said) - max(0, size - most))]):
+                    yield OutputChunk(shown)
+            if size > most:
+                how = await attended.end(grace_s=self._grace_s)
+                yield fell(Failure(Category.AGENT, f"it said more than {most} bytes"), how, attended.usage)
+                return
+        if shown := cleaner.end():
+            yield OutputChunk(shown)
+        end = await self._end(attended, order, printed.last)
+        if by_file and folder is not None and end.failure is None:
+            try:
+                for piece in await self._file(order, folder, most):
+                    if shown := cleaner.feed(piece):
+                        yield OutputChunk(shown)
+                if shown := cleaner.end():
+                    yield OutputChunk(shown)
+            except UnreadableFolder as unreadable:
+                end = fell(Failure(Category.AGENT, str(unreadable)), end.exit, end.usage)
+        yield end
+
+    async def _end(self, attended: SupervisedProcess, order: ProgramOrder, printed: str) -> AttemptEnd:
+        """Its end, once nothing of it is left. Who closed its output and goes on has its time."""
+        definition = self._command.definition
+        await attended.wait()
+        timed_out = attended.timed_out
+        how = await attended.end()
+        usage = attended.usage
+        if timed_out:
+            return overdue(order, how, usage)
+        complaint, codes = attended.last_words.last or printed, definition.retries.exit_codes
+        failure = failure_of_exit(how, complaint, definition.resources, usage, codes)
+        return AttemptEnd(how, usage) if failure is None else fell(failure, how, usage)
+
+    async def _file(self, order: ProgramOrder, folder: WorkingFolder, most: int) -> list[bytes]:
+        name = _named(self._command.definition.output_file_template, order)
+        content = await asyncio.to_thread(folder.read, name, most)
+        return [content[at : at + _SLICE_BYTES] for at in range(0, len(content), _SLICE_BYTES)]
+
+
+def _made(command: CommandLine, order: ProgramOrder) -> WorkingFolder:
+    folder = WorkingFolder()
+    try:
+        if command.definition.patterns.input == "file":
+            folder.write(_named(command.definition.input_file_template, order), order.prompt.text.encode())
+    except BaseException:
+        folder.remove()
+        raise
+    return folder
+
+
+def _unmake(making: asyncio.Future[WorkingFolder]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().remove()
+
+
+def _files(command: CommandLine, order: ProgramOrder, folder: WorkingFolder) -> PromptFiles:
+    definition = command.definition
+    told, answers = definition.input_file_template, definition.output_file_template
+    return PromptFiles(folder.path, folder.at(_named(told, order)), folder.at(_named(answers, order)))
+
+
+def _named(template: str, order: ProgramOrder) -> str:
+    return template.replace("{execution_id}", order.execution_id)

@@ -1,0 +1,238 @@
+"""Removes control sequences and secrets from a program's output as it streams.
+
+Bytes come in as they come, text goes out: UTF-8 decoded, terminal control sequences taken out (threats X8), and every
+value that is secret replaced. None of it depends on where one chunk ends and the next begins, and none of it keeps more
+than the beginning of a character, a secret or a line's end.
+
+    cleaning = Cleaning(strip_control=True, secrets=("s3cr3t",))
+    cleaner = cleaning.cleaner()
+    cleaner.feed(b"\\x1b[31ms3c"), cleaner.feed(b"r3t\\n"), cleaner.end()   →   "", "[redacted]\\n", ""
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+REPLACEMENT: Final = "[redacted]"
+MIN_SECRET_CHARS: Final = 4  # a shorter value, such as `1` or `on`, is no secret, and would be found in everything
+
+_SPECIAL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+_CSI_END: Final = re.compile(r"[^\x20-\x3f]")
+_STRING_END: Final = re.compile(r"[\x07\x18\x1a\x1b\x9c]")
+_OPENS_STRING: Final = frozenset("]PX^_")  # OSC, DCS, SOS, PM, APC, in seven bits
+_STRINGS: Final = frozenset("\x90\x98\x9d\x9e\x9f")  # and in eight
+
+
+class ControlStripper:
+    """Text without what a terminal would obey: ECMA-48's control sequences and strings, and control characters but for
+    tab and line ends. A lone carriage return becomes a line's end, so that no line is written over.
+
+    A string that nobody ends (a title, a clipboard) is dropped for as long as it goes on, as terminals do.
+    """
+
+    def __init__(self) -> None:
+        self._state = self._text
+
+    def feed(self, text: str) -> str:
+        """What of the text is to be seen, as far as that is known."""
+        kept: list[str] = []
+        at = 0
+        while at < len(text):
+            at = self._state(text, at, kept)
+        return "".join(kept)
+
+    def end(self) -> str:
+        """What was still waiting for more."""
+        rest = "\n" if self._state == self._after_return else ""
+        self._state = self._text
+        return rest
+
+    # Each state takes the text from `at` on, and gives back where the next one goes on.
+
+    def _text(self, text: str, at: int, kept: list[str]) -> int:
+        special = _SPECIAL.search(text, at)
+        if special is None:
+            kept.append(text[at:])
+            return len(text)
+        kept.append(text[at : special.start()])
+        character = special[0]
+        if character == "\x1b":
+            self._state = self._escape
+        elif character == "\x9b":
+            self._state = self._csi
+        elif character in _STRINGS:
+            self._state = self._string
+        elif character == "\r":
+            self._state = self._after_return
+        return special.end()
+
+    def _after_return(self, text: str, at: int, kept: list[str]) -> int:
+        self._state = self._text
+        if text[at] == "\n":
+            kept.append("\r\n")
+            return at + 1
+        kept.append("\n")
+        return at
+
+    def _escape(self, text: str, at: int, kept: list[str]) -> int:
+        character = text[at]
+        if character == "[":
+            self._state = self._csi
+        elif character in _OPENS_STRING:
+            self._state = self._string
+        elif "\x20" <= character <= "\x2f":
+            self._state = self._intermediate
+        elif "\x30" <= character <= "\x7e":
+            self._state = self._text
+        else:
+            self._state = self._text
+            return at
+        return at + 1
+
+    def _intermediate(self, text: str, at: int, kept: list[str]) -> int:
+        if "\x20" <= text[at] <= "\x2f":
+            return at + 1
+        self._state = self._text
+        return at + 1 if "\x30" <= text[at] <= "\x7e" else at
+
+    def _csi(self, text: str, at: int, kept: list[str]) -> int:
+        end = _CSI_END.search(text, at)
+        if end is None:
+            return len(text)
+        self._state = self._text
+        return end.end() if "\x40" <= end[0] <= "\x7e" else end.start()
+
+    def _string(self, text: str, at: int, kept: list[str]) -> int:
+        end = _STRING_END.search(text, at)
+        if end is None:
+            return len(text)
+        self._state = self._string_escape if end[0] == "\x1b" else self._text
+        return end.end()
+
+    def _string_escape(self, text: str, at: int, kept: list[str]) -> int:
+        if text[at] == "\\":
+            self._state = self._text
+            return at + 1
+        self._state = self._escape  # the string was cut off by another sequence
+        return at
+
+
+class SecretRedactor:
+    """Text with something else in the place of every secret. Where several overlap, they are replaced as one."""
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        self._secrets = tuple(secrets)
+        self._held = ""
+        self._covered = 0  # how much of what is held belongs to a secret that began before it
+        self._in_secret = False  # whether what went out last was a replacement
+
+    def feed(self, text: str) -> str:
+        """The text as far as it is known to be none of a secret's beginning."""
+        if not self._secrets:
+            return text
+        whole = self._held + text
+        return self._settled(whole, min(_begun(whole, secret) for secret in self._secrets))
+
+    def end(self) -> str:
+        """What was still waiting for more."""
+        return self._settled(self._held, len(self._held))
+
+    def _settled(self, text: str, until: int) -> str:
+        kept: list[str] = []
+        at, covered = 0, self._covered
+        for start, end in sorted(self._found(text, until)):
+            if start > covered:
+                at = self._give(text, at, covered, start, kept)
+            covered = max(covered, end)
+        self._give(text, at, min(covered, until), until, kept)
+        self._held = text[until:]
+        self._covered = max(covered - until, 0)
+        return "".join(kept)
+
+    def _give(self, text: str, at: int, covered: int, until: int, kept: list[str]) -> int:
+        """Give out text[at:covered] as one replacement, and what stands open behind it."""
+        if covered > at:
+            if not self._in_secret:
+                kept.append(REPLACEMENT)
+            self._in_secret = True
+        if until > covered:
+            kept.append(text[max(at, covered) : until])
+            self._in_secret = False
+        return until
+
+    def _found(self, text: str, until: int) -> Iterator[tuple[int, int]]:
+        for secret in self._secrets:
+            at = text.find(secret)
+            while 0 <= at < until:
+                yield at, at + len(secret)
+                at = text.find(secret, at + 1)
+
+
+def _begun(text: str, secret: str) -> int:
+    """Where at the end of a text a secret may have begun, of which more would have to come."""
+    at = text.find(secret[0], max(0, len(text) - len(secret) + 1))
+    while at >= 0 and not secret.startswith(text[at:]):
+        at = text.find(secret[0], at + 1)
+    return len(text) if at < 0 else at
+
+
+class OutputCleaner:
+    """One stream of a program, as text that is safe to show."""
+
+    def __init__(self, strip_control: bool, secrets: Collection[str]) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stripper = ControlStripper() if strip_control else None
+        self._redactor = SecretRedactor(secrets)
+
+    def feed(self, said: bytes | str) -> str:
+        """More of it. "" while it is not known what it is."""
+        text = said if isinstance(said, str) else self._decoder.decode(said)
+        return self._redactor.feed(self._stripper.feed(text) if self._stripper else text)
+
+    def end(self) -> str:
+        """The rest of it, and it begins anew."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        if self._stripper:
+            text = self._stripper.feed(text) + self._stripper.end()
+        return self._redactor.feed(text) + self._redactor.end()
+
+
+class CleaningRules:
+    """How what one agent's program says is made safe. `secrets` are values of its environment that nobody else may see;
+    they are found as they are, as JSON spells them, and as addresses do."""
+
+    def __init__(self, *, strip_control: bool = True, secrets: Collection[str] = ()) -> None:
+        self._strip_control = strip_control
+        self._secrets = tuple(sorted({form for secret in secrets for form in _forms(secret)}))
+
+    def cleaner(self, *, plain: bool = False) -> OutputCleaner:
+        """For one stream. `plain` is without control sequences whatever the settings say, for what goes into logs."""
+        return OutputCleaner(self._strip_control or plain, self._secrets)
+
+    def text(self, said: str, *, plain: bool = False) -> str:
+        """A text that is whole. Most have nothing to be cleaned of, which is seen at a fraction of the price."""
+        strips = self._strip_control or plain
+        if not (strips and _SPECIAL.search(said)) and not any(secret in said for secret in self._secrets):
+            return said
+        cleaner = self.cleaner(plain=plain)
+        return cleaner.feed(said) + cleaner.end()
+
+    def value(self, said: Any) -> Any:
+        """A JSON value with every text in it made safe, names of members too."""
+        if isinstance(said, str):
+            return self.text(said)
+        if isinstance(said, Mapping):
+            return {self.text(name): self.value(value) for name, value in said.items()}
+        return [self.value(value) for value in said] if isinstance(said, list | tuple) else said
+
+
+def _forms(secret: str) -> set[str]:
+    if len(secret) < MIN_SECRET_CHARS:
+        return set()
+    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe="")}

@@ -1,0 +1,398 @@
+"""Answers A2A operations for a CLI-program agent.
+
+By runs: a task is a run, and has its id. A message begins one, or goes on with one that waits for its caller; whoever
+waits for the answer hears of the run until it ends, or leaves, and the run goes on. Whose a run is was asked before
+(`gateway/frontends/a2a/task_ownership.py`), and is asked here again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, Final
+
+from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.http.client import Deadline
+from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.protocols.a2a.operations import (
+    CANCEL,
+    CARD,
+    GET,
+    LIST,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    RESUBSCRIBE,
+    SEND,
+    STREAM,
+    Operation,
+)
+from sidecar.settings.agents import CliAgent
+from sidecar.settings.programs import executable_of
+from sidecar.tasks.programs import run_events
+from sidecar.tasks.programs.card import DefinedCard, streams
+from sidecar.tasks.programs.executions import Executions
+from sidecar.tasks.programs.prompts import prompt_from
+from sidecar.tasks.programs.run_record import Execution
+from sidecar.upstreams.agents import AgentEvents, AgentTransport, AgentUpstream, OutgoingOperation
+from sidecar.upstreams.agents.guarded_transport import GuardedAgent
+from sidecar.upstreams.upstream_account import UpstreamAccount
+from sidecar.vocabulary import SKILL, Caller
+
+Result = dict[str, Any]
+Told = Mapping[str, Any] | None
+"""A canonical StreamResponse; None is a sign of life."""
+DEFAULT_LISTED: Final = 50
+LOOK_EVERY_S: Final = 1.0  # whether a task that waits for its caller went on
+ANSWER_S: Final = 0.5  # before its deadline a caller who waits is told how the task stands
+_END: Final = object()
+_PUSHES: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
+_STREAMED: Final = frozenset({STREAM, RESUBSCRIBE})
+# What a run's own refusals are called in A2A. Everything else is ours, and told as ours.
+_WORDS: Final[Mapping[Reason, str]] = {
+    Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
+    Reason.NOT_CANCELABLE: "TASK_NOT_CANCELABLE",
+}
+
+
+class ProgramAgent:
+    """An agent that is a program, as `AgentTransport`. `shows` is what is named for its environment."""
+
+    def __init__(self, name: str, definition: CliAgent, executions: Executions, shows: Mapping[str, str]) -> None:
+        self._name = name
+        self._definition = definition
+        self._executions = executions
+        self._shows = shows
+
+    async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        if (unable := self.unable(outgoing.operation)) is not None:
+            return unable
+        answer = _ANSWERS[outgoing.operation]
+        try:
+            return await answer(self, outgoing)
+        except Refusal as refusal:
+            return _told(refusal)
+
+    async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
+        if (unable := self.unable(outgoing.operation)) is not None:
+            return unable
+        try:
+            run = await (self._sent(outgoing) if outgoing.operation is STREAM else self._named(outgoing))
+            if isinstance(run, AgentError):
+                return run
+            if outgoing.operation is RESUBSCRIBE and run_events.is_over(run.task):
+                return _error("UNSUPPORTED_OPERATION", "The task is over: there is nothing to subscribe to")
+            follow = self._executions.follow if outgoing.operation is STREAM else self._follow_on
+            following = await RunFollower.begun(follow(run.id), _history_of(outgoing))
+            await self._told_of(run, outgoing)
+        except Refusal as refusal:
+            return _told(refusal)
+        return following
+
+    def shows_the_same_as(self, other: AgentTransport) -> bool:
+        """Whether its program has the same environment."""
+        return isinstance(other, ProgramAgent) and self._shows == other._shows
+
+    async def close(self) -> None:
+        """As `AgentTransport.close`: a run that was begun goes on, and conversations are ended where they are kept."""
+
+    def unable(self, operation: Operation) -> AgentError | None:
+        able = self._definition.a2a.capabilities
+        if operation in _PUSHES:
+            return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
+        if operation is not CARD and operation.action not in able.supported_methods:
+            return _error("UNSUPPORTED_OPERATION", f"This agent does not take {operation.action}")
+        if operation in _STREAMED and not streams(self._definition):
+            return _error("UNSUPPORTED_OPERATION", "This agent does not stream")
+        return None
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    async def _send(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        run = await self._sent(outgoing)
+        if isinstance(run, AgentError):
+            return run
+        await self._told_of(run, outgoing)
+        if not outgoing.params.get("configuration", {}).get("returnImmediately"):
+            run = await self._ended(run, outgoing.deadline_s)
+        if (alone := run_events.answer_alone(run.task)) is not None:
+            return {"message": alone}
+        return {"task": _with_history(run.task, _history_of(outgoing))}
+
+    async def _sent(self, outgoing: OutgoingOperation) -> Execution | AgentError:
+        """The run that a message begins, or goes on with."""
+        caller, params = _whose(outgoing), outgoing.params
+        message = _with_skill(params)
+        if params.get("configuration", {}).get("taskPushNotificationConfig"):
+            return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
+        if message.get("role") == "ROLE_AGENT":  # turns are counted by what callers say
+            return _error("INVALID_PARAMS", "/message/role is the agent's own, and this is its caller's")
+        prompt = prompt_from(message, self._definition)
+        if isinstance(prompt, AgentError):
+            return prompt
+        if not message.get("taskId"):
+            context = message.get("contextId") or self._executions.new_id()
+            return await _unless_sent(self._executions.begin(self._name, prompt, caller, context))
+        run = await self._mine(caller, message["taskId"])
+        if message.get("contextId", run.context) != run.context:
+            return _error("INVALID_PARAMS", "The task is of another context")
+        if run.task["status"]["state"] not in run_events.WAITS:
+            return _error("UNSUPPORTED_OPERATION", "The task does not wait for a message")
+        return await _unless_sent(self._executions.goes_on(run.id, prompt, caller))
+
+    async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
+        """As `Executions.follow`, and past the points where the task waits for its caller: who subscribes hears of it
+        until it is over (A2A 1.0, 3.1.6)."""
+        while True:
+            async with aclosing(self._executions.follow(run_id)) as told:
+                async for event in told:
+                    yield event
+            waiting = now = await self._executions.get(run_id)
+            while now is not None and not run_events.is_over(now.task) and now == waiting:
+                await asyncio.sleep(LOOK_EVERY_S)
+                yield None
+                now = await self._executions.get(run_id)
+            if now is None or (run_events.is_over(now.task) and now == waiting):
+                return
+
+    async def _told_of(self, run: Execution, outgoing: OutgoingOperation) -> None:
+        """Whose a new one is is on record before anything is said of it: who hangs up finds it again."""
+        is_new = outgoing.operation in (SEND, STREAM) and not outgoing.params["message"].get("taskId")
+        if outgoing.begun is None or not is_new:
+            return
+        try:
+            await outgoing.begun({"task": dict(run.task)})
+        except Refusal:
+            with suppress(Refusal):  # it may have ended by now
+                await self._executions.cancel(run.id, "it could not be put on record whose it is")
+            raise
+
+    async def _ended(self, run: Execution, deadline_s: float) -> Execution:
+        """The run at its end, or when it waits for its caller; or as it stands when there is no more time."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - ANSWER_S)):
+                async with aclosing(self._executions.follow(run.id)) as told:
+                    async for _ in told:
+                        pass
+        except TimeoutError:
+            pass  # whoever wants to wait longer asks for the task
+        try:
+            return await self._executions.get(run.id) or run
+        except Refusal:  # the store is out: the run goes on, and who ordered it asks again
+            return run
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    async def _mine(self, caller: Caller, task: str) -> Execution:
+        """The caller's own run. Another's and none are the same. Raises Refusal(TASK_UNKNOWN)."""
+        run = await self._executions.get(task)
+        if run is None or run.target != self._name or run.owner != caller.binding:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        return run
+
+    async def _named(self, outgoing: OutgoingOperation) -> Execution:
+        return await self._mine(_whose(outgoing), str(outgoing.params.get("id", "")))
+
+    async def _get(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        run = await self._named(outgoing)
+        return _with_history(run.task, outgoing.params.get("historyLength"))
+
+    async def _cancel(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        run = await self._named(outgoing)
+        # The task API cancels in the name of who ordered it, also because they may not have it any more.
+        why = self._executions.withdrawn(run, run_events.skill_of(run.task)) or "its caller cancelled it"
+        return dict((await self._executions.cancel(run.id, why)).task)
+
+    async def _extended(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        return _error("EXTENDED_AGENT_CARD_NOT_CONFIGURED")
+
+    async def _list(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        """A page of the caller's own, newest first. A token is where the next one begins."""
+        params = outgoing.params
+        size = int(params.get("pageSize", DEFAULT_LISTED))
+        token = str(params.get("pageToken", "")) or "0"
+        if not token.isascii() or not token.isdigit() or len(token) > 9:
+            return _error("INVALID_PARAMS", "The page token is none of this list")
+        offset = int(token)
+        runs, total = await self._executions.page(_whose(outgoing).binding, (self._name,), None, size, offset)
+        found = [_listed(run.task, params) for run in runs if _is_wanted(run.task, params)]
+        found.sort(key=lambda task: str(task["status"].get("timestamp", "")), reverse=True)
+        after = offset + size  # one that cannot be read has its place, too
+        token = str(after) if after < total else ""
+        return {"tasks": found, "nextPageToken": token, "pageSize": size, "totalSize": total}
+
+
+_ANSWERS: Final[Mapping[Operation, Callable[[ProgramAgent, OutgoingOperation], Awaitable[Result | AgentError]]]] = {
+    SEND: ProgramAgent._send,
+    GET: ProgramAgent._get,
+    LIST: ProgramAgent._list,
+    CANCEL: ProgramAgent._cancel,
+    CARD: ProgramAgent._extended,
+}
+
+
+class RunFollower:
+    """What becomes of a run, as `AgentEvents`."""
+
+    def __init__(self, first: Told, told: AsyncGenerator[Told], history: int | None) -> None:
+        self._first = first
+        self._told = told
+        self._history = history
+
+    @classmethod
+    async def begun(cls, told: AsyncGenerator[Told], history: int | None) -> RunFollower:
+        """It listens from now on: of a run that was begun just now, nothing is missed. Raises Refusal."""
+        return cls(await anext(told), told, history)
+
+    async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
+        """As `AgentEvents.events`. A run is bounded by its own time."""
+        try:
+            async with aclosing(self._told) as told:
+                yield self._shown(self._first)
+                while (event := await _next(told, deadline)) is not _END:
+                    yield self._shown(event)
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "the time of this stream is over; the task goes on") from None
+        except Refusal as refusal:
+            yield _told(refusal)
+
+    def close(self) -> None:
+        """As `AgentEvents.close`: nothing is held but an ear, which goes with the last who knows of it."""
+
+    def _shown(self, event: Told) -> Result | None:
+        if event is None or "task" not in event:
+            return None if event is None else dict(event)
+        return {"task": _with_history(event["task"], self._history)}
+
+
+class ProgramProbe:
+    """Whether there is a program to start, as `health.Asked`."""
+
+    def __init__(self, account: UpstreamAccount, find: Callable[[], str | None]) -> None:
+        self._account = account
+        self._find = find
+
+    async def probe(self, within_s: float) -> None:
+        given = self._account.breaker.enter()
+        if self._find() is None:
+            self._account.faulted(given, "there is no such program")
+            raise Refusal(Reason.UPSTREAM_FAILED, "there is no such program")
+        self._account.answered(given)
+
+    async def explore(self) -> None:
+        """As `Asked.explore`: there is nothing else to know."""
+
+
+def cli_agent_from(
+    name: str, definition: CliAgent, executions: Executions, environ: Mapping[str, str]
+) -> AgentUpstream:
+    """A program as an agent, as configured. Nothing is started yet. Raises SettingsError."""
+    executions.make_runner(name, definition)  # that it can be made is known before it is in force
+    account = UpstreamAccount(name, definition.breaker)
+    named = definition.all_envs()
+    wire = ProgramAgent(name, definition, executions, named)
+    find = partial(executable_of, definition.executable, named, environ)
+    longest_s = definition.longest_s
+    watched = GuardedAgent(wire, account, definition.max_queue + definition.places, longest_s, "")
+    return AgentUpstream(
+        name,
+        definition,
+        watched,
+        account,
+        DefinedCard(name, definition),
+        ProgramProbe(account, find),
+        definition.probe,
+        longest_s,
+        agent_id=definition.a2a.agent_id,
+        grpc_port=definition.a2a.grpc_port,
+        anonymous=definition.anonymous,
+        unable=wire.unable,
+    )
+
+
+# --- how it is said ---------------------------------------------------------------------------------------------------
+
+
+def _told(refusal: Refusal) -> AgentError:
+    """A refusal as an agent says it. Raises it where it is for the sidecar to say."""
+    word = _WORDS.get(refusal.reason)
+    if refusal.reason is Reason.MALFORMED_CALL:
+        word = "UNSUPPORTED_OPERATION"  # the task went on meanwhile
+    if word is None:
+        raise refusal
+    return _error(word)
+
+
+async def _unless_sent(ordered: Awaitable[Execution]) -> Execution:
+    """An order, of which nothing runs where it is refused: then nothing of it is charged."""
+    try:
+        return await ordered
+    except Refusal as no:
+        raise Unsent(no.reason, no.detail, retry_after_s=no.retry_after_s, code=no.code) from no
+
+
+def _error(word: str, message: str = "") -> AgentError:
+    kind = BY_REASON[word]
+    return AgentError(kind.code, message or kind.message)
+
+
+def _whose(outgoing: OutgoingOperation) -> Caller:
+    if outgoing.caller is None:
+        raise Refusal(Reason.TASK_UNKNOWN)  # the sidecar itself has no runs
+    return outgoing.caller
+
+
+def _with_skill(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The message, with the skill that stands beside it inside: a program is told the message alone."""
+    message, beside = dict(params["message"]), params.get("metadata", {})
+    if SKILL in beside:
+        message["metadata"] = {**message.get("metadata", {}), SKILL: beside[SKILL]}
+    return message
+
+
+def _history_of(outgoing: OutgoingOperation) -> int | None:
+    length = outgoing.params.get("configuration", {}).get("historyLength")
+    return None if length is None else int(length)
+
+
+def _with_history(task: Mapping[str, Any], length: int | None) -> Result:
+    """The task with so many of its last messages; None is all of them."""
+    history = task.get("history", ())
+    if length is None or len(history) <= length:
+        return dict(task)
+    kept = {name: value for name, value in task.items() if name != "history"}
+    return kept if length <= 0 else {**kept, "history": list(history[-length:])}
+
+
+async def _next(told: AsyncGenerator[Told], deadline: Deadline) -> Any:
+    async with asyncio.timeout_at(deadline.at):
+        return await anext(told, _END)
+
+
+def _is_wanted(task: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
+    status = task["status"]
+    if params.get("contextId", task["contextId"]) != task["contextId"]:
+        return False
+    if params.get("status", status["state"]) != status["state"]:
+        return False
+    return "statusTimestampAfter" not in params or _later(status["timestamp"], params["statusTimestampAfter"])
+
+
+def _later(one: str, other: str) -> bool:
+    """Whether a time of the canonical form is at or after another."""
+    return _sortable(one) >= _sortable(other)
+
+
+def _sortable(moment: str) -> tuple[str, str]:
+    whole, _, fraction = moment.removesuffix("Z").partition(".")
+    return whole, fraction.rstrip("0")
+
+
+def _listed(task: Mapping[str, Any], params: Mapping[str, Any]) -> Result:
+    shown = _with_history(task, params.get("historyLength"))
+    if not params.get("includeArtifacts"):
+        shown.pop("artifacts", None)
+    return shown

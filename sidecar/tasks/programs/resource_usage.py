@@ -1,0 +1,138 @@
+"""Measures the resources of a program and its descendants.
+
+While it runs it is looked at a few times a second: its keeper and what is below that, as the kernel counts them. A
+process that has ended counts for its parent, so that nothing is missed between two looks; only what memory the whole
+took at its highest may be. Once it is over, its keeper has the kernel's own sum, which is exact (`processes.Used`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+
+from sidecar.tasks.programs.run_record import Usage
+from sidecar.upstreams.processes import Process, ProcessUsage
+
+LOOK_S: Final = 0.25
+LOOKS_SHARE: Final = 0.02  # of the loop, where a look costs much: a tree of hundreds is looked at more rarely
+MAX_PROCESSES: Final = 256  # that are looked at; more are no program but a fault, and looking costs
+
+
+class _Look(NamedTuple):
+    """One look. All but memory only grows."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_write_bytes: int = 0
+
+
+class UsageMeter:
+    """Measures one process tree, from its start or from the last `begin`: a conversation's turns share a process."""
+
+    def __init__(self, process: Process, clock_mono: Callable[[], float] = time.monotonic) -> None:
+        self._process = process
+        self._clock = clock_mono
+        self._keeper = _keeper_of(process.pid)
+        self._before = _Look()
+        self._began_s = clock_mono()
+        self._first = True
+        self._last = self._look() or _Look()
+        self._peak_bytes = self._last.memory_bytes
+
+    async def run(self) -> None:
+        """Look, until nothing is left of it."""
+        rest_s = LOOK_S
+        while not self._process.followed.done():
+            await asyncio.wait({self._process.followed}, timeout=rest_s)
+            if not self._process.followed.done():
+                began_s = self._clock()
+                self.look()
+                rest_s = max(LOOK_S, (self._clock() - began_s) / LOOKS_SHARE)
+
+    def look(self) -> None:
+        """Look now."""
+        self._last = self._look() or self._last
+        self._peak_bytes = max(self._peak_bytes, self._last.memory_bytes)
+
+    def begin(self) -> None:
+        """What was taken until now is somebody else's."""
+        self.look()
+        self._first = False
+        self._before = self._last
+        self._peak_bytes = self._last.memory_bytes
+        self._began_s = self._clock()
+
+    def usage(self) -> Usage:
+        """What it took since it began; exact once nothing is left of it."""
+        used, last, before = self._process.used, self._last, self._before
+        if used is None:
+            used = ProcessUsage(last.cpu_s, 0, last.disk_read_bytes, last.disk_write_bytes)
+        cpu_s = max(used.cpu_s - before.cpu_s, 0.0)
+        return Usage(
+            cpu_s=cpu_s,
+            cpu_percent=100 * cpu_s / max(self._clock() - self._began_s, 0.001),
+            memory_bytes=last.memory_bytes,
+            # The largest process of a conversation may have been so in an earlier turn.
+            peak_memory_bytes=max(self._peak_bytes, used.peak_memory_bytes if self._first else 0),
+            disk_read_bytes=max(used.disk_read_bytes - before.disk_read_bytes, 0),
+            disk_write_bytes=max(used.disk_write_bytes - before.disk_write_bytes, 0),
+        )
+
+    def _look(self) -> _Look | None:
+        """None when it is gone."""
+        keeper = self._keeper
+        pids = [keeper, *_below(keeper)] if keeper else [self._process.pid, *_below(self._process.pid)]
+        looks = [look for pid in pids if (look := _look_at(pid, only_reaped=pid == keeper)) is not None]
+        return _Look(*map(sum, zip(*looks, strict=True))) if looks else None
+
+
+def _keeper_of(pid: int) -> int | None:
+    """Who adopts what a program leaves; elsewhere than on Linux nobody does."""
+    if not psutil.LINUX:
+        return None
+    with suppress(psutil.Error):
+        return psutil.Process(pid).ppid() or None
+    return None
+
+
+def _look_at(pid: int, *, only_reaped: bool) -> _Look | None:
+    """One process, and those of its children that are over. Of a keeper only these."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            disk = process.io_counters() if hasattr(process, "io_counters") else None
+            memory = 0 if only_reaped else process.memory_info().rss
+    except psutil.Error:
+        return None  # it ended meanwhile, or is somebody else's by now
+    own = 0.0 if only_reaped else times.user + times.system
+    reaped = times.children_user + times.children_system
+    return _Look(own + reaped, memory, disk.read_bytes if disk else 0, disk.write_bytes if disk else 0)
+
+
+def _below(pid: int) -> list[int]:
+    """Every process below it, as far as we look."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and len(found) < MAX_PROCESSES:
+        children = _children(waiting.pop())
+        found += children
+        waiting += children
+    return found[:MAX_PROCESSES]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        if not psutil.LINUX:
+            return [child.pid for child in psutil.Process(pid).children()]
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text("ascii").split()]
+    except (OSError, psutil.Error):
+        return []

@@ -1,0 +1,198 @@
+"""Turns a run's progress into A2A tasks and events.
+
+The run as A2A's Task in its canonical form, and what is told of each change to whoever listens. Pure: a task and what
+happened go in, the task after it and the events of a stream come out; no task is changed in place.
+
+What a program says is one artifact, `output`, and of a later turn of the same task `output-2` and so on. Its chunks go
+out as they come; in the task they are few parts, however many there were, and one at the end of the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import NAMESPACE_OID, uuid5
+
+from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, OutputChunk, ProgressNote, Started
+from sidecar.vocabulary import ERROR_CODE, SKILL
+
+Task = Mapping[str, Any]
+StreamResponse = Mapping[str, Any]
+Told = tuple[Task, tuple[StreamResponse, ...]]
+OVER: Final = frozenset(
+    {"TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED", "TASK_STATE_REJECTED"}
+)  # A2A 1.0, 4.1.3: nothing follows these
+WAITS: Final = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
+OUTPUT: Final = "output"
+_TIMED_OUT: Final = {"metadata": {ERROR_CODE: "Timeout"}}
+
+
+def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: float) -> Task:
+    """A task that nothing was done for yet, with what its caller said."""
+    said = _placed(message, execution_id, context)
+    return {
+        "id": execution_id,
+        "contextId": context,
+        "status": {"state": "TASK_STATE_SUBMITTED", "timestamp": _moment(now_s)},
+        "history": [said],
+    }
+
+
+def message_of(task: Task) -> Mapping[str, Any]:
+    """What its caller said last, as it was told to the program."""
+    said = [message for message in task.get("history", ()) if message.get("role") == "ROLE_USER"]
+    return said[-1] if said else {}
+
+
+def skill_of(task: Task) -> str:
+    """Which skill its caller asked for last, as far as they said."""
+    return str((message_of(task).get("metadata") or {}).get(SKILL, ""))
+
+
+def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:
+    """A task that waited for its caller, who said this now. What it had asked stands before that in its history."""
+    asked = task["status"].get("message")
+    said = _placed(message, task["id"], task["contextId"])
+    history = [*task.get("history", ()), *([asked] if asked else []), said]
+    return _in_state({**task, "history": history}, "TASK_STATE_SUBMITTED", None, now_s)
+
+
+def after(task: Task, event: Event, now_s: float) -> Told:
+    """The task after something that its program did."""
+    match event:
+        case Started():
+            return _in_state(task, "TASK_STATE_WORKING", None, now_s)
+        case OutputChunk(text):
+            return _with_artifact(task, {"artifactId": output_of(task), "parts": [{"text": text}]}, append=True)
+        case OutputArtifact(update):
+            last = {"lastChunk": True} if update.get("lastChunk") else {}
+            if "artifactId" not in update["artifact"]:
+                return _with_artifact(task, update["artifact"] | {"artifactId": output_of(task)}, append=True, **last)
+            return _with_artifact(task, update["artifact"], append=bool(update.get("append")), **last)
+        case ProgressNote():
+            said = _progress(task, event, now_s)
+            if event.stays:
+                task = {**task, "history": [*task.get("history", ()), said]}
+            return _in_state(task, "TASK_STATE_WORKING", said, now_s)
+        case AttemptEnd():
+            return _ended(task, event, now_s)
+
+
+def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
+    """The task in this state, with a sentence of ours where there is one: it waits, it was cancelled, time is over
+    (`timed_out`, which who reads no sentences is told in the seed's word)."""
+    message = _message(task, [{"text": text}], now_s) | (_TIMED_OUT if timed_out else {}) if text else None
+    return _in_state(task, state, message, now_s)
+
+
+def anew(task: Task, text: str, now_s: float) -> Told:
+    """The task before one more try: what the last one said is forgotten, and the next chunk begins the output anew."""
+    mine = output_of(task)
+    kept = [one for one in task.get("artifacts", ()) if one["artifactId"] != mine]
+    return stood(_with(task, artifacts=kept), "TASK_STATE_WORKING", text, now_s)
+
+
+def output_of(task: Task) -> str:
+    """The id of the artifact that holds what the program says in this turn."""
+    turn = sum(one.get("role") == "ROLE_USER" for one in task.get("history", ()))
+    return OUTPUT if turn < 2 else f"{OUTPUT}-{turn}"
+
+
+def is_over(task: Task) -> bool:
+    """Whether nothing more becomes of it."""
+    return task["status"]["state"] in OVER
+
+
+def answer_alone(task: Task) -> Mapping[str, Any] | None:
+    """The message that a program answered instead of a task, as it says by naming none; None for a task."""
+    said: Mapping[str, Any] | None = task["status"].get("message")
+    return said if said is not None and "taskId" not in said else None
+
+
+# --- the parts of a task ----------------------------------------------------------------------------------------------
+
+
+def _in_state(task: Task, state: str, message: Mapping[str, Any] | None, now_s: float) -> Told:
+    status = {"state": state, **({"message": message} if message else {}), "timestamp": _moment(now_s)}
+    update = {"taskId": task["id"], "contextId": task["contextId"], "status": status}
+    return {**task, "status": status}, ({"statusUpdate": update},)
+
+
+def _ended(task: Task, event: AttemptEnd, now_s: float) -> Told:
+    whole = _with(task, artifacts=[_joined(one) for one in task.get("artifacts", ())])
+    if event.failure is not None:
+        return stood(whole, "TASK_STATE_FAILED", event.failure.message, now_s, timed_out=event.timed_out)
+    message = _message(whole, event.message, now_s, alone=event.alone) if event.message else None
+    return _in_state(whole, event.state, message, now_s)
+
+
+def _progress(task: Task, event: ProgressNote, now_s: float) -> Mapping[str, Any]:
+    """A message with the figures beside it, under the names that MCP gives them."""
+    figures = {name: value for name, value in (("progress", event.done), ("total", event.total)) if value is not None}
+    return _message(task, [{"text": event.message}], now_s) | ({"metadata": figures} if figures else {})
+
+
+def _message(task: Task, parts: Sequence[Mapping[str, Any]], now_s: float, *, alone: bool = False) -> dict[str, Any]:
+    """A word of the agent. The same word at the same time has the same id, so that replicas tell the same task."""
+    named = uuid5(NAMESPACE_OID, f"{task['id']} {now_s!r} {parts!r}")
+    about = {} if alone else {"taskId": task["id"]}
+    said = {"messageId": str(named), "contextId": task["contextId"], **about, "role": "ROLE_AGENT"}
+    return {**said, "parts": list(parts)}
+
+
+def _placed(message: Mapping[str, Any], task: str, context: str) -> Mapping[str, Any]:
+    return {**message, "contextId": context, "taskId": task}
+
+
+def _with_artifact(task: Task, given: Mapping[str, Any], *, append: bool, **more: Any) -> Told:
+    """More of an artifact, or one that stands in place of what was there. A first chunk appends to nothing."""
+    known = list(task.get("artifacts", ()))
+    at = next((index for index, one in enumerate(known) if one["artifactId"] == given["artifactId"]), None)
+    appends = append and at is not None
+    if at is None:
+        known.append(given)
+    else:
+        known[at] = _appended(known[at], given) if appends else given
+    update = {"taskId": task["id"], "contextId": task["contextId"], "artifact": given}
+    return _with(task, artifacts=known), ({"artifactUpdate": update | ({"append": True} if appends else {}) | more},)
+
+
+def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The longer artifact. Texts are joined as soon as the last is as long as the one before: a program that says its
+    letters one by one costs each letter a few copies, not one for each that follows."""
+    parts = list(known.get("parts", ()))
+    for part in given.get("parts", ()):
+        parts.append(part)
+        while len(parts) > 1 and _is_text(parts[-1], parts[-2]) and len(parts[-1]["text"]) >= len(parts[-2]["text"]):
+            parts[-2:] = [{"text": parts[-2]["text"] + parts[-1]["text"]}]
+    return {**known, **{name: value for name, value in given.items() if name != "parts"}, "parts": parts}
+
+
+def _joined(artifact: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The artifact with texts that follow one another as one."""
+    runs: list[tuple[Mapping[str, Any], list[str]]] = []
+    for part in artifact.get("parts", ()):
+        if runs and _is_text(part, runs[-1][0]):
+            runs[-1][1].append(part["text"])
+        else:
+            runs.append((part, [part["text"]] if _is_text(part) else []))
+    parts = [{"text": "".join(texts)} if texts else part for part, texts in runs]
+    return {**artifact, "parts": parts} if parts else artifact
+
+
+def _is_text(*parts: Mapping[str, Any]) -> bool:
+    """Whether they are text and nothing beside it."""
+    return all(part.keys() == {"text"} for part in parts)
+
+
+def _with(task: Task, *, artifacts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A task with these artifacts; none at all is left out, as everything that is empty."""
+    rest = {name: value for name, value in task.items() if name != "artifacts"}
+    return {**rest, "artifacts": list(artifacts)} if artifacts else rest
+
+
+def _moment(epoch_s: float) -> str:
+    """A time as the canonical form has it: in UTC, with thousandths unless there are none."""
+    text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+    return text.removesuffix(".000") + "Z"

@@ -1,0 +1,424 @@
+"""Carries one run from its order to its end.
+
+    idle        its turn here, and among replicas where it writes; or given up, or its turn comes too late
+    starting    a try begins; the store has it before the first one does, and hears of further ones meanwhile
+    running     what its program says goes to whoever listens, and once a second to the store
+    failed      for good, or it rests until the next try
+    cleanup     its end is known, and what is left of it is ended
+    idle        nothing is left of it, its turn is another's, its end is in the store: now everybody hears of it
+
+A run is given up at one place (`give_up`): its state says so at once, and its body is cancelled once, wherever it is;
+that ends the program. Nobody hears of an end before the store has it, unless that is out: an end that was told is the
+end, also after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from sidecar.observability.metrics import Metrics
+from sidecar.settings.agents import CliAgent
+from sidecar.storage import AddedRecord, RecordStore
+from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgramRunner, Prompt, Started
+from sidecar.tasks.programs.broadcast import Broadcast
+from sidecar.tasks.programs.concurrency import RunSlot, RunSlots
+from sidecar.tasks.programs.retry import rest_s
+from sidecar.tasks.programs.run_events import StreamResponse, Told, after, anew, stood
+from sidecar.tasks.programs.run_record import Attempt, Execution, Failure, Usage
+from sidecar.tasks.programs.run_saver import RunSaver
+from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
+from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.stored_text import KeptEnd, sanitized
+from sidecar.tasks.programs.write_leases import WriteLease, WriteLeases
+
+MAX_OUTPUT_CHARS: Final = 16 * 1024
+OVERTIME_S: Final = 10.0  # a try ends itself at its deadline; what does not even do that is ended so much later
+TOLD_WITHIN_S: Final = 2.0
+UNSURE: Final = "the store did not say in time that it is still ours"
+FAILED: Final = "TASK_STATE_FAILED"
+CANCELED: Final = "TASK_STATE_CANCELED"
+
+log = logging.getLogger("sidecar.tasks.programs")
+
+
+@dataclass(slots=True, eq=False)
+class RunOffer:
+    """An agent that is in force, or was when a run of it was ordered. `variables` is what is named for its program's
+    environment, also in files."""
+
+    name: str
+    definition: CliAgent
+    runner: ProgramRunner
+    turns: RunSlots
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunServices:
+    """What every run needs on its way. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is
+    how long one that is over is kept. Once `closing` is set, no try begins. Before `writes_from_mono_s` nothing that
+    writes begins where no leases are. Unless runs are `surely_held`, another replica may have ended one of ours, and
+    `keep_anew` does not keep what the store forgot."""
+
+    store: RecordStore[Execution]
+    metrics: Metrics
+    clock: Callable[[], float]
+    random: Callable[[], float]
+    keep_s: Callable[[], float]
+    leases: WriteLeases | None
+    closing: asyncio.Event
+    writes_from_mono_s: float
+    surely_held: Callable[[], bool]
+    keep_anew: Callable[[Execution], Awaitable[AddedRecord | None]]
+
+
+class GivenUp(NamedTuple):
+    """Why a run ends that did not end by itself."""
+
+    state: RunState
+    why: str
+    failure: Failure | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RunLifecycle:
+    """One run on its way. `record` is what is known of it now."""
+
+    means: RunServices
+    offer: RunOffer
+    record: Execution
+    prompt: Prompt
+    place: RunSlot
+    hearers: Broadcast = field(init=False)
+    saving: RunSaver = field(init=False)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    _body: asyncio.Task[None] | None = None
+    _lease: WriteLease | None = None
+    _last: tuple[StreamResponse, ...] = ()
+    _heard_of_turn: str = ""
+    _said: KeptEnd = field(default_factory=partial(KeptEnd, MAX_OUTPUT_CHARS))
+
+    def __post_init__(self) -> None:
+        self.hearers = Broadcast(lambda: self.record.task)
+        self.saving = RunSaver(self.means.store, self._newest, self.means.keep_anew, self._asked, self._lost)
+
+    async def run(self) -> None:
+        """All of it. Whoever is cancelled here leaves its record as a kill would; `give_up` is the way to end it."""
+        saving = asyncio.create_task(self.saving.run(), name=f"keeps run {self.record.id}")
+        try:
+            if not self.is_ending:
+                self._body = asyncio.create_task(self._to_its_end(), name=f"run {self.record.id}")
+                await asyncio.wait({self._body})
+                self._judge(self._body)
+            self.offer.turns.leave(self.place)
+            if not self.saving.is_lost:
+                self._move(RunState.IDLE)
+            await self._settled()
+            self.hearers.tell(self._last)
+            self._end()
+            await self.saving.settle()
+        finally:
+            saving.cancel()
+            if self._body is not None and not self._body.done():
+                self._body.cancel()
+                await asyncio.wait({self._body})
+            self._end()
+
+    async def shown(self) -> Execution:
+        """The run as it may be told: an end only once the store has it, unless that is out."""
+        if self.is_ending:
+            await self._settled()
+        return self._newest()
+
+    def give_up(self, because: GivenUp) -> None:
+        """End it, if it has no end yet. The first word holds."""
+        if self.is_ending:
+            return
+        if because.failure is not None:
+            self.record = self.record._replace(failure=because.failure)
+        told = stood(self.record.task, _AS_TOLD[because.state], because.why, self._now())
+        self._ends(because.state, because.why, told)
+        if self._body is not None:
+            self._body.cancel()
+
+    def leave(self) -> None:
+        """Leave it to another process, as the store has it. Only while it `waits` and no try has begun."""
+        self._last = ({"task": self.record.task},)
+        self.saving.leave()
+        if self._body is not None:
+            self._body.cancel()
+
+    def never_begins(self) -> None:
+        """It could not be kept: who has heard of it meanwhile hears no more."""
+        self._end()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its turn, or for its next try."""
+        return self.record.state in (RunState.IDLE, RunState.FAILED) and not self.is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its end is known, or it is somebody else's."""
+        return self.record.state is RunState.CLEANUP or self.record.is_done or self.saving.is_lost
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process sees to it, and it has no end yet."""
+        return self.saving.is_lost and not self.record.is_done
+
+    def tell_place(self, ahead: int | None) -> None:
+        """Its task says how many wait before it, and whoever listens hears it when they are not as many as before.
+        `ahead` are they here, None where its turn has come here; it may have to come among replicas still."""
+        if ahead is None and self._lease is not None:
+            ahead = self._lease.ahead
+        if ahead is None or self.record.state is not RunState.IDLE or self.is_ending:
+            return
+        said = f"waits for its turn: {ahead} before it"
+        if said != self._heard_of_turn:
+            self._heard_of_turn = said
+            task, events = stood(self.record.task, "TASK_STATE_SUBMITTED", said, self._now())
+            self.record = self.record._replace(task=task)  # not worth a write: it is another a moment later
+            self.hearers.tell(events)
+
+    # --- its way ------------------------------------------------------------------------------------------------------
+
+    async def _to_its_end(self) -> None:
+        """Until its end is known and nothing is left of its program."""
+        definition = self.offer.definition
+        keeping: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(definition.queue_timeout):
+                await self.place.come()
+                if definition.writes and self.means.leases is None:
+                    await asyncio.sleep(max(0.0, self.means.writes_from_mono_s - time.monotonic()))
+                elif definition.writes and self.means.leases is not None:
+                    lease = self.means.leases.of(self.offer.name, self.record.id)
+                    self._lease = lease
+                    await lease.come()
+                    keeping = asyncio.create_task(self._keep(lease))
+        except TimeoutError:
+            why = f"its turn did not come within {definition.queue_timeout:g} s"
+            self._fails(RunState.TIMEOUT, Failure(Category.SYSTEM, why))
+            return
+        self.place.at_work = True
+        try:
+            await self._tries()
+        finally:
+            if keeping is not None and self._lease is not None:
+                keeping.cancel()
+                await self._lease.leave()
+
+    async def _keep(self, lease: WriteLease) -> None:
+        await lease.keep()
+        self.give_up(GivenUp(RunState.FAILED, lease.why, Failure(Category.SYSTEM, lease.why)))
+
+    async def _tries(self) -> None:
+        attempt = 1
+        while (rest := await self._try(attempt)) is not None:
+            of = self.offer.definition.tries
+            failure = self.record.failure.message if self.record.failure else ""
+            self._tell(
+                anew(self.record.task, f"{failure}; try {attempt + 1} of {of} begins in {rest:.1f} s", self._now())
+            )
+            await asyncio.sleep(rest)
+            attempt += 1
+
+    async def _may_begin(self, attempt: int) -> bool:
+        """Whether a try may begin. Of the first one the store knows before it does, so that no other process takes up
+        what had begun; and what another has taken up, or ended, does not begin here."""
+        if attempt > 1 and self.means.surely_held():
+            return True
+        try:
+            async with asyncio.timeout(self.offer.definition.queue_timeout):
+                await self.saving.settle()
+        except TimeoutError:
+            self._fails(RunState.FAILED, Failure(Category.SYSTEM, UNSURE))
+            return False
+        return not self.saving.is_lost
+
+    async def _try(self, attempt: int) -> float | None:
+        """One try, until nothing of it is left. How long to rest before the next one, None where there is none."""
+        why = "its turn came" if attempt == 1 else f"try {attempt}"
+        tries = self.record.previous_tries if attempt == 1 else (*self.record.previous_tries, _last_try(self.record))
+        self._move(
+            RunState.STARTING, why, previous_tries=tries, pid=None, exit_code=None, signal=None,
+            failure=None, usage=Usage(), output="", output_bytes=0,
+        )  # fmt: skip
+        if not await self._may_begin(attempt):
+            return None
+        timeout_s = self.offer.definition.timeout
+        self._said = KeptEnd(MAX_OUTPUT_CHARS)
+        told = self.offer.runner.run(self._order(attempt, timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s + OVERTIME_S):
+                async for event in told:
+                    if isinstance(event, AttemptEnd):
+                        return self._ended(event, attempt)
+                    self._hear(event)
+            ended = AttemptEnd(None, Usage(), Failure(Category.SYSTEM, "nothing was heard of its end"))
+        except TimeoutError:
+            ended = AttemptEnd(None, Usage(), timed_out=True)
+        finally:
+            await to_its_end(told.aclose())
+        return self._ended(ended, attempt)
+
+    def _order(self, attempt: int, timeout_s: float) -> ProgramOrder:
+        record = self.record
+        return ProgramOrder(
+            record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller,
+            None if self._lease is None else self._lease.term,
+        )  # fmt: skip
+
+    def _hear(self, event: Event) -> None:
+        if self.is_ending:
+            return
+        if self.record.state is RunState.STARTING:
+            resumed = isinstance(event, Started) and event.resumed
+            self._move(RunState.RUNNING, "in the process of its conversation" if resumed else "")
+        if isinstance(event, Started):
+            self.record = self.record._replace(pid=event.pid)
+        elif isinstance(event, OutputChunk):
+            self._said.add(event.text)
+            size = self.record.output_bytes + len(event.text.encode())
+            self.record = self.record._replace(output_bytes=size)
+        self._tell(after(self.record.task, event, self._now()))
+
+    def _ended(self, event: AttemptEnd, attempt: int) -> float | None:
+        """What a try came to; how long to rest before the next one."""
+        if self.saving.is_lost:
+            return None
+        if self._lease is not None and self._lease.is_over and not self.is_ending:
+            # It may be its keeper that ended it, and what a program says to that says nothing of what it did.
+            event = replace(event, failure=Failure(Category.SYSTEM, self._lease.why), timed_out=False, message=())
+        if event.timed_out and event.failure is None:
+            why = f"it did not end within {self.offer.definition.timeout:g} s"
+            event = replace(event, failure=Failure(Category.AGENT, why))
+        failure = event.failure
+        if failure is None and event.state in _FAILURES:
+            failure = Failure(Category.AGENT, _words(event) or "it says so")
+        if failure is not None:  # they may be the program's words: what is kept of them has no secrets
+            failure = failure._replace(message=sanitized(failure.message))
+        code, number = (None, None) if event.exit is None else event.exit
+        self.record = self.record._replace(exit_code=code, signal=number, usage=event.usage)
+        if self.is_ending:
+            return None
+        self.record = self.record._replace(failure=failure)
+        state, why = _state_of(event), "" if failure is None else failure.message
+        if state is RunState.COMPLETED and self.record.state is RunState.STARTING:
+            self._move(RunState.RUNNING)
+        rest = None
+        if not self.means.closing.is_set():
+            rest = rest_s(self.offer.definition, event, attempt, self.means.random)
+        if rest is None:
+            self._ends(state, why, after(self.record.task, event, self._now()))
+        else:
+            self._move(state, why)
+        return rest
+
+    # --- its record ---------------------------------------------------------------------------------------------------
+
+    def _judge(self, body: asyncio.Task[None]) -> None:
+        """A bug of ours in a run is its end too, and no other run's trouble."""
+        if not body.cancelled() and (error := body.exception()) is not None:
+            log.error("bug", extra={"run": self.record.id}, exc_info=error)
+        if not self.is_ending:
+            self._fails(RunState.FAILED, Failure(Category.SYSTEM, "internal error"))
+
+    def _fails(self, state: RunState, failure: Failure) -> None:
+        self.record = self.record._replace(failure=failure)
+        timed_out = state is RunState.TIMEOUT
+        told = stood(self.record.task, FAILED, failure.message, self._now(), timed_out=timed_out)
+        self._ends(state, failure.message, told)
+
+    def _ends(self, state: RunState, why: str, told: Told) -> None:
+        """Its end is known; what there is to tell of it is told when nothing is left of it."""
+        task, self._last = told
+        self.record = self.record._replace(task=task)
+        if self.record.state is not state:  # one that rested before its next try has failed already
+            self._move(state, why)
+        self._move(RunState.CLEANUP)
+        if self.record.status is not None:
+            self.means.metrics.agent_ran(self.offer.name, self.record.status)
+
+    def _move(self, state: RunState, why: str = "", **facts: Any) -> None:
+        if state is RunState.IDLE:
+            facts["expires_at"] = self._now() + self.means.keep_s()
+        self.record = self.record.moved(state, self._now(), why, **facts)
+        self.saving.moved()
+        failure = self.record.failure  # why in words is in its record: they may be the program's, and its caller's
+        about = {"run": self.record.id, "agent": self.offer.name, "state": state.value}
+        log.info(
+            "a run is in another state", extra=about | ({} if failure is None else {"category": failure.category.value})
+        )
+
+    def _tell(self, told: Told) -> None:
+        task, events = told
+        self.record = self.record._replace(task=task)
+        self.saving.spoke()
+        self.hearers.tell(events)
+
+    def _newest(self) -> Execution:
+        """The run with what is kept of its answer. That is made when it is wanted: it is work."""
+        if output := self._said.text():
+            self.record = self.record._replace(output=output)
+        return self.record
+
+    def _asked(self) -> None:
+        self.record = self.record._replace(cancel_requested=True)
+        self.give_up(GivenUp(RunState.CANCELLED, "it was cancelled"))
+
+    def _lost(self, theirs: Execution | None) -> None:
+        """It is somebody else's, who ended it: what there is goes for what was."""
+        log.warning("a run was taken for left behind, and is given up", extra={"run": self.record.id})
+        self._said = KeptEnd(MAX_OUTPUT_CHARS)
+        if theirs is not None:
+            self.record, self._last = theirs, ({"task": theirs.task},)
+        else:
+            self._last = stood(self.record.task, FAILED, "nothing is kept of it any more", self._now())[1]
+        if self._body is not None:
+            self._body.cancel()
+
+    async def _settled(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_WITHIN_S):
+                await self.saving.settle()
+
+    def _end(self) -> None:
+        self.offer.turns.leave(self.place)
+        self.hearers.end()
+        self.over.set()
+
+    def _now(self) -> float:
+        return self.means.clock()
+
+
+_AS_TOLD: Final = {RunState.CANCELLED: CANCELED, RunState.FAILED: FAILED, RunState.TIMEOUT: FAILED}
+_FAILURES: Final = (FAILED, "TASK_STATE_REJECTED")
+
+
+def _state_of(event: AttemptEnd) -> RunState:
+    if event.timed_out:
+        return RunState.TIMEOUT
+    if event.failure is not None or event.state in _FAILURES:
+        return RunState.FAILED
+    return RunState.CANCELLED if event.state == CANCELED else RunState.COMPLETED
+
+
+def _words(event: AttemptEnd) -> str:
+    return " ".join(part["text"] for part in event.message if isinstance(part.get("text"), str))
+
+
+def _last_try(record: Execution) -> Attempt:
+    began = next(one.at for one in reversed(record.transitions) if one.state is RunState.STARTING)
+    began, ended = record.started_at or began, record.ended_at or began
+    status = record.status or RunStatus.FAILURE
+    about = (record.pid, record.exit_code, record.signal, record.failure, record.usage)
+    return Attempt(began, ended, status, *about)

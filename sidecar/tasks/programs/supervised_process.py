@@ -1,0 +1,240 @@
+"""Feeds, reads, measures and ends one running program.
+
+What one-shot runs and conversations have in common. Both of its outputs are read all the time that somebody reads its
+answer, so that it never waits for the other; its answer is read no faster than it is taken, so that nothing piles up.
+
+    attended = await Attended.start(processes, program, cleaning)     StartFailed where it cannot be
+    attended.tell(b"prompt"); attended.tell_no_more()
+    while said := await attended.read(): …                           b"" at its end, or when its time is over
+    await attended.end()                                             nothing of it is left; `usage` is exact
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
+from sidecar.tasks.programs.resource_usage import UsageMeter
+from sidecar.tasks.programs.run_record import Usage
+from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.time_limits import TimeLimit
+from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed
+
+READ_BYTES: Final = 64 * 1024
+GATHER_S: Final = 0.05  # for more of an answer that has just begun to come: a line at a time would be an event each
+SILENCE_S: Final = 0.2  # after the program's end: what it started may hold its pipes open
+GRACE_S: Final = 2.0  # between asking it to end and ending it
+_KEPT_CHARS: Final = 8 * 1024
+_TOLD_LINES: Final = 5
+
+
+class StderrTail:
+    """The end of what a program complained of, safe to show: without control sequences and secrets."""
+
+    def __init__(self, cleaner: OutputCleaner) -> None:
+        self._listener = cleaner
+        self._text = ""
+
+    def add(self, said: bytes) -> None:
+        self._keep(self._listener.feed(said))
+
+    def over(self) -> None:
+        """There is no more of it."""
+        self._keep(self._listener.end())
+
+    def lines(self, count: int = _TOLD_LINES) -> list[str]:
+        """The newest that are not blank, oldest first."""
+        return [line.strip() for line in self._text.splitlines() if line.strip()][-count:]
+
+    @property
+    def last(self) -> str:
+        """The very last line, "" where there is none."""
+        return "".join(self.lines(1))
+
+    def _keep(self, text: str) -> None:
+        self._text = (self._text + text)[-_KEPT_CHARS:]
+
+
+class SupervisedProcess:
+    """A program from its start to when nothing of it is left. One reads at a time."""
+
+    def __init__(
+        self, process: Process, cleaning: CleaningRules, clock_mono: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.last_words = StderrTail(cleaning.cleaner(plain=True))
+        self.timed_out = False
+        self._process = process
+        self._meter = UsageMeter(process, clock_mono)
+        self._gathered = b""
+        self._reading: asyncio.Task[bytes] | None = None
+        self._ended_early: asyncio.Task[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._term: TimeLimit | None = None
+        self._exited = _task(process.wait(), f"awaits the end of process {process.pid}")
+        self._errors = _task(self._keep_errors(), f"reads the errors of process {process.pid}")
+        self._measuring = _task(self._meter.run(), f"measures process {process.pid}")
+
+    @classmethod
+    async def start(
+        cls, processes: Processes, program: Program, cleaning: CleaningRules, term: TimeLimit | None = None
+    ) -> SupervisedProcess:
+        """Start it, for as long as `term` says. Raises StartFailed. Who is cancelled hears of it when nothing of it is
+        left."""
+        until = None if term is None else term.until
+        starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
+        try:
+            attended = cls(await asyncio.shield(starting), cleaning)
+        except asyncio.CancelledError:
+            await to_its_end(_undo(starting))
+            raise
+        attended.lives(term)
+        return attended
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answer(self) -> AbstractAsyncContextManager[None]:
+        return self._process.answer()
+
+    def aside(self) -> AbstractAsyncContextManager[None]:
+        return self._process.aside()
+
+    @property
+    def exit(self) -> Exit | None:
+        """How the program ended, None while it runs."""
+        return self._process.exit
+
+    async def exits(self, within_s: float) -> Exit | None:
+        """How the program ends, if it does within that time."""
+        await asyncio.wait({self._exited}, timeout=within_s)
+        return self.exit
+
+    @property
+    def listens(self) -> bool:
+        """Whether anything that it is told now may still be read."""
+        return self.exit is None and not self._process.stdin.is_closing()
+
+    @property
+    def usage(self) -> Usage:
+        """What it took, or since `measure_anew`; exact once it has been ended."""
+        if self.exit is None:
+            self._meter.look()
+        return self._meter.usage()
+
+    def measure_anew(self) -> None:
+        """What it took until now is an earlier turn's."""
+        self._meter.begin()
+
+    def end_in(self, deadline_s: float | None) -> None:
+        """End it after so many seconds, whether somebody reads or not; None takes that back."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if deadline_s is not None:
+            self._deadline = asyncio.get_running_loop().call_later(max(deadline_s, 0), self._time_is_over)
+
+    def lives(self, term: TimeLimit | None) -> None:
+        """As long as this says from now on; None is for as long as it likes."""
+        if self._term is not None:
+            self._term.release(self._process.may_live)
+        self._term = term
+        if term is not None:
+            term.bind(self._process.may_live)
+
+    def tell(self, data: bytes) -> None:
+        """Give it this on its standard input. It may read it, or not: `unread_bytes` is what waits for it."""
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(data)
+
+    def tell_no_more(self) -> None:
+        """Close its standard input behind what was told."""
+        self._process.stdin.close()
+
+    @property
+    def unread_bytes(self) -> int:
+        return self._process.stdin.transport.get_write_buffer_size()
+
+    async def read(self, *, gather_s: float = GATHER_S) -> bytes:
+        """More of its standard output: what comes at once or within `gather_s` of that, up to some 64 KiB; b"" when
+        there will be no more. Who is cancelled has lost nothing."""
+        loop = asyncio.get_running_loop()
+        self._gathered += await self._chunk()
+        until = loop.time() + gather_s
+        while 0 < len(self._gathered) < READ_BYTES and (left_s := until - loop.time()) > 0:
+            more = await self._chunk(left_s)
+            if not more:
+                break
+            self._gathered += more
+        said, self._gathered = self._gathered, b""
+        return said
+
+    async def wait(self) -> Exit:
+        """Until the program itself has ended. Who waits for it without reading may wait long."""
+        await asyncio.wait({self._exited})
+        return self._process.exit or Exit()
+
+    async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
+        """Ask it to end, then end it, with everything that it started; `patience_s` is for its own end once its input
+        is closed. Twice is no fault. Who is cancelled hears of it when nothing of it is left."""
+        return await to_its_end(self._end(patience_s, grace_s))
+
+    async def _end(self, patience_s: float, grace_s: float) -> Exit:
+        self.end_in(None)
+        try:
+            if self.exit is not None:
+                await asyncio.wait({self._errors}, timeout=SILENCE_S)
+            await self._process.end(patience_s=patience_s, grace_s=grace_s)
+        finally:
+            for task in (self._exited, self._errors, self._measuring, self._reading, self._ended_early):
+                if task is not None:
+                    task.cancel()
+            self._process.abandon()
+            self.lives(None)
+        return self._process.exit or Exit()
+
+    async def _chunk(self, wait_s: float | None = None) -> bytes:
+        """What comes next, within that time; b"" if nothing does, or ever will."""
+        if self._reading is None:
+            self._reading = _task(self._process.stdout.read(READ_BYTES), f"reads process {self.pid}")
+        reading = self._reading
+        if wait_s is not None:
+            await asyncio.wait({reading}, timeout=wait_s)
+        else:
+            await asyncio.wait({reading, self._exited}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await asyncio.wait({reading}, timeout=SILENCE_S)
+        if not reading.done():
+            return b""
+        self._reading = None
+        with suppress(OSError):
+            return reading.result()
+        return b""
+
+    async def _keep_errors(self) -> None:
+        with suppress(OSError):
+            while said := await self._process.stderr.read(READ_BYTES):
+                async with self._process.aside():
+                    self.last_words.add(said)
+        self.last_words.over()
+
+    def _time_is_over(self) -> None:
+        self.timed_out = self.exit is None
+        self._ended_early = _task(self._process.end(patience_s=0.0, grace_s=GRACE_S), f"ends process {self.pid}")
+
+
+async def _undo(starting: asyncio.Future[Process]) -> None:
+    with suppress(StartFailed):
+        await (await starting).end(patience_s=0.0, grace_s=SILENCE_S)  # it was hardly there, and told nothing yet
+
+
+T = TypeVar("T")
+
+
+def _task(doing: Coroutine[object, object, T], name: str) -> asyncio.Task[T]:
+    return asyncio.get_running_loop().create_task(doing, name=name)

@@ -1,0 +1,123 @@
+"""Creates and removes the working folders of runs.
+
+Each run that is told or answers by a file has a folder of its own (0700, its files 0600). It goes with the run, however
+that ends. While it is used it is locked: one that nobody holds was left by a sidecar that was killed, and is removed by
+the next. Who finds one that was made just now before it is locked removes it too, and its maker makes another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sidecar.upstreams.processes.warden import remove
+
+PREFIX: Final = "sidecar-run-"
+
+
+class UnreadableFolder(Exception):
+    """A program's file cannot be had; the text says why, and names no path."""
+
+
+class WorkingFolder:
+    """A folder of one run."""
+
+    def __init__(self) -> None:
+        """Make it. Raises OSError."""
+        self._fd = -1
+        while self._fd < 0:
+            self.path = tempfile.mkdtemp(prefix=PREFIX)
+            self._fd = _held(self.path)
+
+    def at(self, name: str) -> str:
+        """The path of a file in it."""
+        return f"{self.path}/{name}"
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a new file there. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=self._fd), "wb") as file:
+            file.write(content)
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """A file that its program left there: a regular one, in this very folder. Raises Unreadable."""
+        try:
+            # Not to wait for who writes to a pipe, and not to go where a link leads: it could be to anywhere.
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=self._fd)
+        except FileNotFoundError:
+            raise UnreadableFolder("it wrote no output file") from None
+        except OSError as error:
+            raise UnreadableFolder(f"its output file cannot be read: {os.strerror(error.errno or 0)}") from None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise UnreadableFolder("its output file is no plain file")
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                content = file.read(max_bytes + 1)
+        except OSError as error:
+            raise UnreadableFolder(f"its output file cannot be read: {os.strerror(error.errno or 0)}") from None
+        finally:
+            os.close(fd)
+        if len(content) > max_bytes:
+            raise UnreadableFolder(f"its output file holds more than {max_bytes} bytes")
+        return content
+
+    def take(self, name: str, max_bytes: int) -> bytes:
+        """As `read`, and then it is not there any more."""
+        try:
+            return self.read(name, max_bytes)
+        finally:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+
+    def remove(self) -> None:
+        """It and all that is in it, which may take long: not for the event loop. Twice is no fault."""
+        fd, self._fd = self._fd, -1
+        remove(self.path)
+        if fd >= 0:
+            os.close(fd)
+
+
+def sweep() -> int:
+    """Remove the folders that nobody holds; how many. Nothing of anybody else is touched."""
+    removed = 0
+    try:
+        place = Path(tempfile.gettempdir())
+    except OSError:  # nothing can be written anywhere, and so nothing was left
+        return 0
+    for path in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            fd = _held(str(path))
+            if fd >= 0:
+                remove(str(path))
+                os.close(fd)
+                removed += 1
+    return removed
+
+
+def _held(path: str) -> int:
+    """A descriptor of the folder, which is locked as long as that is open; -1 where somebody holds it, or it is gone.
+    Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), Path(path).lstat()):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1

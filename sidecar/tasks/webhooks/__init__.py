@@ -1,0 +1,142 @@
+"""Delivers webhooks: completion callbacks and push notifications.
+
+    delivery_order.py   which delivery is sent next
+    outbox.py           sends each delivery at least once
+    signature.py        signs deliveries
+
+The records lie in `storage/webhooks/`: deliveries with their state table, and push configurations. The A2A frontend
+registers push configurations (`gateway/frontends/a2a/push_notifications.py`). `http/client/guarded_client.py` checks an
+address when it is named and each time that something is sent to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Final
+
+from sidecar.gateway.frontends.a2a.push_notifications import PATH, IsAnothers, PushConfigs, RewrittenConfig, Shows
+from sidecar.http.client import GuardedClient, SystemResolver
+from sidecar.settings import Settings
+from sidecar.storage.redis_script import Run
+from sidecar.storage.webhooks.delivery import Delivery, DeliveryOutcome, OnBehalfOf, PendingDelivery
+from sidecar.storage.webhooks.memory import MemoryDeliveryStore
+from sidecar.storage.webhooks.push_config import PushRecord
+from sidecar.storage.webhooks.redis import RedisPushStore
+from sidecar.storage.webhooks.sqlite import SqliteDeliveryStore, check_callback_file
+from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
+from sidecar.tasks.webhooks.outbox import DeliveryCounts, DeliveryWitness, Objection, Outbox
+from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
+
+__all__ = [
+    "PATH",
+    "CallbackKey",
+    "Delivery",
+    "DeliveryBounds",
+    "DeliveryOutcome",
+    "DeliveryStore",
+    "DeliveryStoreOut",
+    "MemoryDeliveryStore",
+    "OnBehalfOf",
+    "Outbox",
+    "PendingDelivery",
+    "PushConfigs",
+    "PushRecord",
+    "RedisPushStore",
+    "RewrittenConfig",
+    "SqliteDeliveryStore",
+    "Webhooks",
+    "callbacks_from",
+    "check_callback_file",
+    "check_callbacks",
+    "load_or_make_callback_key",
+]
+
+SWEEP_EVERY_S: Final = 60.0
+
+log = logging.getLogger("sidecar.tasks.webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Webhooks:
+    """All of it: where something may go, how it gets there, and what agents push."""
+
+    guard: GuardedClient
+    outbox: Outbox
+    pushes: PushConfigs
+    resolver: SystemResolver
+
+    async def run_sweeps(self) -> None:
+        """Forget push configurations that are over. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            try:
+                await self.outbox.store.sweep(time.time())
+            except DeliveryStoreOut as out:
+                log.warning("the store of callbacks is out", extra={"error": str(out)})
+
+    async def close(self) -> None:
+        """Let go of the file and of the threads that look names up. What waits is sent by the next run."""
+        await self.outbox.store.close()
+        self.resolver.close()
+
+
+def check_callbacks(settings: Settings) -> None:
+    """Whether a start could use what runs before it left. Reads only. Raises SettingsError."""
+    if settings.tasks.store != "memory":
+        check_callback_file(settings.callbacks_path)
+    if settings.callback_key_path.exists():
+        load_or_make_callback_key(settings.callback_key_path)
+
+
+def callbacks_from(
+    now: Callable[[], Settings],
+    base_url: Callable[[], str],
+    counts: DeliveryCounts,
+    objection: Objection,
+    witness: DeliveryWitness,
+    is_anothers: IsAnothers,
+    shows: Shows,
+    run: Run,
+) -> Webhooks:
+    """As the settings say, which may change what is allowed and how patiently. File and key are made when they are
+    first needed; `run` works on the store that replicas share. Raises SettingsError for those that are there and
+    cannot be used."""
+    settings = now()
+    check_callbacks(settings)
+    kept, key = settings.tasks.store, cache(partial(load_or_make_callback_key, settings.callback_key_path))
+    store: DeliveryStore = MemoryDeliveryStore() if kept == "memory" else SqliteDeliveryStore(settings.callbacks_path)
+    if kept == "redis":
+        store = RedisPushStore(run, store, lambda: key().key)
+    resolver = SystemResolver()
+    guard = GuardedClient(lambda: now().callbacks, resolver)
+    outbox = Outbox(
+        store=store,
+        post=guard.post,
+        objection=objection,
+        witness=witness,
+        rules=lambda: now().callbacks,
+        key=key,
+        counts=counts,
+        clock=time.time,
+        chance=secrets.SystemRandom().random,
+        new_id=lambda: f"msg_{secrets.token_hex(16)}",
+    )
+    pushes = PushConfigs(
+        store=store,
+        outbox=outbox,
+        check=guard.check,
+        is_anothers=is_anothers,
+        shows=shows,
+        base_url=base_url,
+        rules=lambda: now().callbacks,
+        clock=time.time,
+        new_secret=lambda: secrets.token_urlsafe(32),
+        keep_s=lambda: now().tasks.keep_s,
+    )
+    return Webhooks(guard, outbox, pushes, resolver)

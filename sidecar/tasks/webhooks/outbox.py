@@ -1,0 +1,287 @@
+"""Delivers webhooks at least once.
+
+Put here, a callback is on disk before `put` returns; it leaves by the guard (`http/client/guarded_client.py`), signed,
+and is forgotten when its receiver took it, or when it is given up. What becomes of each attempt is told to whoever put
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.http.client import Accepted, EgressError, InvalidRequest, NotAllowed
+from sidecar.http.client.strict_url import parse_strictly
+from sidecar.settings.callbacks import CallbackSettings
+from sidecar.storage.webhooks.delivery import (
+    GONE,
+    Delivery,
+    DeliveryOutcome,
+    DeliveryState,
+    Happening,
+    Headers,
+    Kind,
+    OnBehalfOf,
+    PendingDelivery,
+    Result,
+)
+from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
+from sidecar.tasks.webhooks.delivery_order import DeliveryOrder
+from sidecar.tasks.webhooks.signature import CallbackKey
+
+LOOK_AGAIN_S: Final = 30.0  # at the store, for what another process left, and at the clock, however it was set
+STORE_REST_S: Final = 1.0  # between two questions to a store that is out
+KNOWN_AT_ONCE: Final = 500
+MAX_RETRY_AFTER_S: Final = 86_400
+RESULTS: Final[dict[DeliveryState, Result]] = {
+    DeliveryState.DELIVERED: "delivered",
+    DeliveryState.WAITING: "failed",
+    DeliveryState.REFUSED: "refused",
+    DeliveryState.WITHHELD: "withheld",
+    DeliveryState.GIVEN_UP: "given_up",
+}
+
+Post = Callable[[str, Headers, bytes], Awaitable[Accepted]]
+Listener = Callable[[DeliveryOutcome], None]
+Objection = Callable[[Kind, OnBehalfOf], Reason | None]
+"""Why it may not be sent any more; None if it may."""
+
+log = logging.getLogger("sidecar.tasks.webhooks")
+
+
+class DeliveryWitness(Protocol):
+    """Puts on record what the sidecar did by itself. Raises Refusal if it cannot."""
+
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+class DeliveryCounts(Protocol):
+    """What of it the operator sees: `Metrics`."""
+
+    def callback_attempted(self, kind: str, result: str, duration_s: float) -> None: ...
+
+    def callbacks_wait(self, count: int) -> None: ...
+
+
+class _Held(Exception):
+    """It may not be sent, and that cannot be recorded now."""
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Callbacks on their way. `key` may make the key when it is first asked; `clock` gives seconds since the epoch,
+    `chance` numbers from 0 to 1, `new_id` ids that no other callback has."""
+
+    store: DeliveryStore
+    post: Post
+    objection: Objection
+    witness: DeliveryWitness
+    rules: Callable[[], CallbackSettings]
+    key: Callable[[], CallbackKey]
+    counts: DeliveryCounts
+    clock: Callable[[], float]
+    chance: Callable[[], float]
+    new_id: Callable[[], str]
+    _schedule: DeliveryOrder = field(default_factory=DeliveryOrder)
+    _listeners: dict[Kind, Listener] = field(default_factory=dict)
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: dict[str, DeliveryState] = field(default_factory=dict)  # at their end, which the store could not be told yet
+
+    def listen(self, kind: Kind, told: Listener) -> None:
+        """Who is told what becomes of callbacks of this kind, also of those of an earlier run."""
+        self._listeners[kind] = told
+
+    async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
+        """Send this; its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT where too many wait, STORE_UNAVAILABLE."""
+        rules, now_s = self.rules(), self.clock()
+        if len(body) > rules.max_body:
+            raise Refusal(Reason.TOO_LARGE, "the callback is too large")
+        callback = Delivery(self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
+        bounds = DeliveryBounds(rules.max_waiting_per_principal, rules.max_waiting, rules.max_waiting_size)
+        try:
+            has_room = await self.store.put(callback, now_s, bounds)
+        except DeliveryStoreOut:
+            raise Refusal(Reason.STORE_UNAVAILABLE) from None
+        if not has_room:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
+        self._known(PendingDelivery(*callback[:6], 0, now_s))
+        self._awake.set()
+        return callback.id
+
+    async def drop(self, kind: Kind, ref: str) -> None:
+        """Send nothing more of this, though an attempt may be under way. Raises Refusal(STORE_UNAVAILABLE)."""
+        dropped = [waiting.id for waiting in self._schedule.about(kind, ref)]
+        for id_ in dropped:
+            self._schedule.move(id_, Happening.DROPPED)
+        try:
+            await self.store.ended(dropped)
+        except DeliveryStoreOut:
+            self._over |= dict.fromkeys(dropped, DeliveryState.FORGOTTEN)
+            raise Refusal(Reason.STORE_UNAVAILABLE) from None
+        finally:
+            self._count()
+
+    def clock_was_set(self, by_s: float) -> None:
+        """What waits waits as long as it would have, and is as old as it was."""
+        self._schedule.shift(by_s)
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Send what is due, as long as the process lives. What is under way at the end is sent again by the next."""
+        async with asyncio.TaskGroup() as attempts:
+            look_at = self.clock()
+            while True:
+                now_s = self.clock()
+                if not look_at - LOOK_AGAIN_S <= now_s < look_at:
+                    look_at = now_s + (LOOK_AGAIN_S if await self._look() else STORE_REST_S)
+                self._awake.clear()
+                while (waiting := self._schedule.take(now_s, self.rules().per_target_per_minute)) is not None:
+                    attempts.create_task(self._attempt(waiting))
+                wake_at = min(self._schedule.wake_at() or look_at, look_at)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, wake_at - now_s)):
+                        await self._awake.wait()
+
+    async def _look(self) -> bool:
+        """Whether the store said what it has, and heard what it had missed."""
+        try:
+            if self._over:
+                ended = [*self._over]
+                await self.store.ended(ended)
+                for id_ in ended:
+                    self._over.pop(id_, None)
+            for number, waiting in enumerate(await self.store.waiting()):
+                self._known(waiting)
+                if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
+                    await asyncio.sleep(0)  # after a long outage there are many, and others wait for the loop
+        except DeliveryStoreOut:
+            return False
+        return True
+
+    def _known(self, waiting: PendingDelivery) -> None:
+        if waiting.id not in self._over and waiting.id not in self._schedule:
+            self._schedule.add(waiting, _receiver(waiting.url))
+            self._count()
+
+    async def _attempt(self, waiting: PendingDelivery) -> None:
+        """One attempt, and what becomes of it. Nothing of it is anybody else's trouble."""
+        started_s = self.clock()
+        try:
+            happening, why, rest_s = await self._sent(waiting)
+        except (DeliveryStoreOut, _Held):  # told by whoever looks at it next
+            self._postpone(waiting)
+        except asyncio.CancelledError:  # it may have come; whoever it came to knows it by its id
+            self._postpone(waiting)
+            raise
+        else:
+            await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
+        self._awake.set()
+
+    def _postpone(self, waiting: PendingDelivery) -> None:
+        if waiting.id in self._schedule:
+            self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
+
+    async def _sent(self, waiting: PendingDelivery) -> tuple[Happening, str, float | None]:
+        """What happened to it, why, and how long the receiver asks us to wait."""
+        rules, now_s = self.rules(), self.clock()
+        if now_s - waiting.created_at > rules.max_age_s:
+            return Happening.EXHAUSTED, "it has become too old", None
+        try:
+            callback = await self.store.get(waiting.id)
+            if callback is None:  # another process had it
+                return Happening.DROPPED, "", None
+            if (reason := self.objection(callback.kind, callback.behalf)) is not None:
+                return await self._withheld(callback, reason)
+            signed = self.key().sign(parse_strictly(callback.url), callback.id, now_s, callback.body)
+            answer = await self.post(callback.url, (*callback.headers, *signed), callback.body)
+        except (NotAllowed, InvalidRequest, ValueError) as refused:
+            return Happening.REFUSED, refused.why if isinstance(refused, NotAllowed) else str(refused), None
+        except SettingsError:
+            return self._failed(waiting, rules), "the key of callbacks cannot be used", None
+        except EgressError as failure:
+            return self._failed(waiting, rules), str(failure), None
+        why = f"status {answer.status}"
+        if 200 <= answer.status < 300:
+            return Happening.ACCEPTED, why, None
+        if answer.status == GONE:
+            return Happening.UNWANTED, why, None
+        return self._failed(waiting, rules), why, _seconds(answer.retry_after)
+
+    async def _withheld(self, callback: Delivery, reason: Reason) -> tuple[Happening, str, float | None]:
+        """Evidence first: what cannot be recorded waits, and is not sent either."""
+        facts = {
+            "kind": callback.kind,
+            "principal": callback.behalf.caller.last.name,
+            "upstream": callback.behalf.server,
+        }
+        try:
+            await self.witness("callback-withheld", "sidecar", **facts, callback=callback.id, reason=reason.value)
+        except Refusal:
+            raise _Held from None
+        return Happening.WITHHELD, reason.value, None
+
+    @staticmethod
+    def _failed(waiting: PendingDelivery, rules: CallbackSettings) -> Happening:
+        return Happening.EXHAUSTED if waiting.attempts + 1 >= rules.max_attempts else Happening.FAILED
+
+    async def _settle(
+        self, waiting: PendingDelivery, happening: Happening, why: str, rest_s: float | None, duration_s: float
+    ) -> None:
+        if waiting.id not in self._schedule:  # dropped meanwhile
+            return
+        due_at = self.clock() + max(self._wait_s(waiting.attempts), rest_s or 0.0)
+        state = self._schedule.move(waiting.id, happening, due_at)
+        attempts = waiting.attempts + 1
+        try:
+            if state is DeliveryState.WAITING:
+                await self.store.again(waiting.id, attempts, due_at)
+            else:
+                await self.store.ended([waiting.id])
+        except DeliveryStoreOut:
+            if state is not DeliveryState.WAITING:
+                self._over[waiting.id] = state
+        self._count()
+        if state is not DeliveryState.FORGOTTEN:
+            self._tell(
+                DeliveryOutcome(waiting.id, waiting.kind, waiting.ref, RESULTS[state], attempts, why),
+                waiting,
+                duration_s,
+            )
+
+    def _wait_s(self, attempts: int) -> float:
+        """Twice as long each time, and between half of it and all of it, so that what failed together comes apart."""
+        rules = self.rules()
+        longest_s = min(rules.max_retry_s, rules.first_retry_s * 2.0 ** min(attempts, 40))
+        return longest_s * (0.5 + 0.5 * self.chance())
+
+    def _tell(self, told: DeliveryOutcome, waiting: PendingDelivery, duration_s: float) -> None:
+        self.counts.callback_attempted(told.kind, told.result, duration_s)
+        if told.result != "delivered":  # the receiver by its host only: a path may be a secret
+            about = {"id": told.id, "receiver": _receiver(waiting.url), "attempts": told.attempts, "why": told.why}
+            level = logging.INFO if told.result == "failed" else logging.WARNING
+            log.log(level, f"a callback is {told.result.replace('_', ' ')}", extra=about)
+        if (listener := self._listeners.get(told.kind)) is not None:
+            asyncio.get_running_loop().call_soon(listener, told)  # what it does is not the outbox's trouble
+
+    def _count(self) -> None:
+        self.counts.callbacks_wait(len(self._schedule))
+
+
+def _receiver(url: str) -> str:
+    """Host and port; what cannot be read shares one."""
+    try:
+        origin = parse_strictly(url)
+    except ValueError:
+        return ""
+    return f"{origin.host}:{origin.port}"
+
+
+def _seconds(retry_after: str) -> float | None:
+    """RFC 9110, 10.2.3, in seconds; a date is as good as none."""
+    text = retry_after.strip()
+    return float(min(int(text), MAX_RETRY_AFTER_S)) if text.isascii() and text.isdigit() and len(text) < 10 else None

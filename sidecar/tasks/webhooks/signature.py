@@ -1,0 +1,85 @@
+"""Signs webhooks as Standard Webhooks define.
+
+As Standard Webhooks have it (standardwebhooks.com, 1.0): `webhook-id` stays the same when it is sent again,
+`webhook-timestamp` is of this attempt, and
+
+    webhook-signature: v1,base64(HMAC-SHA256(secret, "{webhook-id}.{webhook-timestamp}.{body}"))
+
+Each receiver (scheme, host, port) has a secret of its own, made from our key: whoever knows one forges no callback to
+another. It is told as `whsec_` and base64, which the libraries of Standard Webhooks take.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.http.client.origin import TargetOrigin
+from sidecar.settings.secrets import keep_once, weakness_of
+from sidecar.storage.webhooks.delivery import Headers
+
+PREFIX: Final = "whsec_"
+KEY_BYTES: Final = 32
+_PURPOSE: Final = b"sidecar/callback/1\0"
+_MAX_KEY_FILE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackKey:
+    """What the secrets of all receivers are made from."""
+
+    key: bytes = field(repr=False)
+
+    def secret_of(self, receiver: TargetOrigin) -> bytes:
+        """The secret that this receiver checks with: 32 bytes."""
+        place = f"{receiver.scheme}://{receiver.host}:{receiver.port}"
+        return hmac.digest(self.key, _PURPOSE + place.encode(), "sha256")
+
+    def told_to(self, receiver: TargetOrigin) -> str:
+        """The same as its operator is to be given it."""
+        return PREFIX + b64encode(self.secret_of(receiver)).decode()
+
+    def sign(self, receiver: TargetOrigin, id_: str, now_s: float, body: bytes) -> Headers:
+        """The three headers."""
+        moment = str(int(now_s))
+        mac = hmac.digest(self.secret_of(receiver), f"{id_}.{moment}.".encode() + body, "sha256")
+        return (
+            ("webhook-id", id_),
+            ("webhook-timestamp", moment),
+            ("webhook-signature", f"v1,{b64encode(mac).decode()}"),
+        )
+
+
+def load_or_make_callback_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> CallbackKey:
+    """The key in `path`, one line of hex; made when it is first needed, with mode 0600. Raises SettingsError."""
+    try:
+        if not path.exists():
+            keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            raw = file.read(_MAX_KEY_FILE_BYTES)
+    except OSError as error:
+        raise _unusable(path, f"cannot be used: {error.strerror}") from None
+    if mode & 0o077:
+        raise _unusable(path, f"can be read by others (mode {mode:04o})", hint=f"chmod 600 {path}")
+    try:
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) < KEY_BYTES:
+        hint = "restore it; without the file a new key is made, and every receiver needs its new secret"
+        raise _unusable(path, f"is not one line of hexadecimal digits for {KEY_BYTES} bytes", hint=hint)
+    if weakness := weakness_of(key.hex()):
+        raise _unusable(path, f"could be guessed: {weakness}", hint="make one: openssl rand -hex 32")
+    return CallbackKey(key)
+
+
+def _unusable(path: Path, message: str, *, hint: str = "") -> SettingsError:
+    return SettingsError([fault_in(path, message, code="H101", hint=hint)])

@@ -1,0 +1,261 @@
+"""Sends operations to agents over gRPC.
+
+Bytes of Protocol Buffers that are ours, over a channel that grpc keeps. Its status says whether it is the agent that
+says no, or trouble between it and us; which no it is, `google.rpc.ErrorInfo` says where the agent sends one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+from grpc import aio
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import Deadline
+from sidecar.protocols.a2a.errors import BY_NAME, BY_REASON, AgentError
+from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.operations import Operation, Version
+from sidecar.protocols.a2a.proto03 import request_name, response_name
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.a2a.status import DETAILS, infos_in
+from sidecar.protocols.a2a.wire import WIRES
+from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
+from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Declined, OutgoingOperation, Result, unsaid
+from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
+
+SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
+# What is between the agent and us, and not the agent's word. Whatever else A2A has no word for, each caller can cause.
+_TROUBLE: Final = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
+STREAMS_EACH: Final = 50  # of one connection; servers take a hundred, unless they were told otherwise
+MAX_BACKOFF_MS: Final = 2000  # how often it is tried is the breaker's to say; grpc would wait for two minutes
+_CODES: Final[Mapping[str, int]] = {
+    "NOT_FOUND": -32001,
+    "INVALID_ARGUMENT": -32602,
+    "FAILED_PRECONDITION": -32004,
+    "UNIMPLEMENTED": -32004,
+    "OUT_OF_RANGE": -32602,
+}
+
+
+class GrpcAgent:
+    """An agent that speaks gRPC."""
+
+    def __init__(
+        self,
+        url: str,
+        version: Callable[[], Version],
+        *,
+        credential: CredentialSource | None,
+        headers: Sequence[tuple[str, str]],
+        max_response_bytes: int,
+    ) -> None:
+        parts = urlsplit(url)
+        self._target = parts.netloc
+        self._secure = parts.scheme == "grpcs"
+        self._version = version
+        self._credential = credential
+        self._headers = tuple((name.lower(), value) for name, value in headers)
+        self._max_bytes = max_response_bytes
+        self._calls: aio.Channel | None = None
+        self._streams: dict[aio.Channel, int] = {}  # and how many there are on each
+
+    async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        version = self._version()
+        if not outgoing.operation.grpc(version):  # no fault of the agent's: 0.3 has no such method
+            return AgentError(BY_REASON["METHOD_NOT_FOUND"].code, f"gRPC of A2A {version} has no such operation")
+        path, body, metadata, shown, deadline_s = await self._written(outgoing, version)
+        try:
+            method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._for_calls().unary_unary(path)
+            raw = await method(body, timeout=deadline_s, metadata=metadata)
+        except aio.AioRpcError as error:
+            self._unwelcome(outgoing, shown, error)
+            return _said(error)
+        except asyncio.CancelledError:
+            raise _given_up() from None
+        except aio.BaseError:
+            raise _unsendable() from None
+        return _read(outgoing.operation, version, raw)
+
+    async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
+        version = self._version()
+        path, body, metadata, shown, _ = await self._written(outgoing, version)
+        channel = self._for_stream()
+        method: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
+        try:
+            call = method(body, metadata=metadata)
+        except aio.BaseError:
+            raise _unsendable() from None
+        self._streams[channel] += 1
+        unwelcome, over = partial(self._unwelcome, outgoing, shown), partial(self._over, channel)
+        return GrpcStream(call, outgoing.operation, version, unwelcome, over)
+
+    def _unwelcome(self, outgoing: OutgoingOperation, shown: Header | None, error: aio.AioRpcError) -> None:
+        """What was shown and is not believed is not shown again."""
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None and self._credential is not None:
+            self._credential.refused(outgoing.caller, shown)
+
+    async def _written(
+        self, outgoing: OutgoingOperation, version: Version
+    ) -> tuple[str, bytes, tuple[tuple[str, str], ...], Header | None, float]:
+        operation = outgoing.operation
+        method = operation.grpc(version)
+        name = operation.request if version == "1.0" else request_name(operation)
+        try:
+            body = WIRES[version].encode(name, form_of(version, "grpc").write_params(operation, outgoing.params))
+        except UnreadableMessage as error:
+            raise unsaid(error) from None
+        metadata = [("a2a-version", version), *self._headers, *outgoing.extra]
+        if outgoing.extensions:
+            metadata.append(
+                ("a2a-extensions" if version == "1.0" else "x-a2a-extensions", ",".join(outgoing.extensions))
+            )
+        deadline_s, shown = outgoing.deadline_s, None
+        if self._credential is not None:
+            shown, deadline_s = await shown_within(self._credential, outgoing.caller, deadline_s)
+            if shown is not None:
+                metadata.append((shown[0].lower(), shown[1]))
+        return f"/{SERVICES[version]}/{method}", body, tuple(metadata), shown, deadline_s
+
+    def _for_calls(self) -> aio.Channel:
+        if self._calls is None:
+            self._calls = self._opened()
+        return self._calls
+
+    def _for_stream(self) -> aio.Channel:
+        """A connection for a stream, which no call waits for: an agent takes only so many at once on each (threats
+        D3)."""
+        for channel, held in self._streams.items():
+            if held < STREAMS_EACH:
+                return channel
+        channel = self._opened()
+        self._streams[channel] = 0
+        return channel
+
+    def _over(self, channel: aio.Channel) -> None:
+        self._streams[channel] -= 1
+
+    def _opened(self) -> aio.Channel:
+        options = [
+            ("grpc.max_receive_message_length", self._max_bytes),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
+            ("grpc.use_local_subchannel_pool", 1),  # else all of them would share one connection
+        ]
+        if self._secure:
+            return aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
+        return aio.insecure_channel(self._target, options=options)
+
+    def shows_the_same_as(self, other: AgentTransport) -> bool:
+        return isinstance(other, GrpcAgent) and same(self._credential, other._credential)
+
+    async def close(self) -> None:
+        for channel in (self._calls, *self._streams):
+            if channel is not None:
+                await channel.close(0.0)
+        if self._credential is not None:
+            await self._credential.close()
+
+
+class GrpcStream:
+    """The messages of a streaming call."""
+
+    def __init__(
+        self,
+        call: Any,
+        operation: Operation,
+        version: Version,
+        unwelcome: Callable[[aio.AioRpcError], None],
+        over: Callable[[], None],
+    ) -> None:
+        """`over` is called once, when nothing of it is wanted any more."""
+        self._call = call
+        self._unwelcome = unwelcome
+        self._over: Callable[[], None] | None = over
+        self._operation = operation
+        self._version = version
+
+    async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                until = loop.time() + idle_s
+                if deadline.at is not None:
+                    until = min(until, deadline.at)
+                async with asyncio.timeout_at(until):
+                    raw = await self._call.read()
+                if raw is aio.EOF:
+                    return
+                yield _read(self._operation, self._version, raw)
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from None
+        except aio.AioRpcError as error:
+            self._unwelcome(error)
+            yield _said(error)
+        except asyncio.CancelledError:
+            raise _given_up() from None
+        except aio.BaseError:
+            raise _unsendable() from None
+
+    def close(self) -> None:
+        self._call.cancel()
+        if self._over is not None:
+            self._over()
+            self._over = None
+
+
+def _given_up() -> BaseException:
+    """What a cancellation is: of who waits for the call, or of the call alone, which we gave up. grpc has one word for
+    both, and whoever takes the second for the first believes that the caller left."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return asyncio.CancelledError()
+    return Refusal(Reason.UPSTREAM_FAILED, "its answer broke off")
+
+
+def _unsendable() -> Refusal:
+    """The refusal of a call that grpc itself does not take: its connection was closed, or a header is none to it."""
+    return Refusal(Reason.UPSTREAM_FAILED, "it cannot be called")
+
+
+def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
+    """A result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
+    name = operation.response if version == "1.0" else response_name(operation, streamed=operation.streams)
+    if not name:
+        return {}
+    if raw is None:
+        raise Refusal(Reason.RESPONSE_REFUSED, "it answered without a message")
+    try:
+        given = WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES)
+        return form_of(version, "grpc").read_result(operation, given)
+    except UnreadableMessage as error:
+        raise Refusal(
+            Reason.RESPONSE_REFUSED, f"its result cannot be read: {error.pointer or '/'} {error.problem}"
+        ) from None
+
+
+def _said(error: aio.AioRpcError) -> AgentError:
+    """An agent's own no. Raises Refusal where it is not the agent that says it."""
+    status = error.code().name
+    metadata = error.trailing_metadata() or ()
+    details = [value for name, value in metadata if name == DETAILS and isinstance(value, bytes)]
+    infos = [info for raw in details for info in infos_in(raw)]
+    kind = next((BY_REASON[info["reason"]] for info in infos if info["reason"] in BY_REASON), None)
+    message = (error.details() or "")[:1024]
+    if kind is not None:
+        return AgentError(kind.code, message, tuple(infos))
+    name, _, rest = message.partition(": ")
+    if name in BY_NAME:
+        return AgentError(BY_NAME[name].code, rest, tuple(infos))
+    if status == "DEADLINE_EXCEEDED":
+        raise Refusal(Reason.UPSTREAM_TIMEOUT)
+    if status in _TROUBLE:
+        raise Refusal(Reason.UPSTREAM_FAILED, f"it answered {status}")
+    if status not in _CODES:
+        raise Declined(f"it answered {status}")
+    return AgentError(_CODES[status], message, tuple(infos))

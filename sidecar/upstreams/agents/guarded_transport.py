@@ -1,0 +1,122 @@
+"""Wraps an agent transport with a breaker, fair shares and accounting.
+
+A wire around a wire: nobody has more than a share of an agent, nothing goes out while its breaker is open, and the
+account hears what came of everything. An agent's own no is an answer, as any other; where the agent is, which its
+libraries like to tell in it, nobody hears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Final
+
+from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.http.client import Deadline, EgressError
+from sidecar.protocols.a2a.cards import hiding
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Declined, OutgoingOperation, Result
+from sidecar.upstreams.call_outcome import CallOutcome
+from sidecar.upstreams.fair_share import FairShares
+from sidecar.upstreams.upstream_account import UpstreamAccount
+
+INSTEAD: Final = "(the agent)"
+
+
+class GuardedAgent:
+    """One agent, watched over. `share` is how many calls of one caller it has at once, `timeout_s` how long one may
+    take, `url` where it is."""
+
+    def __init__(self, inner: AgentTransport, account: UpstreamAccount, share: int, timeout_s: float, url: str) -> None:
+        self.inner = inner
+        self.account = account
+        self.shares = FairShares(share)
+        self._timeout_s = timeout_s
+        self._hide = hiding(url, INSTEAD)
+
+    async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        """As `AgentTransport.ask`. Raises Refusal also as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; then nothing was
+        sent."""
+        if outgoing.caller is None:
+            return await self._ask(outgoing)
+        try:
+            owner, left_s = await self.shares.take(outgoing.caller, outgoing.deadline_s)
+        except EgressError as full:
+            raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
+        try:
+            return await self._ask(outgoing._replace(deadline_s=left_s))
+        finally:
+            self.shares.give_back(owner)
+
+    async def _ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        with self._visit(outgoing) as visit:
+            answer = await self.inner.ask(outgoing)
+        visit.answered()
+        return self._told(answer) if isinstance(answer, AgentError) else answer
+
+    async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
+        """As `AgentTransport.listen`. A stream that has begun is an answer."""
+        with self._visit(outgoing) as visit:
+            heard = await self.inner.listen(outgoing)
+        if isinstance(heard, AgentError):
+            visit.answered()
+            return self._told(heard)
+        return GuardedStream(heard, visit, self._told)
+
+    def _told(self, error: AgentError) -> AgentError:
+        return error._replace(message=self._hide(error.message), data=tuple(map(self._hide, error.data)))
+
+    @contextmanager
+    def _visit(self, outgoing: OutgoingOperation) -> Iterator[CallOutcome]:
+        """Open for as long as nothing goes wrong in the block."""
+        own = outgoing.caller is None
+        visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
+        try:
+            yield visit
+        except Refusal as refusal:
+            _tell(visit, refusal)
+            refusal.words = self._hide(refusal.words)
+            raise
+        except BaseException:
+            visit.given_up()
+            raise
+
+    def shows_the_same_as(self, other: AgentTransport) -> bool:
+        return self.inner.shows_the_same_as(other.inner if isinstance(other, GuardedAgent) else other)
+
+    async def close(self) -> None:
+        await self.inner.close()
+        self.account.closed()
+
+
+class GuardedStream:
+    """A stream whose first event, or whose failure before any, is told to the account."""
+
+    def __init__(self, inner: AgentEvents, visit: CallOutcome, told: Callable[[AgentError], AgentError]) -> None:
+        self._inner = inner
+        self._visit = visit
+        self._told = told
+
+    async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
+        try:
+            async with aclosing(self._inner.events(deadline, idle_s)) as events:
+                async for event in events:
+                    self._visit.answered()
+                    yield self._told(event) if isinstance(event, AgentError) else event
+        except Refusal as refusal:
+            _tell(self._visit, refusal)
+            raise
+        finally:
+            self._visit.given_up()
+
+    def close(self) -> None:
+        self._visit.given_up()
+        self._inner.close()
+
+
+def _tell(visit: CallOutcome, refusal: Refusal) -> None:
+    """What a use came to that came to nothing."""
+    if isinstance(refusal, Declined) or refusal.reason is Reason.UPSTREAM_LIMITED:
+        visit.answered(refusal.detail)
+    else:
+        visit.refused(refusal)

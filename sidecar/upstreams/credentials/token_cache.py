@@ -1,0 +1,140 @@
+"""Caches tokens until they expire.
+
+    none, or over          ask; whoever comes meanwhile waits for the same answer
+    good, soon over        ask aside; whoever comes meanwhile has the old one
+    good                   no question, no waiting
+    refused lately         the same refusal, for some seconds: nobody makes us ask again and again
+
+A fetch belongs to nobody: who stops waiting does not end it for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from sidecar.errors import Reason, Unsent
+
+FETCH_S: Final = 10.0
+PAUSE_S: Final = 5.0
+MAX_TOKENS: Final = 10_000
+RENEW_BEFORE_S: Final = 30.0  # or a quarter of its life, where that is shorter
+LATE = (Reason.UPSTREAM_TIMEOUT, "its token endpoint did not answer in time")
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedToken:
+    """A token, and for how long it is good. Never printed."""
+
+    value: str = field(repr=False)
+    life_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    value: str = field(repr=False)
+    renew_mono_s: float
+    ends_mono_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _CachePlace:
+    """What is known under one key."""
+
+    token: _Token | None = None
+    failure: tuple[Reason, str, str] | None = None
+    failed_mono_s: float = -inf
+    dropped_mono_s: float = -inf
+    flight: asyncio.Task[None] | None = None
+
+
+class TokenCache:
+    """Tokens by key, the longest unused forgotten first. `clock_mono` gives monotonic seconds."""
+
+    def __init__(self, clock_mono: Callable[[], float], *, max_tokens: int = MAX_TOKENS) -> None:
+        self._clock = clock_mono
+        self._max = max_tokens
+        self._places: OrderedDict[bytes, _CachePlace] = OrderedDict()
+        self._flights: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    async def get(self, key: bytes, fetch: Callable[[], Awaitable[GrantedToken]], deadline_s: float) -> str:
+        """A token that is good now. `fetch` raises Unsent, and so does this."""
+        place = self._place(key)
+        now = self._clock()
+        token = place.token if place.token is not None and now < place.token.ends_mono_s else None
+        if token is not None and now < token.renew_mono_s:
+            return token.value
+        if place.flight is None and now - place.failed_mono_s >= PAUSE_S:
+            self._send(place, fetch)
+        if token is not None:
+            return token.value
+        flight = place.flight
+        if flight is not None:
+            # Waited for, not awaited: an asker who hangs up does not end it, and its end does not cancel an asker.
+            done, _ = await asyncio.wait({flight}, timeout=max(0.0, deadline_s))
+            if not done or flight.cancelled():
+                raise Unsent(*LATE)
+            flight.result()
+        if place.token is not None and self._clock() < place.token.ends_mono_s:
+            return place.token.value
+        reason, detail, challenge = place.failure or (*LATE, "")
+        raise Unsent(reason, detail, challenge=challenge)
+
+    def drop(self, key: bytes, value: str) -> None:
+        """The upstream does not take this token. Dropped at most once in some seconds: one that takes none must not
+        make us ask with every call."""
+        place, now = self._places.get(key), self._clock()
+        if place is None or place.token is None or place.token.value != value:
+            return
+        if now - place.dropped_mono_s >= PAUSE_S:
+            place.token, place.dropped_mono_s, place.failed_mono_s = None, now, -inf
+
+    async def close(self) -> None:
+        """End the fetches that are under way, and forget every token."""
+        for flight in self._flights:
+            flight.cancel()
+        await asyncio.gather(*self._flights, return_exceptions=True)
+        self._places.clear()
+
+    def _place(self, key: bytes) -> _CachePlace:
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = _CachePlace()
+            if len(self._places) > self._max:
+                self._places.popitem(last=False)
+        else:
+            self._places.move_to_end(key)
+        return place
+
+    def _send(self, place: _CachePlace, fetch: Callable[[], Awaitable[GrantedToken]]) -> None:
+        flight = asyncio.create_task(self._fetch(place, fetch), name="fetches a token")
+        place.flight = flight
+        self._flights.add(flight)
+
+        def landed(task: asyncio.Task[None]) -> None:
+            place.flight = None
+            self._flights.discard(task)
+
+        flight.add_done_callback(landed)
+
+    async def _fetch(self, place: _CachePlace, fetch: Callable[[], Awaitable[GrantedToken]]) -> None:
+        began = self._clock()
+        try:
+            async with asyncio.timeout(FETCH_S):
+                granted = await fetch()
+        except Unsent as refusal:
+            place.failure, place.failed_mono_s = (refusal.reason, refusal.detail, refusal.challenge), self._clock()
+            return
+        except TimeoutError:
+            place.failure, place.failed_mono_s = (*LATE, ""), self._clock()
+            return
+        renew_s = granted.life_s - min(RENEW_BEFORE_S, granted.life_s / 4)
+        place.token = _Token(granted.value, began + renew_s, began + granted.life_s)
+        place.failure, place.failed_mono_s = None, -inf

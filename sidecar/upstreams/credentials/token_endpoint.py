@@ -1,0 +1,175 @@
+"""Requests tokens from OAuth token endpoints.
+
+One POST (RFC 6749), bounded in time and size, to the address that the operator named and nowhere else. An answer is a
+token only where it is plain: status 200, JSON, a Bearer token of the characters that RFC 6750 allows. What it says
+besides is told to nobody, but for the error codes that RFCs define.
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from re import compile as pattern
+from typing import Any, Final
+from urllib.parse import quote_plus, urlencode
+
+from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.http.client import ClientResponse, ClientTimeout, ConnectFailed, EgressError, HttpClient, parse_origin
+from sidecar.http.signing_keys import SigningKey
+from sidecar.protocols.jsonrpc import parse_json
+from sidecar.upstreams.credentials.token_cache import FETCH_S, LATE, GrantedToken
+
+MAX_ANSWER_BYTES: Final = 64 * 1024
+MAX_TOKEN_CHARS: Final = 16 * 1024
+MAX_CONNECTIONS: Final = 16
+UNKNOWN_LIFE_S: Final = 60.0  # RFC 6749 5.1 lets an endpoint keep it to itself
+MAX_LIFE_S: Final = 3600.0  # whatever it promises: what is revoked there is not used here for days
+ASSERTION_S: Final = 60.0
+_ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+_TOKEN: Final = pattern(r"[A-Za-z0-9\-._~+/]+=*")
+_DIGITS: Final = pattern(r"[0-9]{1,12}")
+_CODES: Final = frozenset(
+    {"invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type"}
+    | {"invalid_scope", "invalid_target", "access_denied"}
+)
+_TYPES: Final = tuple(f"urn:ietf:params:oauth:token-type:{kind}" for kind in ("access_token", "jwt"))
+Form = Sequence[tuple[str, str]]
+
+log = logging.getLogger("sidecar.upstreams.credentials")
+
+
+class DeniedError(Exception):
+    """The endpoint said no, for one of the reasons that RFC 6749, 8693 and 8707 know."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProof:
+    """Who we are there. A `secret` goes in the header, or, where `in_body`, in the form; with a `key` we sign."""
+
+    client_id: str
+    secret: str = field(default="", repr=False)
+    in_body: bool = False
+    key: SigningKey | None = field(default=None, repr=False, compare=False)
+    key_id: str = ""
+    audience: str = ""
+
+    def shown(self, now_s: float, new_id: Callable[[], str]) -> tuple[Form, Form]:
+        """Headers and fields."""
+        if self.key is not None:
+            claims = {
+                "iss": self.client_id,
+                "sub": self.client_id,
+                "aud": self.audience,
+                "iat": int(now_s),
+                "exp": int(now_s + ASSERTION_S),
+                "jti": new_id(),
+            }
+            signed = self.key.sign(claims, typ="JWT", kid=self.key_id)
+            fields = [("client_id", self.client_id), ("client_assertion_type", _ASSERTION_TYPE)]
+            return (), [*fields, ("client_assertion", signed)]
+        if self.in_body:
+            return (), [("client_id", self.client_id), ("client_secret", self.secret)]
+        # RFC 6749 2.3.1: each half is form-encoded first.
+        pair = f"{quote_plus(self.client_id)}:{quote_plus(self.secret)}"
+        return [("Authorization", f"Basic {b64encode(pair.encode()).decode()}")], ()
+
+
+class TokenEndpoint:
+    """One token endpoint, asked by one client. `clock` gives seconds since the epoch."""
+
+    def __init__(self, url: str, proof: ClientProof, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        """Raises ValueError for a URL that names no place, or one that secrets must not go to."""
+        self._origin = parse_origin(url)
+        if not self._origin.secure and not self._origin.loopback:
+            raise ValueError("secrets go to a token endpoint over https only")
+        self._proof = proof
+        self._clock = clock
+        self._new_id = new_id
+        self._client = HttpClient(self._origin, max_connections=MAX_CONNECTIONS)
+
+    async def ask(self, form: Form) -> GrantedToken:
+        """The token for a form. Raises Unsent, and DeniedError where it says no."""
+        headers, fields = self._proof.shown(self._clock(), self._new_id)
+        body = urlencode([*form, *fields]).encode()
+        sent = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded"), *headers]
+        try:
+            with await self._client.request("POST", self._origin.path, sent, body, deadline_s=FETCH_S) as response:
+                return _granted(response.status, await _object(response))
+        except EgressError as failure:
+            unsent = _unsent(failure)
+            self._log(unsent.detail)
+            raise unsent from failure
+        except Unsent as refusal:
+            self._log(refusal.detail)
+            raise
+        except DeniedError as denied:
+            self._log(f"it denied: {denied.code}")
+            raise
+
+    def _log(self, why: str) -> None:
+        """For operators: who waits in vain hears it too, but a token that is renewed aside is waited for by nobody."""
+        log.warning("token_endpoint_gave_no_token", extra={"endpoint": self._origin.host_header, "why": why})
+
+    async def close(self) -> None:
+        """Let go of its connections."""
+        await self._client.close()
+
+
+async def _object(response: ClientResponse) -> Mapping[str, Any]:
+    """The JSON object of an answer; an empty one where it has none."""
+    raw = await response.read(MAX_ANSWER_BYTES)
+    if response.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return {}
+    try:
+        value = parse_json(raw)
+    except Refusal:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
+    if status in (400, 401, 403):
+        code = said.get("error")
+        raise DeniedError(code if isinstance(code, str) and code in _CODES else f"HTTP {status}")
+    if status != 200:
+        raise _failed(f"its token endpoint answered HTTP {status}")
+    token, kind = said.get("access_token"), said.get("token_type")
+    if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
+        raise _failed("its token endpoint gave no token")
+    if not isinstance(kind, str) or kind.lower() != "bearer":
+        raise _failed("its token endpoint gave a token that is no bearer token")
+    if said.get("issued_token_type", _TYPES[0]) not in _TYPES:  # RFC 8693 2.2.1: an id token, say, is not for servers
+        raise _failed("its token endpoint gave a token that is no access token")
+    life_s = _life_s(said.get("expires_in"))
+    if life_s <= 0:
+        raise _failed("its token endpoint gave a token that is over")
+    return GrantedToken(token, min(life_s, MAX_LIFE_S))
+
+
+def _life_s(said: object) -> float:
+    """Digits in a string are read too, as some products write them; what is no number says nothing."""
+    if isinstance(said, str) and _DIGITS.fullmatch(said):
+        return float(said)
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        return UNKNOWN_LIFE_S
+    return float(min(max(said, 0), MAX_LIFE_S))
+
+
+def _failed(detail: str) -> Unsent:
+    return Unsent(Reason.UPSTREAM_FAILED, detail)
+
+
+def _unsent(failure: EgressError) -> Unsent:
+    match failure:
+        case ClientTimeout():
+            return Unsent(*LATE)
+        case ConnectFailed():
+            return _failed("its token endpoint cannot be reached")
+        case _:
+            return _failed("its token endpoint gave no answer that can be used")

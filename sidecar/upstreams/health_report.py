@@ -1,0 +1,119 @@
+"""The health report of one upstream.
+
+The health report of `sidecar mcp test`: a conversation of our own, begun, used once and ended, without anything that a
+running sidecar knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from sidecar.errors import Refusal
+from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
+from sidecar.settings.timestamps import rfc3339
+from sidecar.upstreams.mcp.line_sessions import LineTransport
+from sidecar.upstreams.mcp.listing import OwnConversation
+from sidecar.upstreams.mcp.tools import tools_from
+from sidecar.upstreams.mcp.transport import McpTransport
+
+Health = Literal["healthy", "degraded", "unhealthy"]
+HEALTHY: Final = "healthy"
+DEGRADED: Final = "degraded"
+UNHEALTHY: Final = "unhealthy"
+STDERR_LINES: Final = 20
+MAX_NAMED: Final = 10  # in one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """What one look showed. `degraded`: it greets us, and yet not all of it can be used. Latency is in seconds, of the
+    handshake; `tools` is None where they could not be listed; `timestamp` is in seconds since the epoch; `stderr` is
+    the end of what a program wrote to its error output; `left_out` is what no caller can use, and why."""
+
+    tool_name: str
+    timestamp: float
+    status: Health
+    handshake_success: bool
+    handshake_latency_s: float
+    error_message: str = ""
+    server_capabilities: tuple[str, ...] = ()
+    protocol_version: str = ""
+    server: str = ""
+    tools: int | None = None
+    stderr: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        return {
+            "tool_name": self.tool_name,
+            "timestamp": rfc3339(self.timestamp),
+            "status": self.status,
+            "handshake_success": self.handshake_success,
+            "handshake_latency_ms": round(self.handshake_latency_s * 1000, 3),
+            "error_message": self.error_message or None,
+            "server_capabilities": list(self.server_capabilities),
+            "protocol_version": self.protocol_version or None,
+            "server": self.server or None,
+            "tools": self.tools,
+            "left_out": [one.told for one in self.left_out],
+            "stderr": list(self.stderr),
+        }
+
+
+async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
+    """Begin a conversation, list the tools, end it. Whatever fails is in the report."""
+    report = await _asked(upstream, now_s)
+    if isinstance(upstream, LineTransport):
+        await upstream.close()  # then all that it wrote is read
+        return replace(report, stderr=tuple(upstream.last_words()[-STDERR_LINES:]))
+    return report
+
+
+async def _asked(upstream: McpTransport, now_s: float) -> HealthReport:
+    enquiry = OwnConversation(upstream)
+    begun_at = enquiry.clock_mono()
+    try:
+        await enquiry.probe(upstream.timeout_s)
+    except Refusal as refusal:
+        took_s = enquiry.clock_mono() - begun_at
+        return HealthReport(upstream.name, now_s, UNHEALTHY, False, took_s, sentence(refusal))
+    greeting = enquiry.greeting
+    assert greeting is not None
+    tools, left_out, trouble = await _tools(enquiry)
+    if tools is not None:
+        async for kind, entries in enquiry.offers():
+            left_out += unnamed_in(kind, entries)
+    await enquiry.close()
+    if left_out and not trouble:
+        trouble = f"not usable: {', '.join(f'{one.kind} {one.name!r}' for one in left_out[:MAX_NAMED])}"
+    return HealthReport(
+        upstream.name,
+        now_s,
+        DEGRADED if trouble else HEALTHY,
+        True,
+        greeting.took_s,
+        trouble,
+        greeting.capabilities,
+        greeting.version,
+        greeting.server,
+        tools,
+        left_out=left_out,
+    )
+
+
+async def _tools(enquiry: OwnConversation) -> tuple[int | None, tuple[LeftOut, ...], str]:
+    """How many there are, which of them cannot be used, and what keeps them all from it."""
+    try:
+        entries = (await enquiry.list_tools()).entries
+    except Refusal as refusal:
+        return None, (), sentence(refusal)
+    tools = tools_from(entries, {}).values()
+    unusable = [LeftOut("tool", tool.name, tool.quarantine_reason) for tool in tools if tool.schema is None]
+    return len(tools), (*sorted(unusable), *unnamed_in("tools", entries)), ""
+
+
+def sentence(refusal: Refusal) -> str:
+    """What went wrong, in our words."""
+    return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message

@@ -1,0 +1,262 @@
+"""Keeps the sessions that stateless callers share.
+
+One that we keep for its owner (the caller's whole chain) and the set of capabilities that the caller declares: opened
+with the first call, shared by that owner's further ones and by nobody else's, ended when nobody has used it for long.
+
+A session that the server lost takes no further call. Calls that are under way in it go on to their answers: the server
+may have lost the session for new requests only, and it may be executing what it took before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+import orjson
+
+from sidecar import __version__
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.compact_json import compact_json
+from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
+from sidecar.protocols.mcp.eras import SESSION_VERSIONS, SESSION_VERSIONS_SET
+from sidecar.upstreams.mcp.bridge import translation
+from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall
+from sidecar.upstreams.mcp.bridge.cleanup_messages import CleanupMessages
+from sidecar.upstreams.mcp.bridge.server_eras import whole_answer
+from sidecar.upstreams.mcp.bridge.server_messages import ServerMessages, Subscription
+from sidecar.upstreams.mcp.sessions import upstream_id_from
+from sidecar.upstreams.mcp.transport import SESSION_ID, McpTransport, Outbound
+from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
+
+MAX_LENT: Final = 1_000
+MAX_LENT_OF_ONE: Final = 8  # sets of capabilities of one owner
+SWEEP_EVERY_S: Final = 1.0
+_FAREWELL_S: Final = 5.0
+
+
+class SessionDoubt(Protocol):
+    """Called when the server does not behave like one of its era."""
+
+    def __call__(self, *, at_once: bool = False) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class BorrowedSession:
+    """One session that we keep. `server` is what `initialize` answered; `level` what was set last; `uris` counts who
+    subscribed to what."""
+
+    key: tuple[str, bytes]
+    outbound: Outbound
+    server: Mapping[str, Any]
+    capabilities: Mapping[str, Any]
+    used_s: float
+    courses: dict[int, BorrowedCall] = field(default_factory=dict)
+    subscriptions: set[Subscription] = field(default_factory=set)
+    uris: dict[str, int] = field(default_factory=dict)
+    level: str | None = None
+    hearing: ServerMessages | None = None
+    lost: bool = False
+    _last_id: int = 0
+
+    @property
+    def session_id(self) -> str | None:
+        return self.outbound.session_id
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.courses or self.subscriptions)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether the client declared anything that the server may ask for."""
+        return any(name in self.capabilities for name in translation.CAPABILITY_OF.values())
+
+    def offers(self, capability: str, feature: str = "") -> bool:
+        """What the server declared."""
+        offered = self.server.get("capabilities", {}).get(capability)
+        return isinstance(offered, dict) and (not feature or offered.get(feature) is True)
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def only_course(self) -> BorrowedCall | None:
+        """The call that something unasked belongs to: the one there is that does not wait for its caller. None in a
+        session of anonymous callers: they share it, and are not one client."""
+        if self.outbound.is_anonymous:
+            return None
+        running = [course for course in self.courses.values() if not course.held]
+        return running[0] if len(running) == 1 else None
+
+
+class BorrowedSessions:
+    """All lent sessions of one server. `heard` gets what comes on their own streams; `ended` is called with each that
+    we end."""
+
+    def __init__(
+        self,
+        inner: McpTransport,
+        idle_s: float,
+        doubt: SessionDoubt,
+        chores: CleanupMessages,
+        *,
+        heard: Callable[[BorrowedSession, Message], None],
+        ended: Callable[[BorrowedSession], None],
+    ) -> None:
+        self._inner = inner
+        self._idle_s = idle_s
+        self._doubt = doubt
+        self._chores = chores
+        self._heard = heard
+        self._ended = ended
+        self._lent: OrderedDict[tuple[str, bytes], BorrowedSession] = OrderedDict()
+        self._opening: dict[tuple[str, bytes], asyncio.Task[BorrowedSession]] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def close(self) -> None:
+        """End every session."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for task in list(self._opening.values()):
+            task.cancel()
+        for lent in list(self._lent.values()):
+            self.end(lent)
+
+    async def of(self, outbound: Outbound, request: Request) -> BorrowedSession:
+        """The owner's session with these capabilities; whoever comes first opens it, and the others wait for it."""
+        meta = request.params.get("_meta", {})
+        capabilities = translation.lent_capabilities(meta)
+        key = (outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS))
+        lent = self._lent.get(key)
+        if lent is None:
+            task = self._opening.get(key)
+            if task is None:
+                client = meta.get(translation.META_CLIENT)
+                task = asyncio.create_task(self._open(key, outbound, capabilities, client))
+                self._opening[key] = task
+                task.add_done_callback(lambda done: self._opened(key, done))
+            done, _ = await asyncio.wait({task}, timeout=outbound.deadline_s)
+            if not done or task.cancelled():
+                raise Refusal(Reason.UPSTREAM_TIMEOUT)
+            lent = task.result()
+        self.speak_for(lent, outbound)
+        if lent.key in self._lent:
+            self._lent.move_to_end(lent.key)
+        return lent
+
+    def speak_for(self, lent: BorrowedSession, outbound: Outbound) -> None:
+        """Its owner is here: what the session shows from now on is as fresh as this."""
+        lent.outbound = lent.outbound._replace(caller=outbound.caller)
+        lent.used_s = asyncio.get_running_loop().time()
+
+    def _opened(self, key: tuple[str, bytes], task: asyncio.Task[BorrowedSession]) -> None:
+        self._opening.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; if nobody did any more, it is nobody's
+
+    async def _open(
+        self, key: tuple[str, bytes], outbound: Outbound, capabilities: dict[str, Any], client: object
+    ) -> BorrowedSession:
+        self._make_room(key[0])
+        name = client if isinstance(client, dict) else {"name": "sidecar", "version": __version__}
+        params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": capabilities, "clientInfo": name}
+        hello = Request(0, "initialize", params)
+        timeout_s = self._inner.timeout_s
+        asked = Outbound("POST", hello, "", timeout_s, caller=outbound.caller, own=True)
+        with await self._inner.exchange(asked) as answer:
+            _, response = await whole_answer(answer, 0, self._inner, timeout_s)
+            result = response.result if response is not None and answer.status == 200 else None
+            version = result.get("protocolVersion") if isinstance(result, dict) else None
+            if not isinstance(result, dict) or version not in SESSION_VERSIONS_SET:
+                if passes_on(refusal := refusal_of(answer)):
+                    raise refusal
+                self._doubt(at_once=True)
+                raise Refusal(Reason.UPSTREAM_FAILED, f"it opened no session: {words_of(answer)}")
+            session_id = upstream_id_from(answer.headers.get(SESSION_ID))
+        within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True, own=True)
+        lent = BorrowedSession(key, within, result, capabilities, asyncio.get_running_loop().time())
+        lent.hearing = ServerMessages(
+            self._inner, lambda: lent.outbound, partial(self._heard, lent), partial(self.lose, lent)
+        )
+        try:
+            await self.tell(lent, Notification("notifications/initialized", {}))
+        except BaseException:
+            self._part(lent)
+            raise
+        self._lent[key] = lent
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._sweep(), name=f"lent sessions of {self._inner.name}")
+        return lent
+
+    def _make_room(self, owner: str) -> None:
+        """Raises Refusal(TOO_MANY_CONCURRENT) where every session is in use."""
+        mine = [lent for key, lent in self._lent.items() if key[0] == owner]
+        opening = [key for key in self._opening if key[0] == owner]
+        if len(mine) + len(opening) > MAX_LENT_OF_ONE:
+            self._end_one_of(mine)
+        if len(self._lent) + len(self._opening) > MAX_LENT:
+            self._end_one_of(list(self._lent.values()))
+
+    def _end_one_of(self, candidates: list[BorrowedSession]) -> None:
+        idle = next((lent for lent in candidates if not lent.busy), None)
+        if idle is None:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many sessions at this server are in use")
+        self.end(idle)
+
+    async def _sweep(self) -> None:
+        """End what nobody uses, as long as there is anything."""
+        while self._lent:
+            await asyncio.sleep(min(SWEEP_EVERY_S, self._idle_s))
+            now_s = asyncio.get_running_loop().time()
+            for lent in list(self._lent.values()):
+                if lent.busy:
+                    lent.used_s = now_s
+                elif now_s - lent.used_s > self._idle_s:
+                    self.end(lent)
+
+    def end(self, lent: BorrowedSession) -> None:
+        """End a session of ours with every call in it, and tell the server."""
+        self.lose(lent)
+        self._ended(lent)
+        for course in list(lent.courses.values()):
+            course.stop("its session was ended")
+        lent.courses.clear()
+        self._part(lent)
+
+    def _part(self, lent: BorrowedSession) -> None:
+        if lent.session_id is not None:
+            self._chores.add(self._inner.end_session(lent.session_id, lent.outbound.version, _FAREWELL_S))
+
+    def lose(self, lent: BorrowedSession) -> None:
+        """The server lost the session: no further call goes in it. Twice is no fault."""
+        lent.lost = True
+        if self._lent.get(lent.key) is lent:
+            del self._lent[lent.key]
+        if lent.hearing is not None:
+            lent.hearing.close()
+        for subscription in list(lent.subscriptions):
+            subscription.end()
+        lent.subscriptions.clear()
+
+    async def tell(self, lent: BorrowedSession, message: Notification | Response) -> None:
+        """Something that has no answer. Raises Refusal."""
+        asked = lent.outbound._replace(verb="POST", message=message, endless=False)
+        with await self._inner.exchange(asked) as answer:
+            if not 200 <= answer.status < 300:
+                raise refusal_of(answer)
+
+    async def ask(self, lent: BorrowedSession, method: str, params: dict[str, Any]) -> bool:
+        """A request of our own in the session; whether the server did it."""
+        request = Request(lent.next_id(), method, params)
+        asked = lent.outbound._replace(verb="POST", message=request, endless=False)
+        with await self._inner.exchange(asked) as answer:
+            within_s = asked.deadline_s
+            _, response = await whole_answer(answer, request.id, self._inner, within_s)
+            return answer.status == 200 and response is not None and response.error is None

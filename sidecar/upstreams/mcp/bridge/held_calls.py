@@ -1,0 +1,96 @@
+"""Holds calls that wait for input until their caller returns.
+
+`requestState` names a held call: it cannot be guessed, is good once, for its owner and for the same call. To anybody
+else it says nothing.
+
+    a held call        becomes
+    retried            answers are posted to the server, and its answer is read on
+    retried by others  -32602, nothing reaches the server, the call stays held
+    not retried        cancelled when its time is over, or when its owner holds too many
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sidecar.protocols.jsonrpc import Id
+from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall
+from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession
+
+MAX_HELD: Final = 256
+MAX_HELD_OF_ONE: Final = 16
+STATE_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldCall:
+    """A call that waits for its caller. `asked` maps keys of `inputRequests` to ids of the server's requests. Without
+    a course the server itself said "come back later", and the retry is a new call there."""
+
+    owner: str
+    fingerprint: bytes
+    questions: Mapping[str, Any]
+    asked: Mapping[str, Id]
+    lent: BorrowedSession | None
+    course: BorrowedCall | None
+    lapse: asyncio.TimerHandle
+
+
+class HeldCalls:
+    """The held calls of one server. Each lapses after `question_s`; `dropped` is called with every one that is dropped,
+    then or before."""
+
+    def __init__(self, question_s: float, dropped: Callable[[HeldCall], None]) -> None:
+        self._question_s = question_s
+        self._dropped = dropped
+        self._held: OrderedDict[str, HeldCall] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def full(self) -> bool:
+        """Whether the server's callers hold as many as they may together."""
+        return len(self._held) >= MAX_HELD
+
+    def make_room(self, owner: str) -> None:
+        """An owner's oldest held call goes for its next."""
+        mine = [state for state, held in self._held.items() if held.owner == owner]
+        if len(mine) >= MAX_HELD_OF_ONE:
+            self.drop(mine[0])
+
+    def hold(
+        self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None
+    ) -> str:
+        """The state that names the call from now on; `lent` is None where the call itself is over."""
+        state = secrets.token_urlsafe(STATE_BYTES)
+        lapse = asyncio.get_running_loop().call_later(self._question_s, self.drop, state)
+        waiting = None if lent is None else course
+        self._held[state] = HeldCall(course.outbound.owner, course.fingerprint, questions, asked, lent, waiting, lapse)
+        return state
+
+    def find(self, state: object, owner: str, fingerprint: bytes) -> HeldCall | None:
+        """The call that this caller holds by this state; another's, another call's and none are the same."""
+        held = self._held.get(state) if isinstance(state, str) else None
+        return held if held is not None and (held.owner, held.fingerprint) == (owner, fingerprint) else None
+
+    def take(self, state: str) -> None:
+        """Its caller is back: it is held no more."""
+        self._held.pop(state).lapse.cancel()
+
+    def drop(self, state: str) -> None:
+        """Nobody came back for it. What is not held is no fault."""
+        held = self._held.pop(state, None)
+        if held is not None:
+            held.lapse.cancel()
+            self._dropped(held)
+
+    def drop_all_in(self, lent: BorrowedSession) -> None:
+        """Their session is over."""
+        for state in [state for state, held in self._held.items() if held.lent is lent]:
+            self.drop(state)

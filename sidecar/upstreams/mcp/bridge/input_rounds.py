@@ -1,0 +1,308 @@
+"""Runs the input rounds of a session's call at a stateless server.
+
+The server ends its answer with questions, and wants the call once more with the answers. Its caller waits on one
+stream: the questions go there as requests of the server, the caller's POSTed answers come in here, and the call is sent
+again until there is a result, or there were too many rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from types import MappingProxyType, TracebackType
+from typing import Any, Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import ENDLESS, Deadline
+from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.jsonrpc import (
+    Id,
+    Notification,
+    Request,
+    Response,
+    encode_notification,
+    encode_request,
+    encode_response,
+)
+from sidecar.upstreams.mcp.bridge import translation
+from sidecar.upstreams.mcp.bridge.borrowed_calls import CallPlace, StreamMark, events
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    JSON,
+    BuiltUpstream,
+    McpTransport,
+    Outbound,
+    UpstreamAnswer,
+    whole_of,
+)
+from sidecar.upstreams.statuses import passes_on, refusal_of
+
+MAX_ROUNDS: Final = 10
+FIRST_PAUSE_S: Final = 0.1
+_PASSED: Final = frozenset({"notifications/progress", "notifications/message"})
+_TOO_MANY: Final = {"code": -32603, "message": "The server asked too often"}
+
+Questions = dict[Id, "asyncio.Future[Response]"]
+
+
+class InputRounds:
+    """One call. It is a `transport.Answer` too, where it needs a stream: for what comes in between, and for questions.
+
+    `outbound` is the call as it is first sent; `over` is called once, when nothing of it is under way any more.
+    """
+
+    def __init__(
+        self,
+        inner: McpTransport,
+        outbound: Outbound,
+        request: Request,
+        version: str,
+        questions: Questions,
+        next_question: Callable[[], str],
+    ) -> None:
+        self.status = 200
+        self.headers: Mapping[str, str] = MappingProxyType({})
+        self.media_type = EVENT_STREAM
+        self.over: Callable[[], None] = lambda: None
+        self._inner = inner
+        self._outbound = outbound
+        self._request = request
+        self._version = version
+        self._questions = questions
+        self._next_question = next_question
+        self._post: asyncio.Task[UpstreamAnswer] | None = None
+        self._answer: UpstreamAnswer | None = None
+        self._first: Response | None = None
+        self._waiting: dict[Id, asyncio.Future[Response]] = {}
+        self._cancelled = self._closed = False
+        self._count = 0
+        self._sent_id = request.id
+
+    async def begin(self) -> UpstreamAnswer:
+        """The head of the answer: whole where the server gave it whole and asked nothing. Raises Refusal."""
+        try:
+            answer = await self._send(self._outbound)
+            if answer.status == 200 and answer.media_type == EVENT_STREAM:
+                return self
+            told = await self._whole(answer)
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(told, BuiltUpstream):
+            self.close()
+            return told
+        self._first = told
+        return self
+
+    async def read(self, max_bytes: int) -> bytes:
+        return await whole_of(self, max_bytes)
+
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        try:
+            response = self._first
+            while True:
+                if response is None:
+                    async with aclosing(self._between(deadline)) as pieces:
+                        async for piece in pieces:
+                            if isinstance(piece, Response):
+                                response = piece
+                                break
+                            yield piece
+                    if response is None:
+                        raise self._gone("its stream ended without an answer")
+                if not _asks(response):
+                    yield sse.encode_event(encode_response(self._final(response)))
+                    return
+                self._count += 1
+                if self._count > MAX_ROUNDS:
+                    yield sse.encode_event(encode_response(Response(self._request.id, error=dict(_TOO_MANY))))
+                    return
+                asked = translation.questions_in(response.result)
+                for request in self._put(asked):
+                    yield sse.encode_event(encode_request(request))
+                answers = await self._gathered(asked, deadline)
+                if isinstance(answers, Response):
+                    yield sse.encode_event(encode_response(answers))
+                    return
+                response = await self._again(answers, response.result.get("requestState"), deadline)
+        finally:
+            self.close()
+
+    def cancel(self) -> None:
+        """The caller does not want it any more: the exchange with the server is closed, which is how it hears."""
+        self._cancelled = True
+        if self._post is not None:
+            self._post.cancel()
+        if self._answer is not None:
+            self._answer.close()
+        for waiting in self._waiting.values():
+            waiting.cancel()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._post is not None:
+            self._post.cancel()
+        if self._answer is not None:
+            self._answer.close()
+        for asked_id, waiting in self._waiting.items():
+            self._questions.pop(asked_id, None)
+            waiting.cancel()
+        self.over()
+
+    def __enter__(self) -> InputRounds:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- with the server --------------------------------------------------------------------------------------------
+
+    async def _send(self, outbound: Outbound) -> UpstreamAnswer:
+        """In a task, so that it can be cancelled before the server has said a word: many say none before the last."""
+        if self._cancelled or self._closed:
+            raise self._gone("the exchange was given up")
+        self._post = asyncio.create_task(_exchange(self._inner, outbound))
+        try:
+            self._answer = await self._post
+        except asyncio.CancelledError:
+            if self._cancelled or self._closed:
+                raise self._gone("the exchange was given up") from None
+            raise
+        finally:
+            self._post = None
+        return self._answer
+
+    async def _whole(self, answer: UpstreamAnswer) -> Response | BuiltUpstream:
+        """An answer that is no stream: as the caller has it, or the response that asks something."""
+        body = await answer.read(self._inner.max_response_bytes)
+        if answer.media_type != JSON:
+            # A 404 would tell the caller that its session is over, which it is not.
+            status = 502 if answer.status == 404 else answer.status
+            return BuiltUpstream(status, body, media_type=answer.media_type, headers=answer.headers)
+        if answer.status != 200 and passes_on(refusal_of(answer)):
+            return BuiltUpstream(answer.status, body, headers=answer.headers)
+        message = translation.received(body)
+        if not isinstance(message, Response):
+            raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
+        if message.error is not None:
+            error = translation.played_error(message.error, self._request.method)
+            return BuiltUpstream(200, encode_response(Response(self._request.id, error=error)))
+        if answer.status != 200:
+            raise refusal_of(answer)
+        if _asks(message):
+            return message
+        return BuiltUpstream(200, encode_response(self._final(message)))
+
+    async def _between(self, deadline: Deadline) -> AsyncGenerator[bytes | Response, None]:
+        """What comes before the response, and then that."""
+        assert self._answer is not None
+        stream = events(self._answer, CallPlace(self._inner, self._sent_id), self._inner.max_response_bytes, deadline)
+        async with aclosing(stream) as messages:
+            try:
+                async for message in messages:
+                    if message is StreamMark.ALIVE:
+                        yield sse.KEEP_ALIVE
+                    elif isinstance(message, Response):
+                        yield message
+                        return
+                    elif isinstance(message, Notification) and message.method in _PASSED:
+                        yield sse.encode_event(encode_notification(message))
+            except Refusal as refusal:
+                raise self._gone(refusal.detail, refusal.reason) from None
+
+    async def _again(self, answers: dict[str, Any], state: str | None, deadline: Deadline) -> Response | None:
+        """Send the call once more; its response where that came whole, None where there is a stream to read."""
+        params = dict(self._outbound.message.params) if isinstance(self._outbound.message, Request) else {}
+        if answers:
+            params["inputResponses"] = answers
+        if state is not None:
+            params["requestState"] = state
+        self._sent_id = f"{self._request.id}-{self._count}"[
+            -jsonrpc.MAX_ID_CHARS :
+        ]  # each round is a request of its own
+        message = Request(self._sent_id, self._request.method, params)
+        if self._answer is not None:
+            self._answer.close()
+        answer = await self._send(self._outbound._replace(message=message, deadline_s=self._left_s(deadline)))
+        if answer.status == 200 and answer.media_type == EVENT_STREAM:
+            return None
+        told = await self._whole(answer)
+        if isinstance(told, Response):
+            return told
+        made = (
+            translation.received(await told.read(self._inner.max_response_bytes)) if told.media_type == JSON else None
+        )
+        if not isinstance(made, Response) or told.status != 200:
+            raise refusal_of(told)
+        return made
+
+    def _final(self, response: Response) -> Response:
+        if response.id not in (self._sent_id, self._request.id):
+            raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
+        if response.error is not None:
+            return Response(self._request.id, error=translation.played_error(response.error, self._request.method))
+        if not isinstance(response.result, dict):
+            raise Refusal(Reason.RESPONSE_REFUSED, "its result is not an object")
+        if response.result.get("resultType", "complete") != "complete":
+            raise Refusal(Reason.RESPONSE_REFUSED, "its resultType is not one that a session knows")
+        return Response(self._request.id, translation.played_result(response.result))
+
+    def _left_s(self, deadline: Deadline) -> float:
+        if deadline.at is None:
+            return self._outbound.deadline_s
+        return max(0.0, deadline.at - asyncio.get_running_loop().time())
+
+    def _gone(self, detail: str, reason: Reason = Reason.UPSTREAM_FAILED) -> Refusal:
+        return Refusal(Reason.CALLER_GONE) if self._cancelled else Refusal(reason, detail)
+
+    # --- with the caller --------------------------------------------------------------------------------------------
+
+    def _put(self, asked: Mapping[str, Any]) -> list[Request]:
+        """The questions, as requests of a server; their answers are awaited from now on."""
+        requests, self._waiting = [], {}
+        for entry in asked.values():
+            method, params = translation.played_question(entry, self._version)
+            request = Request(self._next_question(), method, params)
+            self._waiting[request.id] = self._questions[request.id] = asyncio.get_running_loop().create_future()
+            requests.append(request)
+        return requests
+
+    async def _gathered(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any] | Response:
+        """The caller's answers by the server's keys; an error of the caller's is the call's: the server has no word
+        for it. Raises Refusal: UPSTREAM_TIMEOUT when they do not come in time."""
+        if not asked:  # the server only wants to be asked again
+            await asyncio.sleep(FIRST_PAUSE_S * self._count)
+            return {}
+        answers = {}
+        for key, waiting in zip(asked, list(self._waiting.values()), strict=True):
+            response = await self._awaited(waiting, deadline)
+            if response.error is not None:
+                return Response(self._request.id, error=response.error)
+            answers[key] = response.result
+        self._waiting = {}
+        return answers
+
+    async def _awaited(self, waiting: asyncio.Future[Response], deadline: Deadline) -> Response:
+        loop = asyncio.get_running_loop()
+        while not waiting.done():
+            left_s = None if deadline.at is None else deadline.at - loop.time()
+            if left_s is not None and left_s <= 0:
+                raise Refusal(Reason.UPSTREAM_TIMEOUT, "the client did not answer in time")
+            await asyncio.wait({waiting}, timeout=left_s)  # the deadline may be moved meanwhile: look again
+        if waiting.cancelled():
+            raise self._gone("the session is over")
+        return waiting.result()
+
+
+async def _exchange(inner: McpTransport, outbound: Outbound) -> UpstreamAnswer:
+    return await inner.exchange(outbound)
+
+
+def _asks(response: Response) -> bool:
+    result = response.result
+    return response.error is None and isinstance(result, dict) and result.get("resultType") == "input_required"

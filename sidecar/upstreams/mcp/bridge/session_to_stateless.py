@@ -1,0 +1,373 @@
+"""Emulates sessions in front of a stateless server.
+
+We do. `initialize` is answered from `server/discover`; the session's id is ours; what the caller declared is repeated
+in each request; the level that it set, and the resources that it subscribed to, are kept here. Its GET is a
+`subscriptions/listen` at the server, opened anew whenever the caller subscribes to something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import sse
+from sidecar.protocols.jsonrpc import (
+    INVALID_PARAMS,
+    Id,
+    Message,
+    Notification,
+    Request,
+    Response,
+    encode_notification,
+    encode_response,
+)
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, STATELESS_VERSIONS
+from sidecar.upstreams.mcp.bridge import translation
+from sidecar.upstreams.mcp.bridge.borrowed_calls import CallPlace, StreamMark, events
+from sidecar.upstreams.mcp.bridge.input_rounds import InputRounds
+from sidecar.upstreams.mcp.bridge.server_eras import speaks_stateless, whole_answer
+from sidecar.upstreams.mcp.bridge.server_messages import ACKNOWLEDGED, LIST_FLAGS, MAX_UNREAD_BYTES, UPDATED
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    SESSION_ID,
+    AnswerPipe,
+    BuiltUpstream,
+    McpTransport,
+    Outbound,
+    UpstreamAnswer,
+)
+from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
+
+STATELESS: Final = STATELESS_VERSIONS[-1]
+MAX_PLAYED: Final = 10_000
+MAX_URIS: Final = 100  # what one subscriptions/listen may name
+MAX_EARS: Final = 4  # as many streams as a session may have open
+ID_BYTES: Final = 32
+PREFIX: Final = "sidecar-played-"
+HEARD_WITHIN_S: Final = 5.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 30.0
+
+
+@dataclass(slots=True, eq=False)
+class EmulatedSession:
+    """One session that we play. `calls` are what its caller waits for; `questions` what the server waits for."""
+
+    id: str
+    owner: str
+    version: str
+    meta: Mapping[str, Any]
+    offered: Mapping[str, Any]
+    used_s: float
+    level: str | None = None
+    uris: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    calls: dict[Id, InputRounds] = field(default_factory=dict)
+    questions: dict[Id, asyncio.Future[Response]] = field(default_factory=dict)
+    ears: set[EmulatedStream] = field(default_factory=set)
+    _last_question: int = 0
+
+    def stated(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters as the stateless era wants them."""
+        meta = {**params.get("_meta", {}), **self.meta}
+        if self.level is not None:
+            meta[translation.META_LEVEL] = self.level
+        return {**{key: value for key, value in params.items() if key != "task"}, "_meta": meta}
+
+    def next_question(self) -> str:
+        self._last_question += 1
+        return f"question-{self._last_question}"
+
+    def wish(self) -> dict[str, Any]:
+        """What its stream listens for: all that the server announces."""
+        wish: dict[str, Any] = {}
+        for flag in LIST_FLAGS.values():
+            if _offers(self.offered, flag.removesuffix("ListChanged"), "listChanged"):
+                wish[flag] = True
+        if self.uris:
+            wish["resourceSubscriptions"] = list(self.uris)
+        return wish
+
+    @property
+    def has_stream(self) -> bool:
+        return bool(self.wish()) or _offers(self.offered, "resources", "subscribe")
+
+
+class SessionToStateless:
+    """All played sessions of one server."""
+
+    def __init__(self, inner: McpTransport, idle_s: float) -> None:
+        self._inner = inner
+        self._idle_s = idle_s
+        self._played: OrderedDict[str, EmulatedSession] = OrderedDict()
+
+    def __contains__(self, session_id: str | None) -> bool:
+        """Whether it is a session of ours; one that is over is one too, for the server never knew it."""
+        return session_id is not None and session_id.startswith(PREFIX)
+
+    def __len__(self) -> int:
+        return len(self._played)
+
+    async def begin(self, outbound: Outbound, request: Request) -> UpstreamAnswer:
+        """The answer to `initialize`. Raises Refusal."""
+        params = request.params
+        meta = {
+            META_VERSION: STATELESS,
+            META_CAPABILITIES: translation.played_capabilities(params["capabilities"]),
+        }
+        if isinstance(params.get("clientInfo"), dict):
+            meta[translation.META_CLIENT] = params["clientInfo"]
+        question = Request(request.id, "server/discover", {"_meta": meta})
+        asked = outbound._replace(message=question, version=STATELESS, session_id=None)
+        with await self._inner.exchange(asked) as answer:
+            _, response = await whole_answer(answer, request.id, self._inner, outbound.deadline_s)
+        if response is None or answer.status != 200 or not speaks_stateless(response):
+            if passes_on(refusal := refusal_of(answer)):
+                raise refusal
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it does not say what it is: {words_of(answer)}")
+        version = translation.agreed(params.get("protocolVersion"))
+        result = translation.initialized(response.result, version, self._inner.name)
+        played = self._start(outbound.owner, version, meta, result["capabilities"])
+        return BuiltUpstream(200, encode_response(Response(request.id, result)), headers={SESSION_ID: played.id})
+
+    def _start(self, owner: str, version: str, meta: Mapping[str, Any], offered: Mapping[str, Any]) -> EmulatedSession:
+        now_s = asyncio.get_running_loop().time()
+        # Whoever ends a session says so; this is for those that were not told of, and touches none in use.
+        for old in list(self._played.values()):
+            if now_s - old.used_s <= self._idle_s:
+                break
+            if not (old.ears or old.calls):
+                self.end(old.id)
+        if len(self._played) >= MAX_PLAYED:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
+        played = EmulatedSession(PREFIX + secrets.token_urlsafe(ID_BYTES), owner, version, meta, offered, now_s)
+        self._played[played.id] = played
+        return played
+
+    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
+        """The answer to one message of a session. Raises Refusal."""
+        played = self._played.get(outbound.session_id or "")
+        if played is None or played.owner != outbound.owner:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        played.used_s = asyncio.get_running_loop().time()
+        self._played.move_to_end(played.id)
+        message = outbound.message
+        if isinstance(message, Request):
+            return await self._request(played, outbound, message)
+        if isinstance(message, Response):
+            waiting = played.questions.pop(message.id, None) if message.id is not None else None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+            return BuiltUpstream(202)
+        if isinstance(message, Notification):
+            if message.method == "notifications/cancelled":
+                self._cancel(played, message.params.get("requestId"))
+            return BuiltUpstream(202)
+        if outbound.verb == "GET":
+            return await self._listen(played, outbound)
+        self.end(played.id)
+        return BuiltUpstream(204)
+
+    def end(self, session_id: str) -> None:
+        """Forget the session, and end what is open of it. Twice is no fault."""
+        played = self._played.pop(session_id, None)
+        if played is None:
+            return
+        for call in list(played.calls.values()):
+            call.cancel()
+        for ear in list(played.ears):
+            ear.close()
+
+    def close(self) -> None:
+        for session_id in list(self._played):
+            self.end(session_id)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def _request(self, played: EmulatedSession, outbound: Outbound, request: Request) -> UpstreamAnswer:
+        match request.method:
+            case "ping":
+                return _done(request.id)
+            case "logging/setLevel":
+                level = request.params.get("level")
+                if level not in translation.LEVELS:
+                    return _failed(request.id, "level is none of the eight")
+                played.level = str(level)
+                return _done(request.id)
+            case "resources/subscribe":
+                uri = str(request.params.get("uri"))
+                if uri not in played.uris and len(played.uris) >= MAX_URIS:
+                    return _failed(request.id, "too many subscriptions")
+                played.uris[uri] = None
+                await self._listen_anew(played)
+                return _done(request.id)
+            case "resources/unsubscribe":
+                played.uris.pop(str(request.params.get("uri")), None)
+                await self._listen_anew(played)
+                return _done(request.id)
+            case _:
+                return await self._call(played, outbound, request)
+
+    async def _call(self, played: EmulatedSession, outbound: Outbound, request: Request) -> UpstreamAnswer:
+        stated = request._replace(params=played.stated(request.params))
+        sent = outbound._replace(message=stated, version=STATELESS, session_id=None)
+        rounds = InputRounds(self._inner, sent, request, played.version, played.questions, played.next_question)
+        earlier = played.calls.get(request.id)
+        if earlier is not None:
+            earlier.cancel()  # an id belongs to one call at a time
+        played.calls[request.id] = rounds
+
+        def over() -> None:
+            if played.calls.get(request.id) is rounds:
+                del played.calls[request.id]
+
+        rounds.over = over
+        return await rounds.begin()
+
+    def _cancel(self, played: EmulatedSession, request_id: object) -> None:
+        if isinstance(request_id, str) or type(request_id) is int:
+            call = played.calls.get(request_id)
+            if call is not None:
+                call.cancel()
+
+    # --- what comes unasked -----------------------------------------------------------------------------------------
+
+    async def _listen(self, played: EmulatedSession, outbound: Outbound) -> UpstreamAnswer:
+        if not played.has_stream or outbound.last_event_id is not None or len(played.ears) >= MAX_EARS:
+            return BuiltUpstream(405)  # nothing is kept to be told again
+        ear = EmulatedStream(
+            self._inner, played, outbound._replace(verb="POST", version=STATELESS, session_id=None, endless=True)
+        )
+        if not await ear.open():
+            return BuiltUpstream(405)
+        return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=ear.pipe, given_up=ear.close)
+
+    async def _listen_anew(self, played: EmulatedSession) -> None:
+        """Whoever subscribed hears of every update from now on, so the streams are waited for."""
+        if played.ears:
+            await asyncio.wait(
+                [asyncio.ensure_future(ear.renew()) for ear in list(played.ears)], timeout=HEARD_WITHIN_S
+            )
+
+
+class EmulatedStream:
+    """One GET of a session: the server's `subscriptions/listen`, one after another."""
+
+    def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound) -> None:
+        self.pipe = AnswerPipe(MAX_UNREAD_BYTES)
+        self._inner = inner
+        self._played = played
+        self._outbound = outbound
+        self._current: asyncio.Task[None] | None = None
+        self._number = 0
+        self._renewing = asyncio.Lock()
+
+    async def open(self) -> bool:
+        """Whether the server takes the wish. Raises Refusal."""
+        self._played.ears.add(self)
+        try:
+            if self._played.wish():
+                ready = await self._begin()
+                if not ready:
+                    self.close()
+                return ready
+            return True  # so far there is nothing to listen for; a subscription may come
+        except BaseException:
+            self.close()
+            raise
+
+    async def renew(self) -> None:
+        """Listen for what is wished for now; the old stream goes on until the new one has begun."""
+        async with self._renewing:
+            if self.pipe.closed:
+                return
+            before = self._current
+            if self._played.wish():
+                await self._begin()
+            else:
+                self._current = None
+            if before is not None and before is not self._current:
+                before.cancel()
+
+    def close(self) -> None:
+        """The caller left, or the session is over."""
+        self._played.ears.discard(self)
+        self.pipe.end()
+        if self._current is not None:
+            self._current.cancel()
+
+    async def _begin(self) -> bool:
+        ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(ready), name=f"changes of {self._inner.name}")
+        self._current = task
+        done, _ = await asyncio.wait({ready}, timeout=HEARD_WITHIN_S)
+        return ready.result() if done else True
+
+    async def _run(self, ready: asyncio.Future[bool]) -> None:
+        loop, pause_s = asyncio.get_running_loop(), MIN_PAUSE_S
+        try:
+            while True:
+                began_s = loop.time()
+                try:
+                    if not await self._hear(ready):
+                        return
+                except Refusal:
+                    pass
+                lasted = loop.time() - began_s > MAX_PAUSE_S
+                pause_s = MIN_PAUSE_S if lasted else min(pause_s * 2, MAX_PAUSE_S)
+                await asyncio.sleep(pause_s)
+        finally:
+            if not ready.done():
+                ready.set_result(False)
+
+    async def _hear(self, ready: asyncio.Future[bool]) -> bool:
+        """One stream to its end; False where the server offers none."""
+        self._number += 1
+        params = self._played.stated({"notifications": self._played.wish()})
+        request = Request(f"listen-{self._number}", "subscriptions/listen", params)
+        with await self._inner.exchange(self._outbound._replace(message=request)) as answer:
+            if answer.status != 200 or answer.media_type != EVENT_STREAM:
+                return answer.status >= 500
+            async with aclosing(
+                events(answer, CallPlace(self._inner, request.id), self._inner.max_response_bytes)
+            ) as messages:
+                await self._pass_on(messages, ready)
+        return True
+
+    async def _pass_on(self, messages: AsyncIterator[Message | StreamMark], ready: asyncio.Future[bool]) -> None:
+        async for message in messages:
+            if message is StreamMark.ALIVE:
+                self.pipe.write(sse.KEEP_ALIVE)
+            elif isinstance(message, Response):
+                return  # it ends the subscription, and has no words for it in a session
+            elif isinstance(message, Notification):
+                if message.method == ACKNOWLEDGED and not ready.done():
+                    ready.set_result(True)
+                if message.method in LIST_FLAGS or message.method == UPDATED:
+                    self.pipe.write(sse.encode_event(encode_notification(_unmarked(message))))
+            if self.pipe.closed:  # its caller did not read
+                self.close()
+
+
+def _unmarked(notification: Notification) -> Notification:
+    """Without the subscription that it belongs to: the session has one stream for all."""
+    params = dict(notification.params)
+    meta = {key: value for key, value in params.pop("_meta", {}).items() if key != translation.META_SUBSCRIPTION}
+    return Notification(notification.method, {**params, "_meta": meta} if meta else params)
+
+
+def _offers(capabilities: Mapping[str, Any], name: str, feature: str) -> bool:
+    offered = capabilities.get(name)
+    return isinstance(offered, dict) and offered.get(feature) is True
+
+
+def _done(request_id: Id) -> BuiltUpstream:
+    return BuiltUpstream(200, encode_response(Response(request_id, {})))
+
+
+def _failed(request_id: Id, message: str) -> BuiltUpstream:
+    return BuiltUpstream(200, encode_response(Response(request_id, error={"code": INVALID_PARAMS, "message": message})))

@@ -1,0 +1,341 @@
+"""Serves stateless callers from a session-based server.
+
+It goes in a session that we lend to it (`borrowed_sessions.py`). What the server asks its client becomes the answer of
+the call, `input_required`, and the call is held (`held_calls.py`) until its caller comes back with what was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import Deadline
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Message, Notification, Request, Response, encode_response
+from sidecar.upstreams.mcp.bridge import translation
+from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, StreamMark, progress_token
+from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession, BorrowedSessions, SessionDoubt
+from sidecar.upstreams.mcp.bridge.cleanup_messages import CleanupMessages
+from sidecar.upstreams.mcp.bridge.held_calls import HeldCall, HeldCalls
+from sidecar.upstreams.mcp.bridge.server_messages import LIST_FLAGS, UPDATED
+from sidecar.upstreams.mcp.bridge.stateless_answers import AnswerCrossing, BridgedAnswer, ServerQuestion, is_late
+from sidecar.upstreams.mcp.bridge.subscriptions import Subscriptions
+from sidecar.upstreams.mcp.transport import FULL_PATIENCE, JSON, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
+from sidecar.upstreams.statuses import passes_on, refusal_of
+
+_METHOD_NOT_FOUND: Final = {"code": translation.METHOD_NOT_FOUND, "message": "Method not found"}
+_NO_ONE_CALL: Final = {"code": -32603, "message": "There is not exactly one call that this could belong to"}
+_STATE_UNKNOWN: Final = {"code": INVALID_PARAMS, "message": "requestState does not name a call that waits for this"}
+_BAD_RESPONSES: Final = {"code": INVALID_PARAMS, "message": "inputResponses must be an object of objects"}
+
+
+class StatelessToSession:
+    """Carries stateless calls to one server, in lent sessions."""
+
+    def __init__(self, inner: McpTransport, question_s: float, idle_s: float, doubt: SessionDoubt) -> None:
+        self._inner = inner
+        self._question_s = question_s
+        self._chores = CleanupMessages()
+        self._held = HeldCalls(question_s, self._dropped)
+        self._sessions = BorrowedSessions(
+            inner, idle_s, doubt, self._chores, heard=self._heard, ended=self._held.drop_all_in
+        )
+        self._subscriptions = Subscriptions(self._sessions, self._chores)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def held(self) -> int:
+        """How many calls wait for their callers."""
+        return len(self._held)
+
+    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
+        """The answer to one message of the stateless era. Raises Refusal."""
+        request = outbound.message
+        if not isinstance(request, Request):  # the era has no other messages over HTTP, and arrival lets none pass
+            raise Refusal(Reason.METHOD_UNKNOWN)
+        deadline = Deadline.within(outbound.deadline_s)
+        if request.method in translation.RESUMED_BY_RETRY and "requestState" in request.params:
+            return await self._resume(outbound, request, deadline)
+        lent = await self._sessions.of(outbound, request)
+        if request.method == "server/discover":
+            return _whole(request.id, translation.discovered(lent.server))
+        if request.method == "subscriptions/listen":
+            return await self._subscriptions.subscribe(lent, request)
+        return await self._call(lent, outbound, request, deadline)
+
+    async def close(self) -> None:
+        """End every session."""
+        self._sessions.close()
+        await self._chores.close()
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
+    ) -> UpstreamAnswer:
+        answer = await self._call_once(lent, outbound, request, deadline)
+        if answer is None:
+            # The server lost the session, so it did not execute the call: the call is sent once more in a new one.
+            self._sessions.lose(lent)
+            lent = await self._sessions.of(outbound, request)
+            answer = await self._call_once(lent, outbound, request, deadline)
+        if answer is None:
+            self._sessions.lose(lent)
+            raise Refusal(Reason.UPSTREAM_FAILED, "it loses its sessions")
+        return answer
+
+    async def _call_once(
+        self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
+    ) -> UpstreamAnswer | None:
+        """None where the session is not there any more."""
+        level = request.params.get("_meta", {}).get(translation.META_LEVEL)
+        await self._set_level(lent, level)
+        if lent.may_ask and lent.hearing is not None:
+            await lent.hearing.open()
+        token, upstream_id = progress_token(request), lent.next_id()
+        # The token is ours there: two calls in one session may bear the same.
+        sent = Request(upstream_id, request.method, translation.lent_params(request.params, upstream_id))
+        # A call that may be held has a connection of its own: however many wait, none keeps another's call waiting.
+        patience_s = outbound.deadline_s + (self._question_s if lent.may_ask else 0)
+        extra = [header for header in outbound.extra if not header[0].lower().startswith("mcp-param-")]
+        asked = lent.outbound._replace(
+            verb="POST",
+            message=sent,
+            deadline_s=patience_s,
+            caller=outbound.caller,
+            extra=extra,
+            endless=lent.may_ask,
+            own=False,
+        )
+        course = BorrowedCall(
+            self._inner,
+            asked,
+            upstream_id,
+            request.method,
+            translation.fingerprint(request),
+            request.id,
+            level if level in translation.LEVELS else None,
+            None if token is None else upstream_id,
+            token,
+            is_patient=outbound.deadline_s >= self._inner.timeout_s * FULL_PATIENCE,
+        )
+        lent.courses[upstream_id] = course
+        course.begin()
+        return await self._answer(lent, course, deadline)
+
+    async def _set_level(self, lent: BorrowedSession, level: object) -> None:
+        """The session's level is that of its most talkative call; each call hears what it asked for."""
+        if level not in translation.LEVELS or not lent.offers("logging"):
+            return
+        if lent.level is None or not translation.at_least(level, lent.level):
+            lent.level = str(level)
+            await self._sessions.ask(lent, "logging/setLevel", {"level": lent.level})
+
+    async def _answer(self, lent: BorrowedSession, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
+        """The head of a call's answer, as soon as there is one. None where the session is not there any more."""
+        try:
+            while not course.opened:
+                arrival = await course.next(deadline)
+                if isinstance(arrival, CallBody):
+                    return self._whole_body(lent, course, arrival)
+                if arrival is StreamMark.OPENED:
+                    course.opened = True
+                elif isinstance(arrival, Request | Response):  # on the session's stream, before the call's own began
+                    told = self.told(lent, course, arrival)
+                    if told.final is not None:
+                        return self._body(told)
+            return AnswerCrossing(self, lent, course)
+        except BaseException as error:
+            self.give_up(lent, course, late=is_late(error))
+            raise
+
+    def _whole_body(self, lent: BorrowedSession, course: BorrowedCall, body: CallBody) -> UpstreamAnswer | None:
+        self._finished(lent, course)
+        if body.status == 404 and lent.session_id is not None:
+            return None
+        if body.media_type != JSON:
+            return BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
+        if body.status != 200 and passes_on(refusal_of(body)):  # what its body holds is read with its status
+            return BuiltUpstream(body.status, body.content, headers=body.headers)
+        message = translation.received(body.content)
+        if isinstance(message, Response) and message.error is not None and body.status != 200:
+            error = translation.lent_error(message.error)  # whose error it is the exchange says, whatever id it bears
+            return BuiltUpstream(
+                body.status, encode_response(Response(course.request_id, error=error)), headers=body.headers
+            )
+        if body.status != 200:
+            return BuiltUpstream(body.status, body.content, headers=body.headers)
+        if not isinstance(message, Response):
+            raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
+        return self._body(self._final(lent, course, message))
+
+    def _body(self, told: BridgedAnswer) -> BuiltUpstream:
+        assert told.final is not None
+        status = 200 if told.final.error is None else translation.lent_status(told.final.error)
+        return ServerQuestion(status, encode_response(told.final), withheld=partial(self.drop, told.state))
+
+    def told(self, lent: BorrowedSession, course: BorrowedCall, message: Message) -> BridgedAnswer:
+        """What the caller hears of one message. Raises Refusal(RESPONSE_REFUSED)."""
+        if isinstance(message, Response):
+            return self._final(lent, course, message)
+        if isinstance(message, Request):
+            return self._asked(lent, course, message)
+        return BridgedAnswer(self._said(lent, course, message))
+
+    def _final(self, lent: BorrowedSession, course: BorrowedCall, response: Response) -> BridgedAnswer:
+        self._finished(lent, course)
+        if response.id != course.upstream_id:
+            raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
+        if response.error is None:
+            if not isinstance(response.result, dict):
+                raise Refusal(Reason.RESPONSE_REFUSED, "its result is not an object")
+            return BridgedAnswer(
+                final=Response(course.request_id, translation.lent_result(course.method, response.result))
+            )
+        questions = translation.urls_asked(response.error)
+        if questions is None or course.method not in translation.RESUMED_BY_RETRY:
+            return BridgedAnswer(final=Response(course.request_id, error=translation.lent_error(response.error)))
+        if not translation.may_be_asked(lent.capabilities, "elicitation/create", {"mode": "url"}):
+            needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
+            error = {
+                "code": translation.MISSING_CAPABILITY,
+                "message": "An address must be opened first",
+                "data": needed,
+            }
+            return BridgedAnswer(final=Response(course.request_id, error=error))
+        return self._hold(course, questions, {}, None)
+
+    def _asked(self, lent: BorrowedSession, course: BorrowedCall, request: Request) -> BridgedAnswer:
+        if request.method == "ping":
+            self._chores.add(self._sessions.tell(lent, Response(request.id, {})))
+            return BridgedAnswer()
+        may = translation.may_be_asked(lent.capabilities, request.method, request.params)
+        if not may or course.method not in translation.RESUMED_BY_RETRY:
+            self._chores.add(self._sessions.tell(lent, Response(request.id, error=dict(_METHOD_NOT_FOUND))))
+            return BridgedAnswer()
+        questions = {"question": translation.question(request.method, request.params)}
+        return self._hold(course, questions, {"question": request.id}, lent)
+
+    def _said(self, lent: BorrowedSession, course: BorrowedCall, notification: Notification) -> Notification | None:
+        if notification.method == "notifications/message":
+            wanted = translation.at_least(notification.params.get("level"), course.level)
+            # Strangers share a session of anonymous callers: nobody can say whose this is.
+            return notification if wanted and not lent.outbound.is_anonymous else None
+        if notification.method == "notifications/progress":
+            if course.token is None or notification.params.get("progressToken") != course.token:
+                return None
+            params = {**notification.params, "progressToken": course.token_now}
+            return None if course.token_now is None else Notification(notification.method, params)
+        if notification.method in LIST_FLAGS or notification.method == UPDATED:
+            self._subscriptions.publish(lent, notification)
+        return None  # the rest has no place in a stateless answer
+
+    def give_up(self, lent: BorrowedSession, course: BorrowedCall, *, late: bool = False) -> None:
+        """The caller left, or the server was `late`: it hears that its work is not wanted any more."""
+        if course.over:
+            return
+        course.expired = late and course.is_patient
+        self._finished(lent, course)
+        gone = Notification("notifications/cancelled", {"requestId": course.upstream_id, "reason": "the caller left"})
+        self._chores.add(self._sessions.tell(lent, gone))
+
+    def _finished(self, lent: BorrowedSession, course: BorrowedCall) -> None:
+        course.stop()
+        lent.courses.pop(course.upstream_id, None)
+        lent.used_s = asyncio.get_running_loop().time()
+
+    # --- held calls -------------------------------------------------------------------------------------------------
+
+    def _hold(
+        self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None
+    ) -> BridgedAnswer:
+        """The caller's answer ends here, with the server's question; `lent` is None where the call itself is over."""
+        self._held.make_room(course.outbound.owner)
+        if self._held.full:
+            if lent is not None:
+                self.give_up(lent, course)
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many calls wait for their callers")
+        state = self._held.hold(course, questions, asked, lent)
+        course.held = lent is not None
+        return BridgedAnswer(
+            final=Response(course.request_id, translation.input_required(questions, state)), state=state
+        )
+
+    def drop(self, state: str) -> None:
+        """Nobody comes back for the call that this names."""
+        self._held.drop(state)
+
+    def _dropped(self, held: HeldCall) -> None:
+        if held.course is not None and held.lent is not None:
+            held.course.held = False
+            self.give_up(held.lent, held.course)
+
+    async def _resume(self, outbound: Outbound, request: Request, deadline: Deadline) -> UpstreamAnswer:
+        """The caller is back. Another's state, another call's and none are the same error."""
+        state, responses = request.params.get("requestState"), request.params.get("inputResponses", {})
+        held = self._held.find(state, outbound.owner, translation.fingerprint(request))
+        if held is None:
+            return _failed(request.id, _STATE_UNKNOWN)
+        if not isinstance(responses, dict) or not all(isinstance(one, dict) for one in responses.values()):
+            return _failed(request.id, _BAD_RESPONSES)
+        if not held.questions.keys() <= responses.keys():  # it still has to be asked
+            return _whole(request.id, translation.input_required(held.questions, str(state)))
+        self._held.take(str(state))
+        lent, course = held.lent, held.course
+        if lent is None or course is None:
+            lent = await self._sessions.of(outbound, request)
+            return await self._call(lent, outbound, request, deadline)
+        self._sessions.speak_for(lent, outbound)
+        course.held, course.request_id, course.token_now = False, request.id, progress_token(request)
+        level = request.params.get("_meta", {}).get(translation.META_LEVEL)
+        course.level = level if level in translation.LEVELS else None
+        try:
+            for key, asked_id in held.asked.items():
+                await self._sessions.tell(lent, Response(asked_id, responses[key]))
+        except BaseException:
+            self.give_up(lent, course)
+            raise
+        answer = await self._answer(lent, course, deadline)
+        if answer is None:
+            self._sessions.lose(lent)
+            raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
+        return answer
+
+    # --- what comes unasked -----------------------------------------------------------------------------------------
+
+    def _heard(self, lent: BorrowedSession, message: Message) -> None:
+        """Something on the session's own stream."""
+        if isinstance(message, Notification):
+            self._heard_notification(lent, message)
+        elif isinstance(message, Request):
+            if message.method == "ping":
+                self._chores.add(self._sessions.tell(lent, Response(message.id, {})))
+                return
+            course = lent.only_course()
+            if course is None or not course.offer(message):
+                self._chores.add(self._sessions.tell(lent, Response(message.id, error=dict(_NO_ONE_CALL))))
+
+    def _heard_notification(self, lent: BorrowedSession, notification: Notification) -> None:
+        if notification.method in LIST_FLAGS or notification.method == UPDATED:
+            self._subscriptions.publish(lent, notification)
+        elif notification.method == "notifications/progress":
+            token = notification.params.get("progressToken")
+            for course in lent.courses.values():
+                if course.token is not None and course.token == token:
+                    course.offer(notification)
+        elif notification.method == "notifications/message":
+            belongs_to = lent.only_course()
+            if belongs_to is not None:
+                belongs_to.offer(notification)
+
+
+def _whole(request_id: Id, result: dict[str, Any]) -> BuiltUpstream:
+    return BuiltUpstream(200, encode_response(Response(request_id, result)))
+
+
+def _failed(request_id: Id, error: Mapping[str, Any]) -> BuiltUpstream:
+    return BuiltUpstream(200, encode_response(Response(request_id, error=dict(error))))

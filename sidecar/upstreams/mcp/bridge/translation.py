@@ -1,0 +1,246 @@
+"""Translates messages between eras.
+
+Without any I/O. *Lent* is what goes to or comes from a server that knows sessions only, for a stateless caller;
+*played* what goes to or comes from a stateless server, for the caller of a session.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Request
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
+from sidecar.protocols.streamed import Streamed
+
+META_CLIENT: Final = "io.modelcontextprotocol/clientInfo"
+META_SERVER: Final = "io.modelcontextprotocol/serverInfo"
+META_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+META_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
+META_OF_ERA: Final = frozenset({META_VERSION, META_CAPABILITIES, META_CLIENT, META_LEVEL})
+LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+RESUMED_BY_RETRY: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
+CACHED: Final = frozenset(
+    {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read", "server/discover"}
+)
+METHOD_NOT_FOUND: Final = -32601
+RESOURCE_NOT_FOUND: Final = -32002
+URL_ELICITATION_REQUIRED: Final = -32042
+MISSING_CAPABILITY: Final = -32021
+_OF_STATELESS: Final = frozenset({-32020, MISSING_CAPABILITY, -32022})
+_STATUS: Final[Mapping[object, int]] = {METHOD_NOT_FOUND: 404, MISSING_CAPABILITY: 400}
+_NEWEST: Final = SESSION_VERSIONS[-1]
+# Which capability a client declares so that it may be asked for this.
+CAPABILITY_OF: Final[Mapping[str, str]] = {
+    "sampling/createMessage": "sampling",
+    "elicitation/create": "elicitation",
+    "roots/list": "roots",
+}
+_LEFT_OUT: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
+_CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental")
+
+
+def received(raw: bytes) -> Message:
+    """One message of a server's. Raises Refusal(RESPONSE_REFUSED)."""
+    try:
+        return jsonrpc.message_from(jsonrpc.parse_answer(raw))
+    except Refusal as refusal:
+        raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+
+
+def received_in(stream: Streamed, data: str) -> Message | None:
+    """One message of a server's stream; None for one that is dropped. Raises Refusal(RESPONSE_REFUSED)."""
+    try:
+        return stream.read(data.encode())
+    except Refusal as refusal:
+        raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+
+
+def fingerprint(request: Request) -> bytes:
+    """What a call is for: its method, its name or URI, and its arguments. A retry must be for the same."""
+    params = request.params
+    named = [request.method, params.get("name"), params.get("uri"), params.get("arguments", {})]
+    return sha256(orjson.dumps(named, option=orjson.OPT_SORT_KEYS)).digest()
+
+
+def at_least(level: object, threshold: str | None) -> bool:
+    """Whether a log message of this level was asked for."""
+    return threshold in LEVELS and level in LEVELS and LEVELS.index(str(level)) >= LEVELS.index(str(threshold))
+
+
+# --- a stateless caller's words, for a server of sessions -----------------------------------------------------------
+
+
+def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
+    """Parameters without what belongs to the stateless era; what is the caller's own is kept. Who asks for progress
+    hears it by this `token`."""
+    kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
+    meta = {key: value for key, value in params.get("_meta", {}).items() if key not in META_OF_ERA}
+    if "progressToken" in meta:
+        meta["progressToken"] = token
+    if meta:
+        kept["_meta"] = meta
+    return kept
+
+
+def lent_capabilities(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller declared, as an `initialize` of the session era declares it."""
+    declared = meta.get(META_CAPABILITIES, {})
+    kept = {key: declared[key] for key in _CLIENT_CAPABILITIES if isinstance(declared.get(key), dict)}
+    if "roots" in kept:
+        kept["roots"] = {}  # a caller without a session has no way to tell that they changed
+    return kept
+
+
+def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
+    """What `server/discover` answers, from what `initialize` answered."""
+    result: dict[str, Any] = {
+        "supportedVersions": list(STATELESS_VERSIONS),
+        "capabilities": messages.without_tasks(_dict(server.get("capabilities"))),
+    }
+    if isinstance(server.get("instructions"), str):
+        result["instructions"] = server["instructions"]
+    if isinstance(server.get("serverInfo"), dict):
+        result["_meta"] = {META_SERVER: server["serverInfo"]}
+    return lent_result("server/discover", result)
+
+
+def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as the stateless era has it. Nothing is promised about how long it lasts, nor to anybody else."""
+    full = {**result, "resultType": "complete"}
+    if method in CACHED:
+        full |= {"ttlMs": 0, "cacheScope": "private"}
+    return full
+
+
+def lent_error(error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error without the numbers that the stateless era took back."""
+    return {**error, "code": INVALID_PARAMS} if error.get("code") == RESOURCE_NOT_FOUND else dict(error)
+
+
+def lent_status(error: Mapping[str, Any]) -> int:
+    """The HTTP status of an error (MCP 2026-07-28, transports): two codes that may cross have their own."""
+    return _STATUS.get(error.get("code"), 200)
+
+
+def urls_asked(error: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The questions inside an error that says "open this address first"; None for any other error."""
+    if error.get("code") != URL_ELICITATION_REQUIRED:
+        return None
+    elicitations = _dict(error.get("data")).get("elicitations")
+    if not isinstance(elicitations, list) or not 0 < len(elicitations) <= MAX_QUESTIONS:
+        return None
+    questions = {}
+    for number, one in enumerate(elicitations):
+        if not isinstance(one, dict):
+            return None
+        questions[f"url-{number}"] = question("elicitation/create", {"mode": "url", **one})
+    return questions
+
+
+MAX_QUESTIONS: Final = 16
+
+
+def question(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A server's request as an entry of `inputRequests`."""
+    asked = {key: value for key, value in params.items() if key not in ("elicitationId", "task", "_meta")}
+    return {"method": method, "params": asked}
+
+
+def input_required(questions: Mapping[str, Any], state: str) -> dict[str, Any]:
+    """The result that asks the caller for more."""
+    return {"resultType": "input_required", "inputRequests": dict(questions), "requestState": state}
+
+
+def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[str, Any]) -> bool:
+    """Whether the client declared that it can answer this."""
+    declared = capabilities.get(CAPABILITY_OF.get(method, ""))
+    if not isinstance(declared, dict):
+        return False
+    return params.get("mode") != "url" or "url" in declared
+
+
+# --- a session's words, for a stateless server ----------------------------------------------------------------------
+
+
+def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    """What `initialize` declared, as each request of the stateless era repeats it."""
+    kept = {key: capabilities[key] for key in _CLIENT_CAPABILITIES if isinstance(capabilities.get(key), dict)}
+    if kept.get("elicitation") == {}:
+        kept["elicitation"] = {"form": {}}  # what an empty object meant before there were two modes
+    if "roots" in kept:
+        kept["roots"] = {}
+    return kept
+
+
+def initialized(server: Mapping[str, Any], version: str, name: str) -> dict[str, Any]:
+    """What `initialize` answers, from what `server/discover` answered."""
+    told = _dict(_dict(server.get("_meta")).get(META_SERVER))
+    info = told if isinstance(told.get("name"), str) and isinstance(told.get("version"), str) else None
+    capabilities = messages.without_tasks(_dict(server.get("capabilities")))
+    capabilities.pop("extensions", None)
+    result: dict[str, Any] = {
+        "protocolVersion": version,
+        "capabilities": capabilities,
+        "serverInfo": info or {"name": name, "version": ""},
+    }
+    if isinstance(server.get("instructions"), str):
+        result["instructions"] = server["instructions"]
+    return result
+
+
+def agreed(requested: object) -> str:
+    """The revision of a session that we play: the one asked for, else the newest that has sessions."""
+    return str(requested) if requested in SESSION_VERSIONS else _NEWEST
+
+
+def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as the session era has it."""
+    kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if isinstance(kept.get("_meta"), dict):
+        kept["_meta"] = {key: value for key, value in kept["_meta"].items() if key != META_SERVER}
+        if not kept["_meta"]:
+            del kept["_meta"]
+    return kept
+
+
+def played_error(error: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """An error with the numbers of the session era."""
+    code = error.get("code")
+    if method == "resources/read" and code == INVALID_PARAMS and "uri" in _dict(error.get("data")):
+        return {**error, "code": RESOURCE_NOT_FOUND}  # that it names the URI is how the two are told apart
+    return {**error, "code": INVALID_PARAMS} if code in _OF_STATELESS else dict(error)
+
+
+def played_question(asked: Mapping[str, Any], version: str) -> tuple[str, dict[str, Any]]:
+    """An entry of `inputRequests` as a request of a server in a session: its method and parameters."""
+    method, params = str(asked["method"]), dict(_dict(asked.get("params")))
+    if method == "elicitation/create":
+        if params.get("mode") == "url":
+            params["elicitationId"] = secrets.token_urlsafe(16)
+        elif version < _NEWEST:
+            params.pop("mode", None)  # the one mode there was had no name
+    return method, params
+
+
+def questions_in(result: Mapping[str, Any]) -> dict[str, Any]:
+    """`inputRequests`, checked. Raises Refusal(RESPONSE_REFUSED)."""
+    asked = result.get("inputRequests", {})
+    messages.asked_of_client(result)
+    if len(asked) > MAX_QUESTIONS:
+        raise Refusal(Reason.RESPONSE_REFUSED, "it asks too much at once")
+    state = result.get("requestState")
+    if not (state is None or isinstance(state, str)) or (not asked and state is None):
+        raise Refusal(Reason.RESPONSE_REFUSED, "it requires input and does not say which")
+    return dict(asked)
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

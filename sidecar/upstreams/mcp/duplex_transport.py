@@ -1,0 +1,537 @@
+"""Makes a bidirectional message stream look like a Streamable HTTP server.
+
+A program on pipes and a 2024-11-05 HTTP+SSE server have one line for everything: requests, answers, progress, questions
+to the client. A `DuplexTransport` gives each request its own answer again, as `transport.py` draws it:
+
+    a request                                answered whole, or with events if something about it comes first
+    progress                                 by its token, to the request that asked for it
+    what names a subscription                to that subscription's stream (MCP 2026-07-28)
+    lists changed, resources updated         to the session's own stream (GET), kept for it until it opens
+    a question to the client, a log line     to the newest request in flight, else as above
+
+Ids and progress tokens on the line are ours, so that callers who share one cannot meet, and the server's questions are
+numbered anew for the client. Whoever leaves is `cancelled` there, and when the line breaks, everybody hears so at once.
+
+A *shared* line has many sessions. There the sidecar itself is the client that the server knows, without capabilities:
+a question or a log line of such a server could be about anybody, so nobody gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+import orjson
+
+from sidecar import __version__
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import QueueFull
+from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
+from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS_SET
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, SESSION_ID, AnswerPipe, BuiltUpstream, OfOneCaller, Outbound
+from sidecar.vocabulary import Caller
+
+MAX_IN_FLIGHT: Final = 1024
+MAX_SESSIONS: Final = 10_000
+MAX_STREAMS: Final = 4  # of one session: as many as it may have open with us
+MAX_ASKED: Final = 64  # questions to one client that it has not answered yet
+MAX_BACKLOG: Final = 256  # what waits for a session's stream to open; what came first is the first to go
+MAX_BACKLOG_BYTES: Final = 256 * 1024
+MAX_NOISE: Final = 1_000  # in a row: a banner is forgiven, a program that only logs there is not
+_SLICE_BYTES: Final = 64 * 1024  # how much is taken off the line before others have their turn
+_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
+_METHOD_NOT_FOUND: Final = -32601
+# MCP 2026-07-28, transports: the status that a code has over HTTP.
+_STATUS: Final = {_METHOD_NOT_FOUND: 404, -32020: 400, -32021: 400, -32022: 400}
+_FOR_THE_SESSION: Final = frozenset(
+    {
+        "notifications/tools/list_changed",
+        "notifications/prompts/list_changed",
+        "notifications/resources/list_changed",
+        "notifications/resources/updated",
+    }
+)
+_OF_ONE_CLIENT: Final = frozenset(
+    {"notifications/initialized", "notifications/roots/list_changed", "notifications/progress"}
+)
+
+
+class DuplexWire(Protocol):
+    """A line to one server. Messages are whole JSON texts, without what frames them there."""
+
+    async def send(self, message: bytes, caller: Caller | None) -> None:
+        """Pass one message on, in the order of calls. `caller` is on whose behalf; None is whoever spoke on the line
+        before. Raises Refusal if it cannot be; waits for a slow reader."""
+
+    def messages(self) -> AsyncGenerator[bytes, None]:
+        """What comes, bounded in size. Ends with the line; a Refusal instead says why it ended."""
+
+    async def close(self) -> None:
+        """Hang up, and end what was started for it. Twice is no fault."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One session on the line. `asked` are the server's questions to its client: our number → the server's id."""
+
+    id: str
+    asked: OrderedDict[int, Id] = field(default_factory=OrderedDict)
+    subscribed: set[str] = field(default_factory=set)
+    streams: list[AnswerPipe] = field(default_factory=list)
+    backlog: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_BACKLOG))
+
+    def tell(self, event: bytes) -> None:
+        """To its newest stream, or to the one that opens next."""
+        for stream in reversed(self.streams):
+            stream.write(event)
+            if not stream.closed:
+                return
+            self.streams.remove(stream)
+        if event not in self.backlog:  # that a list changed twice is no news
+            self.backlog.append(event)
+            while sum(map(len, self.backlog)) > MAX_BACKLOG_BYTES:
+                self.backlog.popleft()
+
+    def listen(self) -> BuiltUpstream:
+        """A further stream of it, which begins with what was kept."""
+        pipe = AnswerPipe()
+        while self.backlog:
+            pipe.write(self.backlog.popleft())
+        self.streams.append(pipe)
+        if len(self.streams) > MAX_STREAMS:
+            self.streams.pop(0).end()
+        return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=pipe, given_up=partial(self._leave, pipe))
+
+    def end(self) -> None:
+        for stream in self.streams:
+            stream.end()
+        self.streams.clear()
+
+    def _leave(self, pipe: AnswerPipe) -> None:
+        if pipe in self.streams:
+            self.streams.remove(pipe)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request on the line. `token` is the progress token that its caller gave."""
+
+    request: Request
+    outbound: Outbound
+    session: _Session | None
+    token: Id | None
+    give_up: Callable[[], None]
+    until: float
+    head: asyncio.Future[BuiltUpstream]
+    pipe: AnswerPipe = field(default_factory=AnswerPipe)
+
+    @property
+    def opens(self) -> bool:
+        """Whether this begins the line's session. Nobody gets anything before it has."""
+        return self.request.method == "initialize"
+
+    def pass_on(self, message: dict[str, Any]) -> None:
+        """Something about it, before its answer."""
+        if not self.head.done():
+            left_s = self.until - self.head.get_loop().time()
+            self.head.set_result(
+                BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, deadline_s=left_s, given_up=self.give_up)
+            )
+        self.pipe.write(sse.encode_event(jsonrpc.encode(message)))
+        if self.pipe.closed:  # it did not read
+            self.give_up()
+
+    def answer(self, message: dict[str, Any], headers: Mapping[str, str]) -> None:
+        """Its answer, and its end."""
+        body = jsonrpc.encode({**message, "id": self.request.id})
+        if self.head.done():
+            self.pipe.write(sse.encode_event(body))
+            self.pipe.end()
+        else:
+            self.head.set_result(BuiltUpstream(self._status(message), body, headers=headers))
+
+    def fail(self, refusal: Refusal) -> None:
+        if self.head.done():
+            self.pipe.end(refusal)
+        else:
+            self.head.set_exception(refusal)
+
+    def _status(self, message: Mapping[str, Any]) -> int:
+        error = message.get("error")
+        if self.outbound.version not in STATELESS_SET or not isinstance(error, dict):
+            return 200
+        code = error.get("code")
+        return _STATUS.get(code, 200) if isinstance(code, int) else 200
+
+
+class DuplexTransport:
+    """One line. `lost` is called once, when nothing more can go over it; `failure` then says why. What fails on one
+    that leads to a caller's `own` server says nothing about any other (`transport.OfOneCaller`)."""
+
+    def __init__(
+        self,
+        wire: DuplexWire,
+        lost: Callable[[DuplexTransport], None],
+        *,
+        shared: bool = False,
+        own: bool = False,
+        new_id: Callable[[], str] = secrets.token_urlsafe,
+    ) -> None:
+        self.failure: Refusal | None = None
+        self.proven = False  # whether it ever answered anything but with an error
+        self.noise = 0  # what came since the last message, and is none
+        self._own = own
+        self._wire = wire
+        self._lost = lost
+        self._shared = shared
+        self._new_id = new_id
+        self._calls: dict[int, _Call] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._last_id = 0
+        self._greeting: dict[str, Any] | None = None
+        self._greets = asyncio.Lock()
+        self._telling: set[asyncio.Task[None]] = set()
+        self._reading = asyncio.create_task(self._read(), name="reads a line")
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for something here."""
+        return bool(self._calls) or any(session.streams for session in self._sessions.values())
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    async def exchange(self, outbound: Outbound) -> BuiltUpstream:
+        if self.failure is not None:
+            raise Refusal(self.failure.reason, self.failure.detail) from self.failure.__cause__
+        message = outbound.message
+        session = None
+        if outbound.session_id is not None:
+            session = self._sessions.get(outbound.session_id)
+            if session is None:
+                return BuiltUpstream(404)
+        if isinstance(message, Request):
+            return await self._request(outbound, message, session)
+        if isinstance(message, Notification):
+            await self._notify(outbound, message, session)
+            return BuiltUpstream(202)
+        if isinstance(message, Response):
+            await self._reply(outbound, message, session)
+            return BuiltUpstream(202)
+        if session is None or outbound.verb not in ("GET", "DELETE"):
+            return BuiltUpstream(405)
+        if outbound.verb == "GET":
+            return session.listen()
+        self.end_session(session.id)
+        return BuiltUpstream(200)
+
+    def end_session(self, session_id: str) -> bool:
+        """Forget it; whether it was there."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.end()
+        return session is not None
+
+    async def close(self) -> None:
+        """Hang up. Who still waits hears so."""
+        self._lose(Refusal(Reason.UPSTREAM_FAILED, "its connection was closed"))
+        for task in (self._reading, *self._telling):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await self._wire.close()
+
+    # --- there ------------------------------------------------------------------------------------------------------
+
+    async def _request(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream:
+        if self._shared:
+            answer = await self._for_all(outbound, request, session)
+            if answer is not None:
+                return answer
+        return await self._ask(outbound, request, session)
+
+    async def _ask(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream:
+        if len(self._calls) >= MAX_IN_FLIGHT:
+            raise Refusal(Reason.UPSTREAM_FAILED, "too many calls wait for it") from QueueFull("no number is free")
+        self._last_id += 1
+        number = self._last_id
+        params, token = _renumbered(request.params, number)
+        loop = asyncio.get_running_loop()
+        until, give_up = loop.time() + outbound.deadline_s, partial(self._give_up, number)
+        call = _Call(request, outbound, session, token, give_up, until, loop.create_future())
+        self._calls[number] = call
+        try:
+            async with asyncio.timeout_at(until):
+                await self._wire.send(jsonrpc.encode_request(Request(number, request.method, params)), outbound.caller)
+                return await call.head
+        except TimeoutError:
+            self._give_up(number)
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
+        except BaseException:
+            self._give_up(number)
+            if call.opens:
+                self._lose(Refusal(Reason.UPSTREAM_FAILED, "its session was given up"))
+            raise
+
+    def _give_up(self, number: int) -> None:
+        """Nobody waits any more. An `initialize` cannot be cancelled (MCP 2025-11-25): its line goes."""
+        call = self._calls.pop(number, None)
+        if call is None:
+            return
+        if call.opens:
+            self._lose(Refusal(Reason.UPSTREAM_FAILED, "its session was given up"))
+            return
+        self._tell(Notification("notifications/cancelled", {"requestId": number}), call.outbound.caller)
+
+    async def _notify(self, outbound: Outbound, message: Notification, session: _Session | None) -> None:
+        params = message.params
+        if message.method == "notifications/cancelled":
+            numbers = [n for n, call in self._calls.items() if self._is_meant(call, session, params)]
+            if not numbers:
+                return  # it is answered, or was never asked
+            params = {**params, "requestId": numbers[-1]}
+        elif self._shared and message.method in _OF_ONE_CLIENT:
+            return
+        await self._send(outbound, Notification(message.method, params))
+
+    async def _reply(self, outbound: Outbound, message: Response, session: _Session | None) -> None:
+        asked = session.asked if session is not None else {}
+        number = message.id
+        if isinstance(number, int) and number in asked:
+            await self._send(outbound, message._replace(id=asked.pop(number)))
+
+    async def _send(self, outbound: Outbound, message: Notification | Response) -> None:
+        try:
+            async with asyncio.timeout(outbound.deadline_s):
+                await self._wire.send(jsonrpc.encode_message(message), outbound.caller)
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
+
+    def _whose(self) -> OfOneCaller | None:
+        return OfOneCaller() if self._own else None
+
+    def _tell(self, message: Notification | Response, caller: Caller | None = None) -> None:
+        """Send what nobody waits for."""
+        if self.failure is None and len(self._telling) < MAX_IN_FLIGHT:
+            task = asyncio.create_task(self._told(jsonrpc.encode_message(message), caller))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _told(self, raw: bytes, caller: Caller | None) -> None:
+        try:
+            await self._wire.send(raw, caller)
+        except Refusal:
+            return  # the line is lost, and its reader will say so
+
+    def _is_meant(self, call: _Call, session: _Session | None, params: Mapping[str, Any]) -> bool:
+        return call.session is session and not call.opens and call.request.id == params.get("requestId")
+
+    # --- what many sessions of one line have in common ----------------------------------------------------------------
+
+    async def _for_all(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream | None:
+        """What of a shared server is answered here; None for what it must be asked itself."""
+        if request.method == "initialize":
+            result = await self._greeted(outbound)
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many sessions of one server")
+            return _made(request.id, result=result, headers={SESSION_ID: self._begun().id})
+        if request.method == "logging/setLevel":
+            return _made(request.id, error={"code": _METHOD_NOT_FOUND, "message": "Method not found"})
+        uri = request.params.get("uri")
+        if session is None or not isinstance(uri, str):
+            return None
+        if request.method == "resources/subscribe":
+            session.subscribed.add(uri)
+        elif request.method == "resources/unsubscribe":
+            session.subscribed.discard(uri)
+            if any(uri in other.subscribed for other in self._sessions.values()):
+                return _made(request.id, result={})
+        return None
+
+    async def _greeted(self, outbound: Outbound) -> dict[str, Any]:
+        """What the server said to our own `initialize`."""
+        async with self._greets:
+            if self._greeting is None:
+                params = {
+                    "protocolVersion": SESSION_VERSIONS[-1],
+                    "capabilities": {},
+                    "clientInfo": {"name": "sidecar", "version": __version__},
+                }
+                answer = await self._ask(outbound, Request(0, "initialize", params), None)
+                result = orjson.loads(await answer.read(sse.MAX_LINE_BYTES)).get("result")
+                if not isinstance(result, dict):
+                    raise Refusal(Reason.UPSTREAM_FAILED, "it refused to be initialized")
+                capabilities = result.get("capabilities")
+                if isinstance(capabilities, dict):
+                    result["capabilities"] = {k: v for k, v in capabilities.items() if k != "logging"}
+                await self._send(outbound, Notification("notifications/initialized", {}))
+                self._greeting = result
+            return self._greeting
+
+    def _begun(self) -> _Session:
+        session = _Session(self._new_id())
+        self._sessions[session.id] = session
+        return session
+
+    # --- and back ---------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        failure, taken = Refusal(Reason.UPSTREAM_FAILED, "it hung up"), 0
+        try:
+            async with aclosing(self._wire.messages()) as messages:
+                async for raw in messages:
+                    self._came(raw)
+                    taken += len(raw) + 1024
+                    if taken > _SLICE_BYTES:
+                        taken = 0
+                        await asyncio.sleep(0)
+        except Refusal as refusal:
+            failure = refusal
+        self._lose(failure)
+
+    def _came(self, raw: bytes) -> None:
+        """One message. Raises Refusal when too much of what comes is none."""
+        try:
+            message = jsonrpc.parse_answer(raw)
+        except Refusal:
+            message = None
+        if not isinstance(message, dict):
+            self.noise += 1
+            if self.noise > MAX_NOISE:
+                raise Refusal(Reason.RESPONSE_REFUSED, "what it writes is not JSON-RPC")
+            return
+        self.noise = 0
+        if not isinstance(message.get("method"), str):
+            self._answered(message)
+        elif "id" in message:
+            self._asked(message)
+        else:
+            self._notified(message)
+
+    def _answered(self, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        call = self._calls.pop(number, None) if type(number) is int else None
+        if call is None:
+            return  # given up meanwhile, or never asked: it goes to nobody
+        self.proven = self.proven or "result" in message
+        headers = {}
+        if call.opens and "result" in message and not self._shared:
+            headers[SESSION_ID] = self._begun().id
+        _restore_subscription(message.get("result"), number, call.request.id)
+        call.answer(message, headers)
+
+    def _asked(self, message: dict[str, Any]) -> None:
+        """A question to the client, if there is exactly one whom it can be meant for."""
+        try:
+            asked = jsonrpc.message_from(message)
+        except Refusal:
+            return
+        if not isinstance(asked, Request):
+            return
+        if asked.method == "ping":
+            self._tell(Response(asked.id, {}))
+            return
+        session = next(iter(self._sessions.values()), None)
+        if session is None or self._shared:
+            self._tell(Response(asked.id, error={"code": _METHOD_NOT_FOUND, "message": "Method not found"}))
+            return
+        self._last_id += 1
+        session.asked[self._last_id] = asked.id
+        if len(session.asked) > MAX_ASKED:
+            _, oldest = session.asked.popitem(last=False)
+            self._tell(Response(oldest, error={"code": 429, "message": "The client has not answered"}))
+        self._to_client({**message, "id": self._last_id})
+
+    def _notified(self, message: dict[str, Any]) -> None:
+        params = message.get("params")
+        if not isinstance(params, dict):
+            params = {}
+        method = message["method"]
+        if method == "notifications/progress":
+            call = self._call(params.get("progressToken"))
+            if call is not None and call.token is not None:
+                call.pass_on({**message, "params": {**params, "progressToken": call.token}})
+            return
+        meta = params.get("_meta")
+        if isinstance(meta, dict) and _SUBSCRIPTION in meta:
+            call = self._call(meta[_SUBSCRIPTION])
+            if call is not None:
+                _restore_subscription(params, meta[_SUBSCRIPTION], call.request.id)
+                call.pass_on(message)
+        elif method in _FOR_THE_SESSION:
+            self._to_sessions(message, params.get("uri"))
+        elif method == "notifications/cancelled":
+            self._taken_back(message, params)
+        elif not self._shared:
+            self._to_client(message)
+
+    def _call(self, number: object) -> _Call | None:
+        return self._calls.get(number) if type(number) is int else None
+
+    def _taken_back(self, message: dict[str, Any], params: dict[str, Any]) -> None:
+        """The server does not want to know any more."""
+        for session in self._sessions.values():
+            for number, theirs in session.asked.items():
+                if theirs == params.get("requestId"):
+                    del session.asked[number]
+                    self._to_client({**message, "params": {**params, "requestId": number}})
+                    return
+
+    def _to_sessions(self, message: dict[str, Any], uri: object) -> None:
+        event = sse.encode_event(jsonrpc.encode(message))
+        for session in self._sessions.values():
+            if not self._shared or not isinstance(uri, str) or uri in session.subscribed:
+                session.tell(event)
+
+    def _to_client(self, message: dict[str, Any]) -> None:
+        """To the one client of this line, wherever it listens."""
+        for call in reversed(self._calls.values()):
+            if not call.opens and not call.outbound.endless:
+                if (
+                    call.session is not None or not call.outbound.is_anonymous
+                ):  # who share a line, and are not one client
+                    call.pass_on(message)
+                return
+        for session in self._sessions.values():
+            session.tell(sse.encode_event(jsonrpc.encode(message)))
+
+    def _lose(self, failure: Refusal) -> None:
+        """Nothing goes over this line any more."""
+        if self.failure is not None:
+            return
+        failure.__cause__ = self._whose()
+        self.failure = failure
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.fail(failure)
+        for session in self._sessions.values():
+            session.end()
+        self._sessions.clear()
+        self._lost(self)
+
+
+def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id | None]:
+    """The parameters with our progress token, and the caller's own."""
+    meta = params.get("_meta")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    if not isinstance(meta, dict) or not isinstance(token, str | int):
+        return params, None
+    return {**params, "_meta": {**meta, "progressToken": number}}, token
+
+
+def _restore_subscription(holder: object, ours: object, theirs: Id) -> None:
+    """Put the caller's id where the server names the subscription by ours."""
+    meta = holder.get("_meta") if isinstance(holder, dict) else None
+    if isinstance(meta, dict) and meta.get(_SUBSCRIPTION) == ours:
+        meta[_SUBSCRIPTION] = theirs
+
+
+def _made(request_id: Id, *, result: Any = None, error: dict[str, Any] | None = None, **more: Any) -> BuiltUpstream:
+    return BuiltUpstream(200, jsonrpc.encode_response(Response(request_id, result, error)), **more)

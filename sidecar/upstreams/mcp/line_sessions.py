@@ -1,0 +1,295 @@
+"""Keeps connections to servers that speak over a stream, one for each session.
+
+An upstream of lines (`duplex_transport.py`): programs on pipes, HTTP+SSE servers. Nobody shares a line unless the
+operator says so: each session has its own, and so has each caller of the stateless era, while it is used. What a
+caller's calls leave behind at such a server is then their own (threats X6). The sidecar's own enquiry is a caller like
+any other.
+
+    exchange ──▶ session known?       its line                    404: begin anew
+                 initialize           a new line, or the caller's own that has not said anything yet
+                 stateless            the caller's line, opened when first needed
+
+A server may not know `server/discover`, and keep silent about it: then it has not the stateless era (MCP 2026-07-28,
+stdio), and the `initialize` that follows is said to the very same program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.jsonrpc import Request, Response
+from sidecar.protocols.mcp.eras import STATELESS_SET
+from sidecar.upstreams.mcp.duplex_transport import DuplexTransport, DuplexWire
+from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, McpTransport, Outbound
+from sidecar.vocabulary import Caller
+
+DISCOVER_S: Final = 10.0
+SWEEP_EVERY_S: Final = 5.0
+# Sessions are ended by who keeps them; this is for an end that got lost on its way here.
+FORGOTTEN_S: Final = 7200.0
+_METHOD_NOT_FOUND: Final = -32601
+
+OpenWire = Callable[[str, Caller | None], Awaitable[DuplexWire]]
+"""Opens a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing if it is
+cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineBounds:
+    """How many lines at once, and for how long one of the stateless era is kept unused, in seconds."""
+
+    max_per_caller: int = 8
+    max_lines: int = 64
+    idle_s: float = 300.0
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One line. `key` is what it is kept under; None belongs to one session."""
+
+    channel: DuplexTransport
+    owner: str
+    key: str | None
+    used_mono_s: float
+    sessions: dict[str, str] = field(default_factory=dict)  # session → its owner
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether a session may begin on it: nothing that it was asked has changed anything."""
+        return not self.channel.proven and not self.channel.busy and self.channel.failure is None
+
+
+class LineTransport:
+    """One MCP server that is spoken with over lines."""
+
+    def __init__(
+        self,
+        name: str,
+        open_wire: OpenWire,
+        *,
+        timeout_s: float,
+        max_response_bytes: int,
+        shared: bool = False,
+        stateless: bool = True,
+        apart: bool = False,
+        bounds: LineBounds | None = None,
+        last_words: Callable[[], Sequence[str]] = tuple,
+        shows: Mapping[str, str] | None = None,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`shared`: one line for everybody. `stateless`: whether it may be asked for the stateless era at all.
+        `apart`: each line leads to a server of its own. `last_words` gives what it wrote beside its lines, for
+        operators; `shows` is what a program finds in its environment."""
+        self.name = name
+        self.timeout_s = timeout_s
+        self.max_response_bytes = max_response_bytes
+        self.last_words = last_words
+        self._shows = shows
+        self._open_wire = open_wire
+        self._shared = shared
+        self._stateless = stateless
+        self._apart = apart
+        self._bounds = bounds or LineBounds()
+        self._clock = clock_mono
+        self._lines: dict[_Line, None] = {}
+        self._kept: dict[str, _Line] = {}
+        self._by_session: dict[str, _Line] = {}
+        self._opening: dict[str, asyncio.Task[_Line]] = {}
+        self._begun: list[str] = []  # the owners of lines that are being opened
+        self._closing: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def lines(self) -> int:
+        """How many are open."""
+        return len(self._lines)
+
+    def shows_the_same_as(self, other: McpTransport) -> bool:
+        """As `McpTransport.shows_the_same_as`: files of its definition may say other things than before."""
+        return isinstance(other, LineTransport) and self._shows == other._shows
+
+    async def exchange(self, outbound: Outbound) -> BuiltUpstream:
+        message = outbound.message
+        if outbound.session_id is not None:
+            return await self._in_session(outbound, outbound.session_id)
+        if isinstance(message, Request) and message.method == "initialize":
+            return await self._begin(outbound)
+        if outbound.version not in STATELESS_SET or not isinstance(message, Request):
+            return BuiltUpstream(405 if message is None else 400)
+        if not self._stateless:
+            return _unknown(message)
+        try:
+            line = await self._kept_line(outbound, "stateless" if self._shared else outbound.owner)
+            if message.method == "server/discover" and not line.channel.proven:
+                outbound = outbound._replace(deadline_s=min(outbound.deadline_s, DISCOVER_S))
+            return await line.channel.exchange(outbound)
+        except Refusal as refusal:
+            if message.method == "server/discover" and refusal.reason is Reason.UPSTREAM_TIMEOUT:
+                return _unknown(message)
+            raise
+
+    def roams(self, session_id: str | None) -> bool:
+        """As `McpTransport.roams`: it is of a program that we started."""
+        return False
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        line = self._by_session.pop(session_id, None)
+        if line is None:
+            return
+        line.sessions.pop(session_id, None)
+        line.channel.end_session(session_id)
+        if line.key is None:
+            self._drop(line)
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [task for task in (self._sweeping, *self._opening.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for line in list(self._lines):
+            self._drop(line)
+        if self._closing:
+            await asyncio.wait(self._closing)  # whoever gives up waiting does not take them along
+
+    async def _in_session(self, outbound: Outbound, session_id: str) -> BuiltUpstream:
+        line = self._by_session.get(session_id)
+        if line is None or line.sessions.get(session_id) != outbound.owner:
+            return BuiltUpstream(404)
+        if outbound.verb == "DELETE":
+            await self.end_session(session_id, outbound.version, outbound.deadline_s)
+            return BuiltUpstream(200)
+        line.used_mono_s = self._clock()
+        return await line.channel.exchange(outbound)
+
+    async def _begin(self, outbound: Outbound) -> BuiltUpstream:
+        """A session begins, and with it, unless all share one, its line."""
+        if self._shared:
+            line = await self._kept_line(outbound, "session")
+            answer = await line.channel.exchange(outbound)
+        else:
+            line = await self._own_line(outbound)
+            try:
+                answer = await line.channel.exchange(outbound)
+            except BaseException:
+                self._drop(line)
+                raise
+        session_id = answer.headers.get(SESSION_ID)
+        if session_id is not None and line in self._lines:  # else it broke meanwhile, and the session with it
+            line.sessions[session_id] = outbound.owner
+            self._by_session[session_id] = line
+        elif not self._shared:
+            self._drop(line)
+        return answer
+
+    async def _own_line(self, outbound: Outbound) -> _Line:
+        unused = self._kept.get(outbound.owner)
+        if unused is not None and unused.takes_over:
+            del self._kept[outbound.owner]
+            unused.key = None
+            return unused
+        return await self._within(outbound.deadline_s, self._open(outbound, outbound.owner, None))
+
+    async def _kept_line(self, outbound: Outbound, key: str) -> _Line:
+        """The line that is kept under `key`. Whoever asks while it is being opened waits for the same."""
+        line = self._kept.get(key)
+        if line is None:
+            task = self._opening.get(key)
+            if task is None:
+                owner = "" if self._shared else outbound.owner
+                task = asyncio.create_task(self._open(outbound, owner, key), name=f"opens a line to {self.name}")
+                self._opening[key] = task
+                task.add_done_callback(lambda done: self._opened(key, done))
+            line = await self._within(outbound.deadline_s, asyncio.shield(task))
+        line.used_mono_s = self._clock()
+        return line
+
+    async def _within(self, deadline_s: float, opening: Awaitable[_Line]) -> _Line:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await opening
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "it was not there in time") from None
+
+    def _opened(self, key: str, task: asyncio.Task[_Line]) -> None:
+        self._opening.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited was told
+
+    async def _open(self, outbound: Outbound, owner: str, key: str | None) -> _Line:
+        self._make_room(owner)
+        self._begun.append(owner)
+        try:
+            wire = await self._open_wire(owner, outbound.caller)
+        finally:
+            self._begun.remove(owner)
+        own = self._apart and owner != ""  # our own enquiry's program speaks for all of them
+        line = _Line(DuplexTransport(wire, self._lost, shared=self._shared, own=own), owner, key, self._clock())
+        self._lines[line] = None
+        if key is not None:
+            self._kept[key] = line
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep(), name=f"ends unused lines to {self.name}")
+        return line
+
+    def _make_room(self, owner: str) -> None:
+        """Raises Refusal(TOO_MANY_CONCURRENT) where none can be made without taking what somebody else uses."""
+        if self._closed:
+            raise Refusal(Reason.UPSTREAM_FAILED, "it is being taken away")
+        if owner == "":
+            return  # our own few: without them nobody could call anything
+        idle = [line for line in self._lines if not line.channel.busy]
+        mine = sum(line.owner == owner for line in self._lines) + self._begun.count(owner)
+        if mine >= self._bounds.max_per_caller:
+            self._drop_oldest([line for line in idle if line.owner == owner], "too many sessions of one caller")
+        elif len(self._lines) + len(self._begun) >= self._bounds.max_lines:
+            free = [line for line in idle if line.owner == owner or (line.owner and not line.sessions)]
+            self._drop_oldest(free, "too many sessions of one server")
+        if len(self._closing) >= self._bounds.max_lines:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many sessions of one server are ending")
+
+    def _drop_oldest(self, lines: list[_Line], complaint: str) -> None:
+        if not lines:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, complaint)
+        self._drop(min(lines, key=lambda line: line.used_mono_s))
+
+    def _lost(self, channel: DuplexTransport) -> None:
+        for line in list(self._lines):
+            if line.channel is channel:
+                self._drop(line)
+
+    def _drop(self, line: _Line) -> None:
+        """Forget the line at once, and hang up behind it."""
+        if line not in self._lines:
+            return
+        del self._lines[line]
+        if line.key is not None and self._kept.get(line.key) is line:
+            del self._kept[line.key]
+        for session_id in line.sessions:
+            self._by_session.pop(session_id, None)
+        task = asyncio.create_task(line.channel.close(), name=f"ends a line to {self.name}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _sweep(self) -> None:
+        """End what nobody uses, as long as there is anything."""
+        while self._lines:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            now = self._clock()
+            for line in list(self._lines):
+                allowed_s = FORGOTTEN_S if line.sessions else self._bounds.idle_s
+                if not line.channel.busy and now - line.used_mono_s > allowed_s:
+                    self._drop(line)
+
+
+def _unknown(message: Request) -> BuiltUpstream:
+    """As a server of the session era answers what it does not know."""
+    error = {"code": _METHOD_NOT_FOUND, "message": "Method not found"}
+    return BuiltUpstream(404, jsonrpc.encode_response(Response(message.id, error=error)))

@@ -1,0 +1,165 @@
+"""Compares tools with their pinned definitions.
+
+A server may show one description while it is looked at and another afterwards (threat L6), and what a description says
+a model obeys. So a tool's definition can be pinned: a SHA-256 over the RFC 8785 form of the members that a model or a
+client acts upon, each as the server lists it. A member that is absent is left out, so absent and `null` differ; key
+order and white space don't matter. Some clients read keys in any case, so every spelling of a member counts as well.
+What else stands in an entry (`icons`, `execution`, `_meta`) may change.
+
+    setting          without pins of the server                   with pins
+    (none)           as `warn`                                    as `require`
+    "require"        no tool may be used                          a tool that is not as pinned may not be used
+    "warn"           told: what differs from the first list       told: what differs from the pins
+    "off"            nothing                                      nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from sidecar.protocols.canonical import NotCanonicalError, canonical_json
+
+MEMBERS: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+MEMBER_DIGEST_CHARS: Final = 16  # only to say which members differ; what is pinned is the whole
+MAX_SIGHTINGS: Final = 100
+_FOLDED: Final = {member.casefold(): member for member in MEMBERS}
+
+Mode = Literal["require", "warn", "off"]
+
+
+class Definition(NamedTuple):
+    """One tool's definition in digests: of the whole in 64 hex digits ("" for what cannot be pinned), and by member."""
+
+    digest: str
+    members: Mapping[str, str]
+
+
+UNPINNABLE: Final = Definition("", {})
+
+
+def pinned_part(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a list entry that are pinned, in every spelling that they have."""
+    return {key: value for key, value in entry.items() if key.casefold() in _FOLDED}
+
+
+def digest_of(entry: Mapping[str, Any]) -> str:
+    """The digest of a list entry, 64 hex digits; "" for what is not JSON that every reader reads alike."""
+    try:
+        return sha256(canonical_json(pinned_part(entry))).hexdigest()
+    except NotCanonicalError:
+        return ""
+
+
+def definition_of(entry: Mapping[str, Any]) -> Definition:
+    """The digests of a list entry."""
+    digest = digest_of(entry)
+    if not digest:
+        return UNPINNABLE
+    members = {key: sha256(canonical_json(value)).hexdigest() for key, value in pinned_part(entry).items()}
+    return Definition(digest, {key: member[:MEMBER_DIGEST_CHARS] for key, member in members.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One tool as it was approved: its definition, when (RFC 3339) and by whom."""
+
+    digest: str
+    members: Mapping[str, str]
+    definition: Mapping[str, Any] = field(compare=False, repr=False)
+    pinned_at: str
+    pinned_by: str
+
+
+def pin_of(entry: Mapping[str, Any], *, at: str, by: str) -> Pin | None:
+    """The pin of a list entry; None for one that cannot be pinned."""
+    definition = definition_of(entry)
+    if not definition.digest:
+        return None
+    return Pin(definition.digest, definition.members, pinned_part(entry), at, by)
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Every pin, by server and tool. A server that stands here without a tool is pinned to having none.
+    `source` is the digest of the file."""
+
+    servers: Mapping[str, Mapping[str, Pin]] = field(default_factory=dict)
+    source: str = field(default="", compare=False)
+
+    def mode(self, server: str, setting: Mode | None) -> Mode:
+        """What holds for a server, by its setting."""
+        return setting or ("require" if server in self.servers else "warn")
+
+    def required(self, settings: Mapping[str, Mode | None]) -> Mapping[str, Mapping[str, str]]:
+        """For each server whose tools must be as pinned: the digest that each tool must have."""
+        return {
+            server: {tool: pin.digest for tool, pin in self.servers.get(server, {}).items()}
+            for server, setting in settings.items()
+            if self.mode(server, setting) == "require"
+        }
+
+    def changes(self, old: Pins) -> tuple[list[str], list[str]]:
+        """What is pinned anew, and what is no longer pinned, as `<server>/<tool>`."""
+        before, now = set(old._digests()), set(self._digests())
+        gone = {name for name, _ in before} - {name for name, _ in now}
+        return sorted(name for name, _ in now - before), sorted(gone)
+
+    def _digests(self) -> Iterable[tuple[str, str]]:
+        for server, pins in self.servers.items():
+            yield f"{server}/", ""
+            yield from ((f"{server}/{tool}", pin.digest) for tool, pin in pins.items())
+
+
+NO_PINS: Final = Pins()
+
+
+class Defined(Protocol):
+    """What a tool is compared with, or compared: a pin, or a definition."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def members(self) -> Mapping[str, str]: ...
+
+
+class Drift(NamedTuple):
+    """A tool that is not as it was. `old` is "" for a new one, `new` for one whose definition cannot be pinned."""
+
+    old: str
+    new: str
+    members: tuple[str, ...]
+
+
+def drift_between(old: Defined | None, new: Defined) -> Drift | None:
+    """What is different; None if nothing is."""
+    if old is not None and old.digest == new.digest and new.digest:
+        return None
+    before = {} if old is None else old.members
+    return Drift("" if old is None else old.digest, new.digest, differing(before, new.members))
+
+
+def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
+    """The members that differ, in the order of `MEMBERS`, other spellings last and under the member's own name."""
+    keys = {key for key in (*old, *new) if old.get(key) != new.get(key)}
+    members = {_FOLDED.get(key.casefold(), key) for key in keys}
+    return tuple(member for member in MEMBERS if member in members)
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Definitions that a server showed in a caller's list and that were kept back, until somebody looks. Bounded: the
+    names are the server's."""
+
+    _seen: dict[str, Definition] = field(default_factory=dict)
+
+    def add(self, tool: str, entry: Mapping[str, Any]) -> None:
+        if len(self._seen) < MAX_SIGHTINGS:
+            self._seen[tool] = definition_of(entry)
+
+    def take(self) -> dict[str, Definition]:
+        """Those since the last time."""
+        seen, self._seen = self._seen, {}
+        return seen

@@ -1,0 +1,219 @@
+r"""What does policies/pins.yaml say, and how is it written?
+
+version: 1
+servers:
+  github:
+    "search_code":
+      digest: sha256:3f0c…
+      pinned_at: 2026-11-28T04:00:00Z
+      pinned_by: "alice"
+      definition: |-
+        {
+          "description": "Search.",
+          …
+
+The definition itself stands there, so that a pull request shows what changes in it. It is JSON in which hidden
+characters are seen as `\u200b`; the digest must be its own and its spelling the one that is written here, so that what
+a reviewer reads is what is pinned. `sidecar mcp tools SERVER --pin` writes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import orjson
+from pydantic import AfterValidator, Field, model_validator
+
+from sidecar.errors import PolicyError
+from sidecar.protocols.hidden_characters import revealed
+from sidecar.protocols.mcp.messages import NAME
+from sidecar.settings.field_types import Section, Slug, Word
+from sidecar.settings.timestamps import seconds_of
+from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.yaml_document import Document, read_bytes, read_document
+from sidecar.upstreams.mcp.pins import NO_PINS, Pin, Pins, digest_of, pin_of, pinned_part
+
+PINS_FILE: Final = "pins.yaml"
+MAX_PINS_BYTES: Final = 32 * 2**20
+HEAD: Final = """\
+# The tools that were approved, by server. Written by `sidecar mcp tools SERVER --pin`.
+version: 1
+servers:
+"""
+_ALGORITHM: Final = "sha256:"
+_BY_COMMAND: Final = "sidecar mcp tools SERVER --pin writes this file"
+
+
+def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
+    """Read pins.yaml; without the file nothing is pinned. A file that says what it said when `known` was read gives
+    `known`: a thousand definitions take a third of a second. Raises PolicyError with every fault and its position."""
+    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no pins"
+        return NO_PINS
+    content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES, inside=path.parent)
+    source = sha256(content).hexdigest()
+    if source == known.source:
+        return known
+    return replace(_pins_in(_document(path, content)), source=source)
+
+
+def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
+    """The text of pins.yaml with these pins for the server in place of what it had. The rest stays as it is written,
+    comments too. Raises PolicyError if the file that is there cannot be read."""
+    if not path.exists():
+        return HEAD + _server_block(server, pins)
+    document = _document(path)
+    wanted = {**_pins_in(document).servers, server: pins}
+    text = _replaced(document, server, _server_block(server, pins))
+    if _says(path, text) != wanted:  # it is written in a form of somebody's own
+        text = HEAD + "".join(_server_block(name, wanted[name]) for name in wanted)
+        _pins_in(_document(path, text))
+    return text
+
+
+def readable(value: object) -> str:
+    """A JSON value as people review it: keys in order, one thing a line, what is hidden written as an escape."""
+    lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
+    return "\n".join(map(revealed, lines))
+
+
+def _document(path: Path, text: str | bytes | None = None) -> Document:
+    return read_document(path, text=text, error=PolicyError, max_bytes=MAX_PINS_BYTES)
+
+
+def _pins_in(document: Document) -> Pins:
+    file = document.validate(PinsFile)
+    return Pins(
+        {server: {tool: entry.pin() for tool, entry in tools.items()} for server, tools in file.servers.items()}
+    )
+
+
+def _says(path: Path, text: str) -> Mapping[str, Mapping[str, Pin]] | None:
+    try:
+        return _pins_in(_document(path, text)).servers
+    except PolicyError:
+        return None
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _tool_name(text: str) -> str:
+    if not NAME.match(text):
+        reject(ValidationFinding("this is no tool's name", hint=_BY_COMMAND))
+    return text
+
+
+def _digest(text: str) -> str:
+    digits = text.removeprefix(_ALGORITHM)
+    if digits == text or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+        reject(ValidationFinding("this is no digest", hint=f"{_ALGORITHM} and 64 hexadecimal digits; {_BY_COMMAND}"))
+    return digits
+
+
+def _moment(text: str) -> str:
+    try:
+        seconds_of(text)
+    except ValueError:
+        reject(ValidationFinding("this is no time", hint="such as 2027-03-31T00:00:00Z"))
+    return text
+
+
+class PinEntry(Section):
+    """One tool as it was approved."""
+
+    digest: Annotated[str, AfterValidator(_digest)]
+    pinned_at: Annotated[str, AfterValidator(_moment)]
+    pinned_by: Word
+    definition: str
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> PinEntry:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[ValidationFinding]:
+        try:
+            definition = orjson.loads(self.definition)
+        except orjson.JSONDecodeError:
+            definition = None
+        if not isinstance(definition, dict) or pinned_part(definition) != definition:
+            yield ValidationFinding("this is no definition of a tool", hint=_BY_COMMAND, at=("definition",))
+        elif digest_of(definition) != self.digest:
+            yield ValidationFinding(
+                "the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",)
+            )
+        elif readable(definition) != self.definition:  # a key twice, say: read by people one way and here another
+            yield ValidationFinding(
+                "the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",)
+            )
+
+    def pin(self) -> Pin:
+        """What it says."""
+        pin = pin_of(orjson.loads(self.definition), at=self.pinned_at, by=self.pinned_by)
+        assert pin is not None  # its digest was compared
+        return pin
+
+
+class PinsFile(Section):
+    """pins.yaml."""
+
+    version: Literal[1]
+    servers: dict[Slug, dict[Annotated[str, AfterValidator(_tool_name)], PinEntry]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _named_alike(self) -> PinsFile:
+        reject_any(self._misplaced())
+        return self
+
+    def _misplaced(self) -> Iterator[ValidationFinding]:
+        for server, tools in self.servers.items():
+            for tool, entry in tools.items():
+                if orjson.loads(entry.definition).get("name") != tool:
+                    at = ("servers", server, tool, "definition")
+                    yield ValidationFinding("this is the definition of another tool", hint=_BY_COMMAND, at=at)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _server_block(server: str, pins: Mapping[str, Pin]) -> str:
+    if not pins:
+        return f"  {server}: {{}}\n"
+    return f"  {server}:\n" + "".join(_tool_block(tool, pins[tool]) for tool in sorted(pins))
+
+
+def _tool_block(tool: str, pin: Pin) -> str:
+    lines = readable(pin.definition).replace("\n", "\n" + 8 * " ")
+    return (
+        f'    "{tool}":\n'
+        f"      digest: {_ALGORITHM}{pin.digest}\n"
+        f"      pinned_at: {pin.pinned_at}\n"
+        f"      pinned_by: {json.dumps(pin.pinned_by)}\n"
+        f"      definition: |-\n"
+        f"        {lines}\n"
+    )
+
+
+def _replaced(document: Document, server: str, block: str) -> str:
+    """The lines of the file with those of one server exchanged, or added at the end."""
+    lines = list(document.lines)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    servers = document.data.get("servers") or {}
+    starts = sorted(document.position_of(("servers", name), key=True)[0] - 1 for name in servers)
+    begin = document.position_of(("servers", server), key=True)[0] - 1 if server in servers else len(lines)
+    end = next((start for start in starts if start > begin), len(lines))
+    while end < len(lines) and end - 1 > begin and _is_remark(lines[end - 1]):
+        end -= 1  # what stands above the next server belongs to it
+    head = [] if "servers" in document.data else ["servers:"]
+    return "\n".join([*lines[:begin], *head, block.rstrip("\n"), *lines[end:], ""])
+
+
+def _is_remark(line: str) -> bool:
+    # Not one that is deeper: the text of a definition may look like it.
+    return not line.strip() or (line.lstrip().startswith("#") and len(line) - len(line.lstrip()) <= 2)

@@ -1,0 +1,203 @@
+"""Shares session records between replicas.
+
+By its record in the store that replicas share: whose it is, at which server, in which revision, and the upstream's own
+id of it. The record lies under a digest of the session's id and is sealed with a key made of that id (32 random bytes
+that only its client has): whoever reads the store learns neither whose sessions there are nor the ids that would open
+them at an upstream, and whoever writes into it can end sessions and forge none.
+
+Every request of such a session asks the store, so that what one replica ended is over at all of them. A store that is
+out answers for none: 503. What lives in one process has no record (open streams, programs, HTTP+SSE, sessions that we
+play for a server that has none), and is found at its own replica alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from sidecar.errors import Reason, Refusal
+from sidecar.storage.redis_script import Run, script_text
+from sidecar.upstreams.mcp.sessions import Session, Sessions
+from sidecar.vocabulary import Caller
+
+SCRIPT: Final = script_text("sessions")
+VERSION: Final = 1
+LOOK_EVERY_S: Final = 5.0  # how long a stream may outlive its session, which another replica ended
+LOOKED_AT_ONCE: Final = 64
+MAX_FORGETTING: Final = 10_000
+_OURS: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+_NONCE_BYTES: Final = 12
+_NAMED, _SEALED = b"sidecar session record\0", b"sidecar session seal\0"
+_ABOUT: Final = b"sidecar session v1"
+
+
+class SessionRecord(NamedTuple):
+    """What another replica must know. `started_at` is in seconds since the epoch; the last two are of a session at the
+    address of all servers."""
+
+    owner: str
+    server: str
+    version: str
+    upstream_id: str | None
+    started_at: float
+    declared: dict[str, Any]
+    level: str
+
+    def sealed(self, session_id: str) -> str:
+        """As the store has it."""
+        plain = orjson.dumps({"v": VERSION, **self._asdict()})
+        nonce = os.urandom(_NONCE_BYTES)
+        return (nonce + AESGCM(_digest(_SEALED, session_id)).encrypt(nonce, plain, _ABOUT)).hex()
+
+
+def opened(session_id: str, sealed: object) -> SessionRecord | None:
+    """The record; None for what nobody sealed who had this id, or a newer release wrote in another way. A member that
+    is unknown says nothing that we must know."""
+    if not isinstance(sealed, bytes):
+        return None
+    try:
+        raw = bytes.fromhex(sealed.decode("ascii"))
+        said = orjson.loads(
+            AESGCM(_digest(_SEALED, session_id)).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _ABOUT)
+        )
+        if said["v"] != VERSION:
+            return None
+        return SessionRecord(
+            str(said["owner"]),
+            str(said["server"]),
+            str(said["version"]),
+            None if said["upstream_id"] is None else str(said["upstream_id"]),
+            float(said["started_at"]),
+            dict(said["declared"]),
+            str(said["level"]),
+        )
+    except (ValueError, KeyError, TypeError, InvalidTag):
+        return None
+
+
+def key_of(session_id: str) -> str:
+    """Where the record lies."""
+    return f"session:{_digest(_NAMED, session_id).hex()}"
+
+
+@dataclass(slots=True)
+class SessionStore:
+    """The sessions that replicas share. `run` asks the store, None where nothing is shared; `clock` gives seconds since
+    the epoch."""
+
+    sessions: Sessions
+    run: Run | None
+    clock: Callable[[], float]
+    up: bool = True
+    _looked_mono_s: float = 0.0
+    _forgetting: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def keep(self, session: Session) -> None:
+        """From now on every replica knows it. Raises Refusal(STORE_UNAVAILABLE): a session that only one of them knew
+        would be gone for its client at the next request."""
+        if self.run is None:
+            return
+        session.roams = True
+        started_at = self.clock() - (self.sessions.clock_mono() - session.started_mono_s)
+        kept = (session.owner, session.server, session.version, session.upstream_id, started_at)
+        record = SessionRecord(*kept, dict(session.declared), session.level)
+        await self._ask("keep", session.id, self._ttl_ms, record.sealed(session.id))
+
+    async def recall(self, session_id: str, caller: Caller, server: str) -> Sequence[Session]:
+        """Have the session here, if it is one that roams and the caller's; and no longer, if it was ended elsewhere.
+        Those that had to go for it. Raises Refusal: STORE_UNAVAILABLE, TOO_MANY_CONCURRENT."""
+        if self.run is None or not _OURS.fullmatch(session_id):
+            return ()
+        known = self.sessions.get(session_id)
+        if known is not None and not known.roams:
+            return ()
+        sealed = await self._ask("touch", session_id, self._ttl_ms)
+        if sealed is None:
+            if known is not None:
+                self.sessions.end(known)
+            return ()
+        if self.sessions.get(session_id) is not None:  # also if another request of it was quicker
+            return ()
+        record = opened(session_id, sealed)
+        if record is None or (record.owner, record.server) != (caller.binding, server):
+            return ()  # as if there were none
+        return self._take(session_id, caller, record)
+
+    async def forget(self, session: Session) -> None:
+        """It is over, everywhere. Raises Refusal(STORE_UNAVAILABLE)."""
+        if session.roams and self.run is not None:
+            await self._ask("drop", session.id)
+
+    def forget_soon(self, session: Session) -> None:
+        """The same, where nobody waits; what the store does not hear ends there with its idle time."""
+        if session.roams and self.run is not None and len(self._forgetting) < MAX_FORGETTING:
+            task = asyncio.create_task(self._forget_quietly(session))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def is_used(self, session: Session) -> bool:
+        """Whether a session that nobody used here is used elsewhere, or may be."""
+        if not session.roams or self.run is None:
+            return False
+        try:
+            return bool(await self._ask("look", session.id))
+        except Refusal:
+            return True  # nobody can say: its upstream has a time-out of its own
+
+    async def look(self) -> None:
+        """Keep those whose streams are open here, and end those that another replica ended. Once in a while."""
+        now = self.sessions.clock_mono()
+        if self.run is None or now - self._looked_mono_s < LOOK_EVERY_S:
+            return
+        self._looked_mono_s = now
+        streaming = [one for one in self.sessions if one.roams and one.has_streams]
+        for at in range(0, len(streaming), LOOKED_AT_ONCE):
+            await asyncio.gather(*map(self._look_at, streaming[at : at + LOOKED_AT_ONCE]))
+
+    async def _look_at(self, session: Session) -> None:
+        try:
+            gone = await self._ask("touch", session.id, self._ttl_ms) is None
+        except Refusal:
+            return  # no call goes through meanwhile; what is open stays
+        if gone:
+            self.sessions.end(session)
+
+    def _take(self, session_id: str, caller: Caller, record: SessionRecord) -> Sequence[Session]:
+        age_s = max(0.0, self.clock() - record.started_at)
+        how: dict[str, Any] = {"version": record.version, "upstream_id": record.upstream_id}
+        session, ended = self.sessions.start(caller, record.server, id=session_id, age_s=age_s, **how)
+        session.roams, session.declared, session.level = True, record.declared, record.level
+        return ended
+
+    async def _forget_quietly(self, session: Session) -> None:
+        try:
+            await self.forget(session)
+        except Refusal:
+            pass
+
+    @property
+    def _ttl_ms(self) -> str:
+        return str(int(self.sessions.idle_s * 1000))
+
+    async def _ask(self, verb: str, session_id: str, *words: str) -> Any:
+        assert self.run is not None
+        try:
+            answer = await self.run(SCRIPT, key_of(session_id), [verb, *words])
+        except ConnectionError:
+            self.up = False
+            raise Refusal(Reason.STORE_UNAVAILABLE) from None
+        self.up = True
+        return answer
+
+
+def _digest(what: bytes, session_id: str) -> bytes:
+    return hashlib.sha256(what + session_id.encode()).digest()

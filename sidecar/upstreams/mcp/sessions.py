@@ -1,0 +1,285 @@
+"""Keeps sessions and their owners.
+
+A session of the session era (MCP 2024-11-05 to 2025-11-25) is ours: a random id, bound to the whole chain and the
+server, mapped to exactly one upstream session. It never identifies anybody: every request proves its caller anew,
+and another chain's session looks like none at all (threats S1-S6, S9, S10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import base64url
+from sidecar.protocols.jsonrpc import Id, malformed
+from sidecar.vocabulary import Caller, Question
+
+SESSION_ID_BYTES = 32
+MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
+MAX_AWAITED = 64  # questions of one server that its client has not answered yet
+MAX_STREAMS = 4  # of one session at once; a client needs one, and another while it does not know that the first broke
+_EVENT_MAC_BYTES = 12
+_EVENTS = b"sidecar session events\0"
+_UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit the header that bears it
+_EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID can carry back
+
+
+class PendingRequest(NamedTuple):
+    """What a request of the caller's was, for who looks at its answer: a method, and the question that named it, as
+    `without_arguments` leaves it; `decision_id` and `args_hash` as the audit has them."""
+
+    method: str
+    question: Question
+    decision_id: str
+    args_hash: str | None
+
+    @property
+    def tool(self) -> str:
+        """The tool that it calls, if it calls one."""
+        return self.question.name
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
+    one it was asked on; `creators` are what those asked that may be answered with a task. `awaited` are the server's
+    requests that the caller may still answer (id → method). `streams` are what ends each stream that is open of it,
+    oldest first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed on (`version` is
+    "" until then), and is none at another address. One that `roams` other replicas know too (`session_store.py`).
+
+    A session on the address of all servers has none at an upstream itself. It has `parts`, one at each server that it
+    reached, by name, each of this `whole`; what they begin with is what its client `declared`, and the `level` of
+    logging that it set.
+    """
+
+    id: str
+    owner: str
+    server: str
+    version: str
+    upstream_id: str | None
+    started_mono_s: float
+    used_mono_s: float
+    event_key: bytes
+    sent: OrderedDict[Id, PendingRequest | None] = field(default_factory=OrderedDict)
+    creators: dict[Id, Question] = field(default_factory=dict)
+    awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
+    streams: OrderedDict[Callable[[], None], None] = field(default_factory=OrderedDict)
+    parts: dict[str, Session] = field(default_factory=dict)
+    whole: Session | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    level: str = ""
+    ended: bool = False
+    paired: bool = False
+    roams: bool = False
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether anything is open of it."""
+        return any(one.streams for one in (self, *self.parts.values()))
+
+    def begin(self, version: str, upstream_id: str | None) -> None:
+        """The upstream agreed on a revision. Raises Refusal: MALFORMED_CALL if one had been before, SESSION_UNKNOWN if
+        the session ended meanwhile; either way the upstream's session is nobody's."""
+        if self.ended:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if self.version:
+            raise malformed("this session was initialized before")
+        self.version, self.upstream_id = version, upstream_id
+
+    def remember(self, request_id: Id, asked: PendingRequest, creator: Question | None = None) -> None:
+        """The caller asked: an answer with this id may come, and it is to this; it may be a task, if there is a
+        `creator`. Of an id that is used twice (MCP forbids it) nobody can say what an answer is to: else one could be
+        fetched under the rules of another call."""
+        twice = self.sent.pop(request_id, asked) != asked
+        self.sent[request_id] = None if twice else asked
+        self.creators.pop(request_id, None)
+        if creator is not None and not twice:
+            self.creators[request_id] = creator.without_arguments
+        if len(self.sent) > MAX_REMEMBERED:
+            oldest, _ = self.sent.popitem(last=False)
+            self.creators.pop(oldest, None)
+
+    def expect(self, request_id: Id, method: str) -> None:
+        """The server asked: the caller may answer this id, once."""
+        self.awaited[request_id] = method
+        if len(self.awaited) > MAX_AWAITED:
+            self.awaited.popitem(last=False)
+
+    def open_stream(self, close: Callable[[], None]) -> None:
+        """One more stream; `close` ends it. Beyond MAX_STREAMS the oldest gives way: its reader is the likeliest to
+        be gone, and refusing the new one would lock out who reconnects (threats S10). Raises Refusal(SESSION_UNKNOWN)
+        if the session ended meanwhile: nobody would end the stream."""
+        if self.ended:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if len(self.streams) >= MAX_STREAMS:
+            oldest, _ = self.streams.popitem(last=False)
+            oldest()
+        self.streams[close] = None
+
+    def close_stream(self, close: Callable[[], None]) -> None:
+        """The stream is over. Twice is no fault."""
+        self.streams.pop(close, None)
+
+    def close(self) -> None:
+        """It is over, and so is every stream of it."""
+        self.ended = True
+        for close in list(self.streams):
+            close()
+
+    def sealed_event_id(self, upstream_event_id: str) -> str | None:
+        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there.
+        None for one that no header could bring back."""
+        if not _EVENT_ID.fullmatch(upstream_event_id):
+            return None
+        raw = upstream_event_id.encode()
+        return base64url.encode(self._event_mac(raw) + raw)
+
+    def opened_event_id(self, event_id: str) -> str | None:
+        """The upstream's event id; None for one that this session never saw."""
+        try:
+            raw = base64url.decode(event_id)
+            mac, upstream = raw[:_EVENT_MAC_BYTES], raw[_EVENT_MAC_BYTES:]
+            if hmac.compare_digest(mac, self._event_mac(upstream)):
+                return upstream.decode()
+        except ValueError:
+            pass
+        return None
+
+    def _event_mac(self, raw: bytes) -> bytes:
+        return hmac.digest(self.event_key, raw, hashlib.sha256)[:_EVENT_MAC_BYTES]
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Every open session of this process, bounded in number, per principal and in time."""
+
+    clock_mono: Callable[[], float]
+    idle_s: float = 1800.0
+    lifetime_s: float = 86_400.0
+    max_sessions: int = 10_000
+    max_per_principal: int = 64
+    _open: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    _by_owner: dict[str, OrderedDict[str, None]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(
+        self,
+        caller: Caller,
+        server: str,
+        *,
+        version: str = "",
+        upstream_id: str | None = None,
+        paired: bool = False,
+        id: str = "",
+        age_s: float = 0.0,
+    ) -> tuple[Session, list[Session]]:
+        """A new session, and those of the same owner that had to go for it, oldest first. One that began at another
+        replica has its `id` and its age.
+
+        Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
+        """
+        owner = caller.binding
+        mine = self._by_owner.get(owner, ())
+        ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
+        if len(self._open) - len(ended) >= self.max_sessions:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
+        session = self._fresh(owner, server, version, upstream_id, paired, id)
+        session.started_mono_s -= age_s
+        for oldest in ended:
+            self.end(oldest)
+        self._open[session.id] = session
+        self._by_owner.setdefault(owner, OrderedDict())[session.id] = None
+        return session, ended
+
+    def add_part(self, whole: Session, server: str, *, version: str, upstream_id: str | None) -> Session:
+        """The part of a session at one more server. Raises Refusal(SESSION_UNKNOWN) if it ended meanwhile."""
+        if whole.ended:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        part = whole.parts[server] = self._fresh(whole.owner, server, version, upstream_id)
+        part.whole = whole
+        return part
+
+    def get(self, session_id: str) -> Session | None:
+        """The session of this id, whoever asks: nothing that a caller may be told of."""
+        return self._open.get(session_id)
+
+    def _fresh(
+        self, owner: str, server: str, version: str, upstream_id: str | None, paired: bool = False, id: str = ""
+    ) -> Session:
+        now = self.clock_mono()
+        session_id = id or secrets.token_urlsafe(SESSION_ID_BYTES)
+        return Session(
+            id=session_id,
+            owner=owner,
+            server=server,
+            version=version,
+            upstream_id=upstream_id,
+            started_mono_s=now,
+            used_mono_s=now,
+            event_key=hashlib.sha256(_EVENTS + session_id.encode()).digest(),  # the same at every replica
+            paired=paired,
+        )
+
+    def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
+        """The caller's session. Another chain's, another server's, another transport's and none are the same
+        Refusal(SESSION_UNKNOWN)."""
+        session = self._open.get(session_id)
+        if session is None or session.server != server or session.owner != caller.binding:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if session.paired is not paired:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if self._is_over(session):
+            # The sweep may not have come by yet; over is over.
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        session.used_mono_s = self.clock_mono()
+        mine = self._by_owner[session.owner]
+        mine.move_to_end(session.id)
+        return session
+
+    def end(self, session: Session) -> None:
+        """Forget it and close what is open of it; of a part, it alone. Ending twice is no fault."""
+        if session.whole is not None:
+            if session.whole.parts.get(session.server) is session:
+                del session.whole.parts[session.server]
+            session.close()
+            return
+        if self._open.pop(session.id, None) is None:
+            return
+        mine = self._by_owner[session.owner]
+        del mine[session.id]
+        if not mine:
+            del self._by_owner[session.owner]
+        for one in (session, *session.parts.values()):
+            one.close()
+
+    def sweep(self) -> list[Session]:
+        """End what is over, and say what that was, so that the upstream can be told."""
+        over = [session for session in self._open.values() if self._is_over(session)]
+        for session in over:
+            self.end(session)
+        return over
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+    def _is_over(self, session: Session) -> bool:
+        now = self.clock_mono()
+        idle = not session.has_streams and now - session.used_mono_s > self.idle_s
+        return idle or now - session.started_mono_s > self.lifetime_s
+
+
+def upstream_id_from(header: str | None) -> str | None:
+    """The id that an upstream gave its session; None where it keeps none. Raises Refusal(RESPONSE_REFUSED) for one
+    that could not be sent back to it."""
+    if header is not None and not _UPSTREAM_ID.fullmatch(header):
+        raise Refusal(Reason.RESPONSE_REFUSED, "its session id is not 1 to 1,024 visible ASCII characters")
+    return header

@@ -1,0 +1,254 @@
+"""Runs programs as MCP servers on pipes.
+
+One message a line, UTF-8, both ways (MCP, transports). The program comes from configuration alone, is started without a
+shell, and is given what `settings/programs.py` says. Whatever else it writes is bounded: a line, what is no message
+(`duplex_transport.py`), what it wrote to its error output (`StderrLines`). Both pipes are always read, so that it never
+waits for us.
+
+When a program ends without being asked to, its calls fail at once, and its caller's next one is started after a pause
+that doubles each time. Another caller's program is none of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sidecar.errors import Reason, Refusal, SettingsError, Unsent, fault_in, visible
+from sidecar.settings import upstreams as settings
+from sidecar.settings.programs import environment_of, executable_of
+from sidecar.upstreams.mcp.line_sessions import LineBounds, LineTransport
+from sidecar.upstreams.processes import Process, Processes, Program, StartFailed
+from sidecar.vocabulary import Caller
+
+# A program that does not read: what it is sent is kept up to here, and then refused (threats X5).
+MAX_UNREAD_BYTES: Final = 8 * 2**20
+ENVELOPE_BYTES: Final = 64 * 1024  # what stands around an answer's body in its line
+MAX_TAIL_LINES, MAX_TAIL_CHARS = 100, 400
+TOLD_LINES: Final = 5  # of its last words, in the log
+LAST_WORDS_S: Final = 0.2  # after its end, for what it wrote before
+STEADY_S: Final = 60.0  # who lived so long did not end because of how it began
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+MAX_STREAKS: Final = 1024
+_READ_BYTES: Final = 64 * 1024
+
+log = logging.getLogger("sidecar.stdio")
+
+
+class StderrLines:
+    """The last lines of what programs said to nobody, safe to show: control characters are spelt out (threats X8)."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=MAX_TAIL_LINES)
+
+    def add(self, line: bytes) -> None:
+        text = line[: 4 * MAX_TAIL_CHARS].decode("utf-8", "backslashreplace").rstrip("\r\n")
+        shown = visible(text)
+        if shown:
+            self._lines.append(shown[:MAX_TAIL_CHARS])
+
+    def lines(self, count: int = MAX_TAIL_LINES) -> list[str]:
+        """The newest, oldest first."""
+        return list(self._lines)[-count:]
+
+
+class ProgramWire:
+    """A `channel.Wire` to a running program. `ended` is called with how, if it ended without being asked to."""
+
+    def __init__(
+        self,
+        process: Process,
+        tail: StderrLines,
+        *,
+        max_line_bytes: int,
+        ended: Callable[[str], None] = lambda how: None,
+    ) -> None:
+        self._process = process
+        self._tail = tail
+        self._max_line_bytes = max_line_bytes
+        self._ended = ended
+        self._asked_to = False
+        self._beside = [
+            asyncio.create_task(self._keep_errors(), name=f"reads the errors of process {process.pid}"),
+            asyncio.create_task(self._cut_off(), name=f"awaits the end of process {process.pid}"),
+        ]
+
+    async def send(self, message: bytes, caller: Caller | None) -> None:
+        """As `Wire.send`: a program is shown nothing of its caller."""
+        stdin = self._process.stdin
+        if stdin.is_closing():
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more")
+        if stdin.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program does not read what it is sent")
+        stdin.write(message + b"\n")
+        try:
+            await stdin.drain()
+        except OSError:
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more") from None
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """As `Wire.messages`: each line that is not blank."""
+        how = "it was of no use"
+        try:
+            rest = bytearray()
+            while chunk := await self._process.stdout.read(_READ_BYTES):
+                *lines, begun = chunk.split(b"\n")
+                for line in lines:
+                    whole = bytes(rest) + line if rest else line
+                    rest.clear()
+                    self._bound(len(whole))
+                    if whole.strip():
+                        yield whole
+                rest += begun
+                self._bound(len(rest))
+            how = await self._how_it_ended()
+            raise Refusal(Reason.UPSTREAM_FAILED, f"its program ended: {how}")
+        except Refusal as refusal:
+            how = refusal.detail
+            raise
+        finally:
+            if not self._asked_to:
+                self._asked_to = True
+                self._ended(how)
+
+    async def close(self) -> None:
+        self._asked_to = True
+        await self._process.end()
+        await asyncio.wait({self._beside[0]}, timeout=LAST_WORDS_S)
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+
+    def _bound(self, size: int) -> None:
+        if size > self._max_line_bytes:
+            raise Refusal(Reason.RESPONSE_REFUSED, "it sent a line beyond the size bound")
+
+    async def _how_it_ended(self) -> str:
+        """Its end, once its last words are read: whoever hears of the end may ask for them."""
+        how = "it closed its output"
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                how = str(await self._process.wait())
+                await asyncio.wait({self._beside[0]})
+        except TimeoutError:
+            pass  # what it started may hold its pipes open
+        return how
+
+    async def _keep_errors(self) -> None:
+        rest = b""
+        while chunk := await self._process.stderr.read(_READ_BYTES):
+            async with self._process.aside():
+                *lines, begun = (rest + chunk).split(b"\n")
+                for line in lines[-MAX_TAIL_LINES:]:
+                    self._tail.add(line)
+                rest = begun[: 4 * MAX_TAIL_CHARS]
+        self._tail.add(rest)
+
+    async def _cut_off(self) -> None:
+        """What it started may hold its pipes open; it is over all the same."""
+        await self._process.wait()
+        await asyncio.sleep(LAST_WORDS_S)
+        self._process.stop_reading()
+
+
+@dataclass(slots=True)
+class _Streak:
+    """How often one caller's programs ended by themselves, one after the other, and from when the next may begin."""
+
+    count: int
+    until_mono_s: float
+    how: str
+
+
+class ProgramLauncher:
+    """Starts the program of one upstream, for whoever needs one."""
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        processes: Processes,
+        *,
+        max_line_bytes: int,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tail = StderrLines()
+        self._name = name
+        self._program = program
+        self._processes = processes
+        self._max_line_bytes = max_line_bytes
+        self._clock = clock_mono
+        self._streaks: OrderedDict[str, _Streak] = OrderedDict()
+
+    async def open(self, owner: str, caller: Caller | None) -> ProgramWire:
+        began = self._clock()
+        streak = self._streaks.get(owner)
+        if streak is not None and began < streak.until_mono_s:
+            left_s = streak.until_mono_s - began
+            # Nothing was tried, so it says nothing new of the server: who asks again and again opens no breaker.
+            raise Unsent(
+                Reason.UPSTREAM_FAILED,
+                f"its program keeps ending: {streak.how}; it is not started again for {left_s:.0f} s",
+                retry_after_s=left_s,
+            )
+        try:
+            process = await self._processes.start(self._program)
+        except StartFailed as failure:
+            log.error("an MCP server cannot be started", extra={"upstream": self._name, "why": str(failure)})
+            self._count(owner, began, "it cannot be started")
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program cannot be started") from None
+        return ProgramWire(
+            process, self.tail, max_line_bytes=self._max_line_bytes, ended=partial(self._ended, owner, began)
+        )
+
+    def _ended(self, owner: str, began: float, how: str) -> None:
+        said = self.tail.lines(TOLD_LINES)
+        log.warning("an MCP server ended by itself", extra={"upstream": self._name, "how": how, "said": said})
+        self._count(owner, began, how)
+
+    def _count(self, owner: str, began: float, how: str) -> None:
+        now, before = self._clock(), self._streaks.pop(owner, None)
+        count = 1 if before is None or now - began >= STEADY_S else before.count + 1
+        # The first time is forgiven: who calls next finds it there again.
+        pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2.0 ** min(count - 2, 16), MAX_PAUSE_S)
+        self._streaks[owner] = _Streak(count, now + pause_s, how)
+        if len(self._streaks) > MAX_STREAKS:
+            self._streaks.popitem(last=False)
+
+
+def stdio_upstream_from(
+    name: str, section: settings.UpstreamSettings, *, max_response_bytes: int, processes: Processes
+) -> LineTransport:
+    """An upstream that is a program, as configured. Nothing is started yet. Raises SettingsError."""
+    mcp = section.mcp
+    if mcp is None or mcp.command is None:
+        raise ValueError("the settings promise a program its command")
+    named = mcp.all_env()
+    path = executable_of(mcp.command, named, processes.environ)
+    if path is None:
+        place = f"upstreams.{name}.mcp.command"
+        raise SettingsError([fault_in(place, f"there is no program {mcp.command}", code="S117")])
+    program = Program(
+        path=path,
+        argv=(mcp.command, *mcp.args),
+        env=environment_of(named, processes.environ),
+        cwd=None if mcp.cwd is None else str(mcp.cwd.absolute()),
+    )
+    launcher = ProgramLauncher(name, program, processes, max_line_bytes=max_response_bytes + ENVELOPE_BYTES)
+    return LineTransport(
+        name,
+        launcher.open,
+        timeout_s=mcp.timeout_s,
+        max_response_bytes=max_response_bytes,
+        shared=mcp.shared,
+        apart=True,
+        bounds=LineBounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
+        last_words=launcher.tail.lines,
+        shows=program.env,
+    )

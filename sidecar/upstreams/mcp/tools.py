@@ -1,0 +1,139 @@
+"""One tool of an upstream: its compiled schema, or why it is quarantined.
+
+Built from the upstream's own `tools/list`. A tool whose entry we cannot trust is kept, without a schema and with the
+reason: calls of it are refused, the others are not touched (report BL-010).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from sidecar.protocols.hidden_characters import hidden_in
+from sidecar.protocols.mcp.messages import NAME
+from sidecar.upstreams.mcp.arguments import ArgumentSchema, SchemaRefused, compile_schema, every_subschema
+from sidecar.upstreams.mcp.pins import MEMBERS, UNPINNABLE, Definition, definition_of
+
+HEADER_KEYWORD: Final = "x-mcp-header"
+# Patterns are the one part of a schema that takes far more memory than its text.
+MAX_CATALOGUE_PATTERNS: Final = 1_000
+_HEADER_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")
+_MIRRORED_TYPES = frozenset({"string", "integer", "boolean"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool. `schema` is None while it is quarantined, and `quarantine_reason` says why, in our words.
+
+    `param_headers` maps the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden`
+    says which hidden characters stand in which of its texts. `output` is its
+    `outputSchema`, where it has one and results are checked.
+    """
+
+    name: str
+    schema: ArgumentSchema | None
+    quarantine_reason: str = ""
+    param_headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    digest: bytes = b""
+    definition: Definition = UNPINNABLE
+    hidden: tuple[str, ...] = ()
+    output: ArgumentSchema | None = None
+
+
+def tools_from(
+    entries: Sequence[object],
+    known: Mapping[str, Tool],
+    *,
+    refuse_hidden: bool = False,
+    checks_output: bool = False,
+) -> dict[str, Tool]:
+    """The tools of a whole list, by name. What has not changed is taken from `known`, as compiling is work.
+
+    Entries without a name that could ever be called (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with
+    hidden characters in its texts is quarantined.
+    """
+    tools: dict[str, Tool] = {}
+    patterns = 0
+    for entry in entries:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(name, str) or not NAME.fullmatch(name):
+            continue
+        if name in tools:  # whichever we took, the upstream might run the other (threat L5)
+            tools[name] = Tool(name, None, "the tool is listed twice")
+            continue
+        output = entry.get("outputSchema") if checks_output else None
+        tool = _tool_from(name, entry.get("inputSchema"), output, known.get(name))
+        tool = replace(tool, definition=definition_of(entry), hidden=_hidden_in(entry))
+        if refuse_hidden and tool.hidden:
+            tool = replace(tool, schema=None, quarantine_reason="hidden characters in its texts", digest=b"")
+        patterns += sum(schema.patterns for schema in (tool.schema, tool.output) if schema is not None)
+        if patterns > MAX_CATALOGUE_PATTERNS:
+            tool = replace(
+                tool,
+                schema=None,
+                output=None,
+                quarantine_reason="the upstream's tools have too many patterns",
+                digest=b"",
+            )
+        tools[name] = tool
+    return tools
+
+
+def _tool_from(name: str, schema: object, output: object, known: Tool | None) -> Tool:
+    try:
+        digest = blake2b(orjson.dumps([schema, output]), digest_size=16).digest()
+    except TypeError:
+        return Tool(name, None, "the schema is no plain JSON, or nested too deeply")
+    # Bytes and not values are compared: to Python 1, 1.0 and True are the same schema.
+    if known is not None and known.digest == digest:
+        return known
+    try:
+        compiled = compile_schema(schema)
+        mirrored = mirrored_in(schema)
+    except SchemaRefused as refused:
+        return Tool(name, None, refused.reason, {}, digest)
+    try:
+        compiled_output = None if output is None else compile_schema(output, of_object=False)
+    except SchemaRefused as refused:
+        # A result that nobody can check would be refused; so the tool is not run for nothing.
+        return Tool(name, None, f"its outputSchema: {refused.reason}", {}, digest)
+    return Tool(name, compiled, "", mirrored, digest, output=compiled_output)
+
+
+def _hidden_in(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    if not hidden_in(dict(entry)):
+        return ()
+    where = {key: hidden_in([key, value]) for key, value in entry.items()}
+    named = ((key if key in MEMBERS else "another member", kinds) for key, kinds in where.items() if kinds)
+    return tuple(dict.fromkeys(f"{member}: {', '.join(kinds)}" for member, kinds in named))
+
+
+def mirrored_in(schema: object) -> dict[str, tuple[str, ...]]:
+    """The `x-mcp-header` annotations. MCP 2026-07-28: a tool with a misplaced or ambiguous one is not to be used."""
+    found: dict[str, tuple[str, ...]] = {}
+    _collect(schema, (), found)
+    placed = sum(HEADER_KEYWORD in node for node in every_subschema(schema))
+    if placed != len(found) or len({name.lower() for name in found}) != len(found):
+        raise SchemaRefused(f"{HEADER_KEYWORD} is misplaced or names a header twice")
+    return found
+
+
+def _collect(node: Any, path: tuple[str, ...], found: dict[str, tuple[str, ...]]) -> None:
+    """Only a pure chain of `properties` leads to one place in the arguments, whatever they are."""
+    if not isinstance(node, dict):
+        return
+    header, kind = node.get(HEADER_KEYWORD), node.get("type")
+    if header is not None:
+        mirrored = isinstance(kind, str) and kind in _MIRRORED_TYPES
+        if not mirrored or not isinstance(header, str) or not _HEADER_TOKEN.fullmatch(header):
+            raise SchemaRefused(f"{HEADER_KEYWORD} is no header name, or not on a string, integer or boolean")
+        found[header] = path
+    properties = node.get("properties")
+    if isinstance(properties, dict):
+        for name, child in properties.items():
+            _collect(child, (*path, name), found)

@@ -1,0 +1,301 @@
+"""The interface of an MCP upstream.
+
+Like a Streamable HTTP server: one message out, an answer with a status, a media type and a body or a stream of events
+back; a session that begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET for what comes unasked. A
+program on pipes and an HTTP+SSE server are made to look so (`duplex_transport.py`), and so is a server of the other era
+(`bridging/`). Each of these is an `McpTransport`, and what watches over one (`upstreams/breaker.py`) is one again.
+
+    exchange(Outbound) ──▶ Answer      raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, …
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import MappingProxyType, TracebackType
+from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import ENDLESS, Deadline
+from sidecar.protocols.jsonrpc import Message
+from sidecar.vocabulary import Caller
+
+JSON: Final = "application/json"
+EVENT_STREAM: Final = "text/event-stream"
+SESSION_ID: Final = "mcp-session-id"
+MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer at its largest, and what comes around it
+MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is a sentence, not a document
+# Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
+FULL_PATIENCE: Final = 0.9
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def _never() -> bool:
+    return False
+
+
+class Outbound(NamedTuple):
+    """One message on its way to an upstream; a GET or DELETE has none.
+
+    `version` is the revision that this message is in, "" before one was agreed on. `session_id` is the upstream's own.
+    `caller` is on whose behalf it goes, None is the sidecar itself. `deadline_s` from now bounds the wait for the
+    answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or what is `endless`, asks for a
+    stream that stays open. `own` marks what the sidecar says by itself with a caller's credential: no caller sent it,
+    and it is not counted as a call. `expired` tells of an exchange that is given up whether that is for the server's
+    being late.
+    """
+
+    verb: Literal["POST", "GET", "DELETE"]
+    message: Message | None
+    version: str
+    deadline_s: float
+    session_id: str | None = None
+    caller: Caller | None = None
+    last_event_id: str | None = None
+    extra: Sequence[tuple[str, str]] = ()
+    endless: bool = False
+    own: bool = False
+    expired: Callable[[], bool] = _never
+
+    @property
+    def owner(self) -> str:
+        """Whose state this may touch at the upstream: a chain's, or "" for the sidecar's own."""
+        return "" if self.caller is None else self.caller.binding
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether its owner is everybody who did not say who they are."""
+        return self.caller is not None and self.caller.is_anonymous
+
+
+class OfOneCaller(Exception):
+    """The cause of a Refusal that says nothing about the server as others meet it: it is about a program that only this
+    caller has, and may have broken."""
+
+
+class UpstreamAnswer(Protocol):
+    """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
+
+    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
+    is in lower case, without its parameters; "" where there is none.
+    """
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def media_type(self) -> str: ...
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
+
+    def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, up to a deadline that may be moved meanwhile. Raises Refusal."""
+
+    def close(self) -> None:
+        """Give up what has not arrived: the upstream can see it at once. Twice is no fault."""
+
+    def __enter__(self) -> UpstreamAnswer: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+async def whole_of(answer: UpstreamAnswer, max_bytes: int) -> bytes:
+    """As `UpstreamAnswer.read`, of one that comes piece by piece. What is too large is closed there and then: nobody
+    reads on, and who sends it should hear so."""
+    pieces, size = [], 0
+    async with aclosing(answer.chunks()) as coming:
+        async for piece in coming:
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+    return b"".join(pieces)
+
+
+@runtime_checkable
+class WaitingCall(Protocol):
+    """An `UpstreamAnswer` that may end with a question: something waits at the upstream for its caller's next word."""
+
+    def withhold(self) -> None:
+        """The caller was not given the question: whatever waits need not wait."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """An `McpTransport` that counts what is dropped of what it says."""
+
+    def message_dropped(self, why: str) -> None: ...
+
+
+def count_dropped(upstream: McpTransport, why: str) -> None:
+    """A message of the upstream was dropped."""
+    if isinstance(upstream, Counted):
+        upstream.message_dropped(why)
+
+
+class McpTransport(Protocol):
+    """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def max_response_bytes(self) -> int: ...
+
+    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
+        """Send one message; the answer is here as soon as its head is. Never retried: the upstream may have executed
+        what it did not answer. Raises Refusal."""
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
+
+    def roams(self, session_id: str | None) -> bool:
+        """Whether a session of this id is the upstream's own, so that another replica of ours could go on with it."""
+
+    def shows_the_same_as(self, other: McpTransport) -> bool:
+        """Whether both show the upstream the same credentials: a file's content changes, its path does not."""
+
+    async def close(self) -> None:
+        """Let go of everything: connections and children, those in use included."""
+
+
+class AnswerPipe:
+    """Bytes from one side of the process to the other, bounded: whoever does not read loses the rest, and hears so.
+
+    One writer, one reader. The writer never waits, because it also writes for others.
+    """
+
+    __slots__ = ("_closed", "_end", "_pieces", "_size", "_waiter", "max_bytes")
+
+    def __init__(self, max_bytes: int = MAX_PIPED_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._end: Refusal | None = None
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more goes through."""
+        return self._closed
+
+    def write(self, piece: bytes) -> None:
+        """Pass a piece on. What is too much for its reader ends the pipe with RESPONSE_REFUSED."""
+        if self._closed:
+            return
+        self._size += len(piece)
+        if self._size > self.max_bytes:
+            self.end(Refusal(Reason.RESPONSE_REFUSED, "it sent more than its reader took"))
+            return
+        self._pieces.append(piece)
+        self._wake()
+
+    def end(self, failure: Refusal | None = None) -> None:
+        """Nothing more comes; the reader still has what came before. The first end counts."""
+        if not self._closed:
+            self._closed, self._end = True, failure
+            self._wake()
+
+    async def read(self, deadline: Deadline) -> bytes:
+        """The next piece; b"" at the end. Raises the writer's Refusal, or UPSTREAM_TIMEOUT at the deadline."""
+        while not self._pieces:
+            if self._closed:
+                if self._end is not None:
+                    raise self._end
+                return b""
+            await self._wait(deadline)
+        piece = self._pieces.popleft()
+        self._size -= len(piece)
+        return piece
+
+    async def _wait(self, deadline: Deadline) -> None:
+        loop = asyncio.get_running_loop()
+        at = deadline.at
+        if at is not None and loop.time() >= at:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT)
+        self._waiter = loop.create_future()
+        try:
+            async with asyncio.timeout_at(at):
+                await self._waiter
+        except TimeoutError:
+            return  # the deadline may have been moved meanwhile: look again
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class BuiltUpstream:
+    """An answer that an adapter of ours makes: a whole `body`, or what comes through a `pipe`.
+
+    `given_up` is called once if it is closed before the pipe ended.
+    """
+
+    __slots__ = ("_body", "_deadline", "_given_up", "_pipe", "headers", "media_type", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        *,
+        media_type: str = JSON,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        pipe: AnswerPipe | None = None,
+        deadline_s: float | None = None,
+        given_up: Callable[[], None] | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.media_type = media_type
+        self._body = body
+        self._pipe = pipe
+        self._deadline = Deadline.within(deadline_s) if pipe is not None else ENDLESS
+        self._given_up = given_up
+
+    async def read(self, max_bytes: int) -> bytes:
+        pieces, size = [self._body], len(self._body)
+        async for piece in self.chunks(deadline=self._deadline):
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                break
+        if size > max_bytes:
+            self.close()
+            raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        return b"".join(pieces) if self._pipe is not None else self._body
+
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        if self._pipe is None:
+            if self._body:
+                yield self._body
+            return
+        try:
+            while piece := await self._pipe.read(deadline):
+                yield piece
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._pipe is None or self._given_up is None:
+            return
+        given_up, self._given_up = self._given_up, None
+        if not self._pipe.closed:
+            self._pipe.end(Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up"))
+            given_up()
+
+    def __enter__(self) -> BuiltUpstream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

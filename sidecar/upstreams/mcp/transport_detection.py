@@ -1,0 +1,118 @@
+"""Detects whether a server speaks Streamable HTTP or HTTP+SSE.
+
+Found out as MCP 2025-11-25 tells clients to: what opens a conversation is POSTed; where the answer is 400, 404 or 405
+and no JSON-RPC error, a GET that is told an endpoint says that it is HTTP+SSE. An upstream that answers in JSON-RPC has
+said what it is, and an operator may say it too (`transport`).
+
+    first refused POST ──▶ GET ──▶ endpoint      HTTP+SSE, until a stream cannot be opened any more
+                                ──▶ nothing      the POST's own answer; asked again after a while
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from sidecar.errors import Refusal
+from sidecar.protocols.jsonrpc import Request
+from sidecar.upstreams.mcp.legacy_sse import SseUpstream
+from sidecar.upstreams.mcp.streamable_http import HttpUpstream
+from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
+from sidecar.vocabulary import Caller
+
+PROBE_S: Final = 5.0  # a server tells its endpoint at once
+# How often a server that has no such stream is asked for one: it may be replaced, and a route may appear late.
+PROBE_EVERY_S: Final = 30.0
+_OPENERS: Final = frozenset({"initialize", "server/discover"})
+_ELSEWHERE: Final = frozenset({400, 404, 405})
+
+
+class DetectingUpstream:
+    """One MCP server at an address whose transport nobody named. `clock_mono` gives monotonic seconds."""
+
+    def __init__(
+        self, http: HttpUpstream, legacy: SseUpstream, *, clock_mono: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = http.name
+        self.timeout_s = http.timeout_s
+        self.max_response_bytes = http.max_response_bytes
+        self._http = http
+        self._legacy = legacy
+        self._clock = clock_mono
+        self._is_legacy = False
+        self._next_probe_s = 0.0
+        self._probing = asyncio.Lock()
+
+    @property
+    def open_connections(self) -> int:
+        return self._http.open_connections + self._legacy.open_connections
+
+    def shows_the_same_as(self, other: McpTransport) -> bool:
+        return isinstance(other, DetectingUpstream) and self._http.shows_the_same_as(other._http)
+
+    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
+        if self._is_legacy:
+            return await self._over_sse(outbound)
+        begun_s = self._clock()
+        answer = await self._http.exchange(outbound)
+        if answer.status not in _ELSEWHERE or not _opens(outbound):
+            return answer
+        with answer:
+            refusal = await _kept(answer)
+        left_s = outbound.deadline_s - (self._clock() - begun_s)
+        if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
+            return await self._over_sse(outbound._replace(deadline_s=left_s))
+        return BuiltUpstream(answer.status, refusal, media_type=answer.media_type, headers=answer.headers)
+
+    def roams(self, session_id: str | None) -> bool:
+        return not self._is_legacy
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        upstream = self._legacy if self._is_legacy else self._http
+        await upstream.end_session(session_id, version, deadline_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+        await self._legacy.close()
+
+    async def _over_sse(self, outbound: Outbound) -> UpstreamAnswer:
+        try:
+            return await self._legacy.exchange(outbound)
+        except Refusal:
+            if not self._legacy.offered:  # it was replaced by another version of itself: look again
+                self._is_legacy, self._next_probe_s = False, 0.0
+            raise
+
+    async def _finds_a_stream(self, caller: Caller | None, within_s: float) -> bool:
+        """Whoever comes while it is being found out waits for that."""
+        until = asyncio.get_running_loop().time() + min(within_s, PROBE_S)
+        try:
+            async with asyncio.timeout_at(until), self._probing:
+                if not self._is_legacy and self._clock() >= self._next_probe_s:
+                    self._next_probe_s = self._clock() + PROBE_EVERY_S
+                    self._is_legacy = await self._legacy.is_there(caller, PROBE_S)
+        except TimeoutError:
+            return False
+        return self._is_legacy
+
+
+def _opens(outbound: Outbound) -> bool:
+    """Whether this is what a conversation begins with, in either era. Later a 404 is about what was asked."""
+    return isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
+
+
+async def _kept(answer: UpstreamAnswer) -> bytes:
+    """The body of a refusal, if it is one that we read."""
+    return await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
+
+
+def _says_json_rpc(body: bytes) -> bool:
+    try:
+        message = orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(message, dict) and "jsonrpc" in message and "error" in message

@@ -1,0 +1,450 @@
+"""Starts programs through the warden, and talks with them.
+
+`Processes` keeps one warden (`warden.py`), started when the first program is, and again should it ever die. Each
+program has a line to its keeper: to break it is enough to end everything, which is why a start that is given up, or a
+sidecar that is killed, leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+from sidecar.upstreams.processes import warden
+from sidecar.upstreams.processes.output_share import OutputShare
+
+MAX_SHEBANG_BYTES: Final = 256  # as Linux reads
+START_S: Final = 10.0  # how long fork and exec may take, on a machine that does much else
+READ_SIZE: Final = 64 * 1024
+ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the loop
+# After its input was closed, a program may end by itself; then it is asked to; then it is not asked.
+PATIENCE_S: Final = 0.5
+GRACE_S: Final = 2.0
+_LAST_S: Final = 5.0  # for what the kernel does not let go of
+_WARDEN: Final = Path(warden.__file__)
+
+
+class StartFailed(Exception):
+    """The program cannot be started; the text says why, in our words. `number` is the operating system's (errno), where
+    it was its no."""
+
+    def __init__(self, why: str, number: int | None = None) -> None:
+        super().__init__(why)
+        self.number = number
+
+
+class WaitLimit(NamedTuple):
+    """When a program is asked to end, and when it is killed, by `time.monotonic`: by its keeper, also where the sidecar
+    stands still."""
+
+    asks_mono_s: float
+    kills_mono_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to start. `path` is the executable's own, `env` is all of the environment. Without `cwd` it gets an empty
+    folder of its own, which goes when it does. Both are absolute: who starts it works elsewhere. `limits` are
+    setrlimit's, by the end of their names: {"CPU": 60}. `until` is how long it may live if nobody says more."""
+
+    path: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    until: WaitLimit | None = None
+
+    def __post_init__(self) -> None:
+        for path in (self.path, self.cwd):
+            if path is not None and not path.startswith("/"):
+                raise ValueError(f"a program is started by absolute paths, and {path} is none")
+
+
+class Exit(NamedTuple):
+    """How a program ended: its exit code, or the signal that ended it; neither where nobody saw it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            with suppress(ValueError):
+                return f"signal {self.signal} ({signal.Signals(self.signal).name})"
+            return f"signal {self.signal}"
+        return "nobody knows how" if self.code is None else f"exit code {self.code}"
+
+
+class ProcessUsage(NamedTuple):
+    """What a program took with everything that it started, as the kernel counted it when the last of them was gone.
+    The peak is that of the largest of its processes, and never below a keeper's own (some 10 MB)."""
+
+    cpu_s: float
+    peak_memory_bytes: int
+    disk_read_bytes: int
+    disk_write_bytes: int
+
+
+_Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Process:
+    """A running program. Both of its outputs must be read: one that is full stops it. What is done with a
+    piece of what it says is done in `answer`, or in `aside` if it is no part of an answer."""
+
+    def __init__(
+        self, line: _Line, pid: int, pipes: _Pipes, until: WaitLimit | None, answers: OutputShare, asides: OutputShare
+    ) -> None:
+        self.pid = pid
+        self._answers, self._asides = answers, asides
+        self.stdin = pipes.stdin
+        self.stdout = pipes.stdout
+        self.stderr = pipes.stderr
+        self._pipes = pipes
+        self._until = until
+        self._hear, self._tell = line
+        loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[Exit] = loop.create_future()
+        self.used: ProcessUsage | None = None  # once nothing is left of it, and only if its keeper lived to say so
+        self.followed = loop.create_task(self._follow(), name=f"follows process {pid}")
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended, None while it runs."""
+        return self._exit.result() if self._exit.done() else None
+
+    def answer(self) -> AbstractAsyncContextManager[None]:
+        """Has a part in the loop's share for answers."""
+        return self._answers.piece()
+
+    def aside(self) -> AbstractAsyncContextManager[None]:
+        """Has a part in the loop's share for all else. What a program left in its pipe that has ended is had at once:
+        it may say why."""
+        return nullcontext() if self.exit is not None else self._asides.piece()
+
+    async def wait(self) -> Exit:
+        """Until the program itself has ended; what it started may live a little longer."""
+        return await asyncio.shield(self._exit)
+
+    async def gone(self) -> None:
+        """Until nothing of it is left."""
+        await asyncio.shield(self.followed)
+
+    async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
+        """Close its input, then ask it to end, then end it, with everything that it started. Twice is no fault; who
+        does not wait for it has it end sooner."""
+        try:
+            self.stdin.close()
+            if self.exit is None:
+                await asyncio.wait({self._exit}, timeout=patience_s)
+            if not self.followed.done():
+                self._tell.write(json.dumps({"end": grace_s}).encode() + b"\n")
+                await asyncio.wait({self.followed}, timeout=grace_s + _LAST_S)
+        finally:
+            self.abandon()
+
+    def may_live(self, until: WaitLimit | None) -> None:
+        """So long from now on, whoever hears no more; None is for as long as it likes."""
+        if until != self._until and not self._tell.is_closing():
+            self._until = until
+            self._tell.write(json.dumps({"until": until}).encode() + b"\n")
+
+    def abandon(self) -> None:
+        """Let go of it at once: its keeper sees to the rest."""
+        self._pipes.close()
+        self._tell.close()
+
+    def stop_reading(self) -> None:
+        """Take no more of its output: what it started may hold its pipes open for ever."""
+        self._pipes.close_outputs()
+
+    async def _follow(self) -> None:
+        """What its keeper says, to the end."""
+        exit_ = Exit()
+        try:
+            while line := await self._hear.readline():
+                said = json.loads(line)
+                if (status := said.get("exited")) is not None:
+                    exit_ = Exit(code=status) if status >= 0 else Exit(signal=-status)
+                    self._exit.set_result(exit_)
+                elif "used" in said:
+                    self.used = ProcessUsage(*said["used"])
+        except (OSError, ValueError):
+            pass  # the line broke: so it ends, and nobody will say how
+        finally:
+            if not self._exit.done():
+                self._exit.set_result(exit_)
+
+
+class Processes:
+    """Every program that runs for this sidecar. `environ` is the sidecar's own; nothing of it reaches a program unless
+    somebody names it."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self._orders: socket.socket | None = None
+        self._warden: asyncio.subprocess.Process | None = None
+        self._order = asyncio.Lock()
+        self._starting: set[asyncio.Task[Process]] = set()
+        self._running: set[Process] = set()
+        self._closed = False
+        self._shares = OutputShare(ANSWERS_SHARE), OutputShare(ASIDES_SHARE)
+
+    @property
+    def warden_pid(self) -> int | None:
+        return None if self._warden is None else self._warden.pid
+
+    async def start(self, program: Program) -> Process:
+        """Start it. Raises StartFailed. Whoever is cancelled leaves nothing behind."""
+        starting = asyncio.create_task(self._start(program), name=f"starts {program.path}")
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)  # half of a start cannot be taken back: the whole one can
+            raise
+
+    async def _start(self, program: Program) -> Process:
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                line = await asyncio.open_connection(sock=ours)
+                try:
+                    return await self._started(program, line, theirs)
+                except BaseException:
+                    line[1].close()
+                    raise
+        except TimeoutError:
+            raise StartFailed("it could not be started in time", errno.ETIMEDOUT) from None
+        except OSError as error:
+            raise StartFailed(f"nothing can be started: {error.strerror}", error.errno) from None
+
+    async def _started(self, program: Program, line: _Line, theirs: socket.socket) -> Process:
+        pipes, ends = await _Pipes.opened()
+        try:
+            async with asyncio.timeout(START_S):
+                await self._send(_order(program), [*ends, theirs.fileno()])
+                _close(ends)
+                theirs.close()
+                answer = _answer(await line[0].readline())
+            if "started" not in answer:
+                raise _failed(answer)
+            process = Process(line, answer["started"], pipes, program.until, *self._shares)
+            self._running.add(process)  # also one that nobody holds any more is followed to its end
+            process.followed.add_done_callback(lambda _: self._running.discard(process))
+            return process
+        except BaseException:
+            _close(ends)
+            pipes.close()
+            raise
+
+    async def close(self) -> None:
+        """Break every line, and see the warden go: whatever still runs ends."""
+        self._closed = True
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        for process in list(self._running):
+            process.abandon()
+        self._forget_warden()
+        if self._warden is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await self._warden.wait()
+
+    async def _send(self, order: bytes, fds: list[int]) -> None:
+        frame = warden.HEADER.pack(len(order)) + order
+        async with self._order:
+            orders = await self._with_warden()
+            try:
+                sent = await _sent(orders, frame, fds)
+            except ConnectionError:  # it has just died, and has not seen any of this
+                self._forget_warden()
+                orders = await self._with_warden()
+                sent = await _sent(orders, frame, fds)
+            try:
+                await asyncio.get_running_loop().sock_sendall(orders, frame[sent:])
+            except BaseException:
+                self._forget_warden()  # it would take the next order for the rest of this one
+                raise
+
+    def _forget_warden(self) -> None:
+        if self._orders is not None:
+            self._orders.close()
+        self._orders = None
+
+    async def _with_warden(self) -> socket.socket:
+        """The line to the warden, who is there."""
+        if self._closed:
+            raise StartFailed("the sidecar is ending")
+        if self._orders is not None and self._warden is not None and self._warden.returncode is None:
+            return self._orders
+        self._forget_warden()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # -I -S: nothing of the environment or of installed packages has a say in it. A terminal's signals are
+            # for the sidecar alone.
+            self._warden = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(_WARDEN),
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._orders = ours
+        return ours
+
+
+class _Pipes:
+    """Our ends of a program's three streams."""
+
+    def __init__(self) -> None:
+        self.stdin: asyncio.StreamWriter
+        self.stdout = asyncio.StreamReader(READ_SIZE)
+        self.stderr = asyncio.StreamReader(READ_SIZE)
+        self._input: asyncio.WriteTransport | None = None
+        self._outputs: list[asyncio.ReadTransport] = []
+
+    @classmethod
+    async def opened(cls) -> tuple[_Pipes, list[int]]:
+        """Ours, and the program's ends. Raises OSError."""
+        made: list[int] = []
+        try:
+            for _ in range(3):
+                made += os.pipe()
+        except OSError:
+            _close(made)
+            raise
+        theirs_in, ours_in, ours_out, theirs_out, ours_err, theirs_err = made
+        theirs, waiting = [theirs_in, theirs_out, theirs_err], [ours_err, ours_out, ours_in]
+        pipes, loop = cls(), asyncio.get_running_loop()
+        try:
+            writing = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+            pipes._input, _ = await loop.connect_write_pipe(lambda: writing, _file(waiting.pop(), "wb", loop))
+            pipes.stdin = asyncio.StreamWriter(pipes._input, writing, None, loop)
+            for reader in (pipes.stdout, pipes.stderr):
+                protocol = partial(asyncio.StreamReaderProtocol, reader)
+                output, _ = await loop.connect_read_pipe(protocol, _file(waiting.pop(), "rb", loop))
+                pipes._outputs.append(output)
+        except BaseException:
+            _close(theirs)
+            _close(waiting)
+            pipes.close()
+            raise
+        return pipes, theirs
+
+    def close_outputs(self) -> None:
+        for output in self._outputs:
+            output.close()
+
+    def close(self) -> None:
+        if self._input is not None:
+            # asyncio's pipe may be aborted only while it has something to lose.
+            if self._input.get_write_buffer_size():
+                self._input.abort()
+            self._input.close()
+        self.close_outputs()
+
+
+def _file(fd: int, mode: str, loop: asyncio.AbstractEventLoop) -> IO[bytes]:
+    """A descriptor as a loop's pipes want it. asyncio closes the file; uvloop closes the descriptor, and then the file
+    as well: by then another thread may have opened something under the same number."""
+    return os.fdopen(fd, mode, 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
+
+
+def _order(program: Program) -> bytes:
+    order = {
+        "path": program.path,
+        "argv": list(program.argv),
+        "env": dict(program.env),
+        "cwd": program.cwd,
+        "limits": dict(program.limits),
+        "until": program.until,
+        "private": f"{tempfile.gettempdir()}/sidecar-{os.getpid()}-{os.urandom(8).hex()}",
+    }
+    told = json.dumps(order).encode()
+    if len(told) > warden.MAX_ORDER_BYTES:
+        raise StartFailed(f"{program.path}: {os.strerror(errno.E2BIG)}", errno.E2BIG)
+    return told
+
+
+def _abandon(started: asyncio.Task[Process]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().abandon()
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _failed(answer: Mapping[str, Any]) -> StartFailed:
+    number, where = answer.get("failed"), answer.get("where")
+    if not isinstance(number, int):
+        return StartFailed("its keeper went away")
+    if number == errno.ENOEXEC:
+        return StartFailed(f"{where} is no program: has it a first line that names its interpreter?", number)
+    if number == errno.ENOENT and isinstance(where, str) and (why := _interpreter_of(where)):
+        return StartFailed(f"{where}: {why}", number)
+    return StartFailed(f"{where or 'nothing can be started'}: {os.strerror(number)}", number)
+
+
+def _interpreter_of(program: str) -> str:
+    """Of a program that is there, and of which the system says that it is not: what is not there. "" of any other."""
+    try:
+        if not Path(program).is_file():
+            return ""
+        with Path(program).open("rb") as file:
+            first = file.readline(MAX_SHEBANG_BYTES)
+    except OSError:
+        return ""
+    if not first.startswith(b"#!"):
+        return "it is there, and the loader that it names is not: was it built for another system?"
+    if first.endswith(b"\r\n"):
+        return "its first line ends with a carriage return: write it with line ends of Unix"
+    named = first.removeprefix(b"#!").strip().split(b" ")[0].decode("utf-8", "backslashreplace")
+    return f"its first line names {named}, which is not there"
+
+
+async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:
+    """Send the beginning of a frame, and the descriptors with it; how much of it went. Raises OSError."""
+    while True:
+        try:
+            return socket.send_fds(orders, [frame], fds)
+        except BlockingIOError:
+            await _writable(orders)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    writable = asyncio.Event()
+    loop.add_writer(sock, writable.set)
+    try:
+        await writable.wait()
+    finally:
+        loop.remove_writer(sock)

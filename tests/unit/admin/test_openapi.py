@@ -1,0 +1,125 @@
+"""Does the OpenAPI document say what there is: the models as they are built, every reason, and nothing else?"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+
+from sidecar.admin import ADDRESSES
+from sidecar.admin.openapi import MODELS, document
+from sidecar.admin.openapi.calls import CALLING, ELSEWHERE, LISTING
+from sidecar.admin.openapi.components import members_of
+from sidecar.admin.openapi.tasks import ALWAYS, CANCELLING, CREATING, SHOWING
+from sidecar.cli import main
+from sidecar.errors import ANSWERS, Reason, Refusal
+from sidecar.gateway.error_responses import AnswerShape, tell
+from sidecar.gateway.routing import TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
+
+DOCUMENT = document()
+EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post", "delete")]
+OPERATIONS = [(path, verb) for path, verb in EVERY if not path.startswith("/api/")]  # of callers
+# From the seeds: their fields, in their order.
+SEED = {
+    "McpTool": ["name", "description", "input_schema", "status", "deprecated"],
+    "McpCallResult": ["call_id", "result", "latency_ms"],
+    "McpError": ["error_code", "message", "details"],
+    "TaskOrder": ["target_agent_id", "task_type", "input", "callback_url"],
+    "TaskCreated": ["task_id", "status", "created_at"],
+    "TaskCancelled": ["task_id", "state", "cancelled_at"],
+    "A2aTask": [
+        *("id", "source_agent_id", "target_agent_id", "task_type", "state", "result", "error_code", "error_message"),
+        *("created_at", "started_at", "completed_at"),
+    ],
+}
+
+
+class Answered(NamedTuple):
+    """What an operation is here."""
+
+    kind: str
+    refused: frozenset[Reason]
+
+
+ANSWERED = {
+    ("/mcp/{server}/tools", "get"): Answered(TOOLS, LISTING),
+    ("/mcp/{server}/tools/{tool}", "post"): Answered(TOOL, CALLING),
+    ("/a2a/tasks", "get"): Answered(TASKS, ALWAYS),
+    ("/a2a/tasks", "post"): Answered(TASKS, CREATING),
+    ("/a2a/tasks/{id}", "get"): Answered(TASK, SHOWING),
+    ("/a2a/tasks/{id}/cancel", "post"): Answered(TASK_CANCEL, CANCELLING),
+}
+
+
+def references(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        own = {node["$ref"]} if "$ref" in node else set()
+        return own.union(*map(references, node.values()))
+    return set().union(*map(references, node)) if isinstance(node, list) else set()
+
+
+def test_the_command_prints_it() -> None:
+    printed = CliRunner().invoke(main, ["schema", "openapi"])
+    assert printed.exit_code == 0 and json.loads(printed.output) == DOCUMENT
+
+
+def test_every_reference_leads_to_a_schema_that_is_one() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    assert references(DOCUMENT) == {f"#/components/schemas/{name}" for name in schemas}
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_schema_has_the_fields_that_its_model_has(model: type) -> None:
+    schema = DOCUMENT["components"]["schemas"][model.__name__]
+    assert list(schema["properties"]) == [each.name for each in members_of(model)]
+    assert all(member["description"] for member in schema["properties"].values())
+
+
+@pytest.mark.parametrize("name", SEED)
+def test_the_fields_of_the_seed_are_there(name: str) -> None:
+    properties = DOCUMENT["components"]["schemas"][name]["properties"]
+    assert [field for field in properties if field in SEED[name]] == SEED[name] or name == "McpError"
+    assert set(SEED[name]) <= set(properties)
+
+
+def test_its_paths_are_our_addresses() -> None:
+    for path, verb in OPERATIONS:
+        filled = path.format(server="github", tool="search_code", id="0199-a")
+        assert route_of(filled, verb.upper()).kind == ANSWERED[path, verb].kind
+    assert set(OPERATIONS) == ANSWERED.keys()
+    for place in [item["servers"] for path, item in DOCUMENT["paths"].items() if path.startswith("/a2a/tasks")]:
+        assert [route_of(one["url"].partition("8080")[2] + "/a2a/tasks", "GET").kind for one in place] == [TASKS] * 2
+
+
+def test_what_operators_see_and_do_of_agents_is_all_described() -> None:
+    described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - set(OPERATIONS)}
+    wanted = re.compile("/api/(agents|runs|schedules)(/|$)")
+    there = {(path, verb.lower()) for path, verbs in ADDRESSES.items() for verb in verbs if wanted.match(path)}
+    assert described == {(re.sub("{.*?}", "{}", path), verb) for path, verb in there}
+
+
+def test_a_name_that_the_document_allows_is_one_here() -> None:
+    (tool,) = [each for each in DOCUMENT["paths"]["/mcp/{server}/tools/{tool}"]["parameters"] if each["name"] == "tool"]
+    for name in ("a", "-", "_x.y", "A1", "x" * 128):
+        assert re.search(tool["schema"]["pattern"], name)
+        assert route_of(f"/mcp/github/tools/{name}", "POST").rest == name
+
+
+@pytest.mark.parametrize(("path", "verb"), OPERATIONS)
+def test_every_refusal_that_can_come_is_described_as_it_is_told(path: str, verb: str) -> None:
+    responses = DOCUMENT["paths"][path][verb]["responses"]
+    for reason in ANSWERED[path, verb].refused:
+        told = tell(Refusal(reason, "a detail"), AnswerShape.PLAIN, decision_id="d")
+        (schema,) = [content["schema"] for content in responses[str(told.status)]["content"].values()]
+        Draft202012Validator({**DOCUMENT, **schema}).validate(json.loads(told.body))
+        assert f"`{reason}`: {ANSWERS[reason].message}." in responses[str(told.status)]["description"]
+
+
+def test_what_is_not_described_is_another_protocols() -> None:
+    assert set(Reason) == CALLING | ELSEWHERE and LISTING < CALLING

@@ -1,0 +1,164 @@
+"""Are the files of every client read, and what is not understood refused with its place?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli.client_files.configuration import ClientFile, ClientServer, read_client_file, slugs
+from sidecar.cli.client_files.jsonc import parse_jsonc
+from sidecar.cli.client_files.references import ReferencePlaces, filled_in, translated
+from sidecar.errors import SettingsError
+
+SEED = {
+    "name": "github",
+    "command": "/usr/local/bin/mcp-github",
+    "args": ["--verbose"],
+    "env": {"GITHUB_TOKEN": "${GITHUB_TOKEN}"},
+    "transport": "stdio",
+    "capabilities": ["git.read", "git.commits.list", "git.pr.list"],
+    "timeout": "30s",
+    "schemaVersion": "1.0.0",
+}
+
+
+def read(value: Any, path: str = ".mcp.json") -> ClientFile:
+    return read_client_file(parse_jsonc(json.dumps(value).encode(), Path(path)))
+
+
+def codes(value: Any) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read(value)
+    return [fault.code for fault in caught.value.faults]
+
+
+def only(value: Any) -> ClientServer:
+    (server,) = read(value).servers
+    return server
+
+
+@pytest.mark.parametrize(
+    "around", [lambda s: {"mcpServers": s}, lambda s: {"servers": s}, lambda s: {"mcp": {"servers": s}}]
+)
+@pytest.mark.parametrize(
+    ("entry", "url", "transport"),
+    [
+        ({"url": "http://x/mcp"}, "http://x/mcp", "auto"),
+        ({"type": "http", "url": "http://x/mcp"}, "http://x/mcp", "http"),
+        ({"type": "streamable-http", "url": "http://x/mcp"}, "http://x/mcp", "http"),
+        ({"type": "sse", "url": "http://x/sse"}, "http://x/sse", "sse"),
+        ({"transport": "sse", "url": "http://x/sse"}, "http://x/sse", "sse"),
+        ({"serverUrl": "http://x/mcp"}, "http://x/mcp", "auto"),
+        ({"httpUrl": "http://x/mcp"}, "http://x/mcp", "auto"),
+        ({"command": "npx", "args": ["-y"], "type": "stdio"}, None, "auto"),
+    ],
+)
+def test_the_same_server_is_read_whoever_spelled_it(
+    around: Any, entry: dict[str, Any], url: str | None, transport: str
+) -> None:
+    server = only(around({"a": entry}))
+    assert (server.name, server.url, server.transport) == ("a", url, transport)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ({}, "C102"),
+        ({"command": "x", "url": "http://x"}, "C102"),
+        ({"url": "http://x", "httpUrl": "http://y"}, "C102"),
+        ({"type": "http", "command": "x"}, "C102"),
+        ({"type": "stdio", "url": "http://x"}, "C102"),
+        ({"type": "carrier-pigeon", "url": "http://x"}, "C104"),
+        ({"command": ["x"]}, "C103"),
+        ({"command": "x", "args": "y"}, "C103"),
+        ({"command": "x", "env": {"A": True}}, "C103"),
+        ({"command": "x", "disabled": "no"}, "C103"),
+        ([], "C103"),
+    ],
+)
+def test_what_is_no_server_is_refused(entry: Any, code: str) -> None:
+    assert code in codes({"mcpServers": {"a": entry}})
+
+
+@pytest.mark.parametrize("value", [{}, [], {"mcpServers": {}}, {"mcpServers": []}, 1, "x"])
+def test_a_file_without_servers_is_refused(value: Any) -> None:
+    assert codes(value)[0] in ("C101", "C103")
+
+
+def test_the_seeds_configuration_is_read() -> None:
+    server = only(SEED)
+    assert (server.name, server.command, server.args) == ("github", "/usr/local/bin/mcp-github", ("--verbose",))
+    assert (server.env, server.timeout) == ({"GITHUB_TOKEN": "${GITHUB_TOKEN}"}, "30s")
+    assert server.capabilities == ("git.read", "git.commits.list", "git.pr.list")
+    http = only({**SEED, "transport": "http", "baseURL": "https://mcp-server.example.com"})
+    assert (http.command, http.url) == (None, "https://mcp-server.example.com")
+    assert [server.name for server in read([SEED, {**SEED, "name": "jira"}]).servers] == ["github", "jira"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"name": ""}, "C104"),
+        ({"name": "git_hub"}, "C104"),
+        ({"command": ""}, "C104"),
+        ({"transport": "sse"}, "C104"),
+        ({"transport": "http"}, "C106"),
+        ({"capabilities": []}, "C104"),
+        ({"capabilities": ["read"]}, "C104"),
+        ({"schemaVersion": "1.0"}, "C104"),
+        *(({key: None}, "C106") for key in ("name", "command", "transport", "capabilities", "schemaVersion")),
+    ],
+)
+def test_the_seeds_rules_hold(change: dict[str, Any], code: str) -> None:
+    changed = {key: value for key, value in {**SEED, **change}.items() if value is not None}
+    assert code in codes([changed])
+
+
+def test_no_name_of_the_seed_stands_twice() -> None:
+    assert codes([SEED, SEED]) == ["C104"]
+
+
+def test_names_become_ours_and_none_is_taken_twice() -> None:
+    file = read(
+        {"mcpServers": {name: {"command": "x"} for name in ("Git Hub", "git_hub", "git-hub-2", "日本", "A" * 99)}}
+    )
+    names = list(slugs(file.servers).values())
+    assert names == ["git-hub", "git-hub-2", "git-hub-2-2", "server", "a" * 64]
+    assert next(iter(slugs(file.servers, frozenset({"git-hub"})).values())) == "git-hub-2"
+
+
+PLACES = ReferencePlaces(Path("/work space"), Path("/home/me"), frozenset({"my-token"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "ours", "problems"),
+    [
+        ("${A}", "${A}", 0),
+        ("${A:-b c}", "${A:-b c}", 0),
+        ("x${env:A}y", "x${A}y", 0),
+        ("${input:my-token}", "${MY_TOKEN}", 0),
+        ("${workspaceFolder}/x", "/work space/x", 0),
+        ("${userHome}/x", "/home/me/x", 0),
+        ("$A and $$ and $(x)", "$A and $$ and $(x)", 0),
+        ("${input:other}", "", 1),
+        ("${command:pick}", "", 1),
+        ("${A", "${A", 1),
+    ],
+)
+def test_references_are_told_in_our_words(text: str, ours: str, problems: int) -> None:
+    found = translated(text, PLACES)
+    assert (found.text, len(found.problems)) == (ours, problems)
+
+
+def test_gemini_writes_a_variable_without_braces() -> None:
+    assert (
+        translated("Bearer $A_B-${C}", ReferencePlaces(Path("/w"), Path("/h"), bare=True)).text == "Bearer ${A_B}-${C}"
+    )
+    assert translated("Bearer $A_B", ReferencePlaces(Path("/w"), Path("/h"))).text == "Bearer $A_B"
+
+
+def test_what_is_unset_is_named() -> None:
+    assert filled_in("${A}-${B:-b}-${C}", {"A": "1"}) == ("1-b-", ["C"])

@@ -1,0 +1,162 @@
+"""Does a client's file lead through us when it is wrapped, and is it what it was when it is unwrapped?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.cli.client_files.configuration import HOW_TO_REACH, ClientFile, read_client_file
+from sidecar.cli.client_files.jsonc import parse_jsonc
+from sidecar.cli.client_files.wrap import names_of, unwrap_all, wrap_at
+from tests.unit.cli.client_files.texts import texts, values, written
+
+PATH = Path("/nowhere/.mcp.json")
+BASE = "http://127.0.0.1:8070"
+
+extras = st.dictionaries(st.sampled_from(["autoApprove", "disabled", "note", "é"]), st.just(True), max_size=3)
+programs = st.fixed_dictionaries(
+    {"command": st.just("npx")},
+    optional={
+        "args": st.lists(texts, max_size=2),
+        "env": st.dictionaries(texts, texts, max_size=2),
+        "type": st.just("stdio"),
+    },
+)
+addresses = st.fixed_dictionaries(
+    {}, optional={"type": st.just("http"), "headers": st.dictionaries(texts, texts, max_size=2)}
+).flatmap(
+    lambda entry: st.sampled_from(["url", "serverUrl", "httpUrl"]).map(
+        lambda key: {key: "https://x.example/mcp", **entry}
+    )
+)
+entries = st.tuples(programs | addresses, extras, st.booleans()).map(
+    lambda parts: {**parts[1], **parts[0]} if parts[2] else {**parts[0], **parts[1]}
+)
+files = st.tuples(st.dictionaries(texts, entries, min_size=1, max_size=3), values, st.booleans()).map(
+    lambda parts: {"mcpServers": parts[0], "other": parts[1]} if parts[2] else {"other": parts[1], "servers": parts[0]}
+)
+
+
+def read(text: str) -> ClientFile:
+    return read_client_file(parse_jsonc(text.encode(), PATH))
+
+
+def wrapped(text: str, headers: dict[str, str] | None = None) -> str:
+    file = read(text)
+    return wrap_at(file, BASE, names_of(file, BASE), headers).text
+
+
+def is_strict(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@settings(max_examples=40)
+@given(written(files), st.sampled_from([{}, {"X-API-Key": "${KEY}"}]))
+def test_all_servers_lead_here_and_all_else_stays(given: tuple[Any, str], headers: dict[str, str]) -> None:
+    value, text = given
+    done = wrapped(text, headers)
+    after = parse_jsonc(done.encode(), PATH).document.data
+    key = "mcpServers" if "mcpServers" in value else "servers"
+    assert after["other"] == value["other"]
+    assert list(after[key]) == list(value[key])
+    for name, entry in after[key].items():
+        assert {k: v for k, v in entry.items() if k not in HOW_TO_REACH} == {
+            k: v for k, v in value[key][name].items() if k not in HOW_TO_REACH
+        }
+        assert set(entry) & HOW_TO_REACH <= {"type", "url", "serverUrl", "httpUrl", "headers"}
+    assert all(str(server.url).startswith(f"{BASE}/mcp/") for server in read(done).servers)
+    assert len({server.url for server in read(done).servers}) == len(value[key])
+    assert is_strict(done) or not is_strict(text)
+
+
+@settings(max_examples=40)
+@given(written(files), st.sampled_from([{}, {"X-API-Key": "${KEY}"}]))
+def test_to_unwrap_what_was_wrapped_is_to_have_done_nothing(given: tuple[Any, str], headers: dict[str, str]) -> None:
+    text = given[1]
+    done = wrapped(text, headers)
+    back = unwrap_all(done.encode(), [text.encode()], PATH)
+    assert (back.raw, back.exactly) == (text.encode(), True)
+
+
+@settings(max_examples=40)
+@given(written(files))
+def test_to_wrap_twice_is_to_wrap_once(given: tuple[Any, str]) -> None:
+    once = wrapped(given[1])
+    assert wrapped(once) == once
+
+
+@settings(max_examples=40)
+@given(written(files))
+def test_of_an_edited_file_our_entries_alone_go_back(given: tuple[Any, str]) -> None:
+    value, text = given
+    edited = "// mine\n" + wrapped(text)
+    back = unwrap_all(edited.encode(), [text.encode()], PATH)
+    assert not back.exactly
+    assert back.raw.startswith(b"// mine\n")
+    assert parse_jsonc(back.raw, PATH).document.data == value
+
+
+def test_what_came_between_two_wraps_goes_back_too() -> None:
+    first = '{"mcpServers": {"a": {"command": "x"}}}'
+    second = wrapped(first).replace("}}}", '}, "b": {"command": "y"}}}')
+    third = wrapped(second)
+    back = unwrap_all(third.encode(), [first.encode(), second.encode()], PATH)
+    assert json.loads(back.raw) == {"mcpServers": {"a": {"command": "x"}, "b": {"command": "y"}}}
+
+
+def test_lines_and_comments_stay_as_they_are() -> None:
+    text = """\
+{
+  // ours
+  "mcpServers": {
+    "Git Hub": {
+      "command": "npx", // with npm
+      "args": ["-y", "server"],
+      "env": {"A": "b"},
+      "autoApprove": []
+    }
+  }
+}
+"""
+    assert (
+        wrapped(text)
+        == """\
+{
+  // ours
+  "mcpServers": {
+    "Git Hub": {
+      "type": "http",
+      "url": "http://127.0.0.1:8070/mcp/git-hub", // with npm
+      "autoApprove": []
+    }
+  }
+}
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "entry"),
+    [
+        (".mcp.json", {"type": "http", "url": "U"}),
+        (".cursor/mcp.json", {"url": "U"}),
+        (".codeium/windsurf/mcp_config.json", {"serverUrl": "U"}),
+        (".gemini/settings.json", {"httpUrl": "U"}),
+        ("Code/cline_mcp_settings.json", {"type": "streamableHttp", "url": "U"}),
+        (".roo/mcp.json", {"type": "streamable-http", "url": "U"}),
+    ],
+)
+def test_each_client_gets_its_own_spelling(path: str, entry: dict[str, str]) -> None:
+    text = parse_jsonc(b'{"mcpServers": {"a": {"command": "x"}}}', Path("/home/me") / path)
+    file = read_client_file(text)
+    done = json.loads(wrap_at(file, BASE, names_of(file, BASE)).text)
+    assert done["mcpServers"]["a"] == {key: f"{BASE}/mcp/a" if word == "U" else word for key, word in entry.items()}

@@ -1,0 +1,177 @@
+"""What counts as a secret of which class, and how long may looking for it take?"""
+
+from __future__ import annotations
+
+import string
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.gateway.redaction.text_redaction import SLICE_CHARS, Wiping, wiped
+from sidecar.protocols.secret_patterns import CLASSES, is_card, passes_luhn
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlLXNpZ25hdHVyZQ"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\nabcd\n-----END RSA PRIVATE KEY-----"
+MARK = "[-]"
+
+# class, text, what is left of it
+FOUND = [
+    ("email", "write to alice@example.com, please", f"write to {MARK}, please"),
+    ("email", "<alice+tag@mail.example.co.uk>", f"<{MARK}>"),
+    ("email", "josé@bücher.example and 用户@例子.广告", f"{MARK} and {MARK}"),
+    ("email", '"john doe"@example.com', MARK),
+    ("email", "a@example.com b@example.com", f"{MARK} {MARK}"),
+    ("email", "mailto:o'brien@example.com", f"mailto:o'{MARK}"),
+    ("email", "alice@example.com-now", f"{MARK}-now"),
+    ("email", "alice@xn--bcher-kva.xn--p1ai", MARK),
+    ("card", "4111 1111 1111 1111", MARK),
+    ("card", "card:4111111111111111.", f"card:{MARK}."),
+    ("card", "2024 4111-1111-1111-1111 123", f"2024 {MARK} 123"),
+    ("card", "3782 822463 10005", MARK),
+    ("card", "378282246310005", MARK),
+    ("card", "6011000990139424 and 5555555555554444", f"{MARK} and {MARK}"),
+    ("bearer", "Authorization: Bearer abcdefghijklmnop.qrst", f"Authorization: Bearer {MARK}"),
+    ("bearer", '{"authorization":"bearer abcdefghijklmnop=="}', f'{{"authorization":"bearer {MARK}"}}'),
+    ("bearer", "BASIC dXNlcjpwYXNzd29yZA==", f"BASIC {MARK}"),
+    ("bearer", "bearer: 0123456789abcdef", f"bearer: {MARK}"),
+    ("jwt", f"token={JWT};", f"token={MARK};"),
+    ("jwt", "eyJhbGciOiJkaXIifQ..aaaa.bbbb.cccc eyJhbGciOiJkaXIifQ.aaaa", f"eyJhbGciOiJkaXIifQ..aaaa.bbbb.cccc {MARK}"),
+    ("api_key", "AKIAIOSFODNN7EXAMPLE", MARK),
+    ("api_key", "x ghp_0123456789abcdefghijABCDEFGHIJ012345 y", f"x {MARK} y"),
+    ("api_key", "xoxb-123456789012-abcdef,sk_live_0123456789abcdef", f"{MARK},{MARK}"),
+    ("private_key", f"a {PEM} b {PEM}", f"a {MARK} b {MARK}"),
+    ("private_key", "x -----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXkt", f"x {MARK}"),
+    ("iban", "DE89 3704 0044 0532 0130 00 EUR", f"{MARK} EUR"),
+    ("iban", "GB82WEST12345698765432", MARK),
+    ("iban", "AB12 34 NO93 8601 1117 947.", f"AB12 34 {MARK}."),
+    ("ssn", "SSN 123-45-6789.", f"SSN {MARK}."),
+    ("ipv4", "from 192.168.0.1, 10.0.0.255.", f"from {MARK}, {MARK}."),
+]
+LEFT = [
+    ("email", "no@where, @example.com, a@b, user@localhost, v1@2.3"),
+    ("card", "4111 1111 1111 1112"),  # fails Luhn's check
+    ("card", "41111111111111111111111"),  # longer than any card
+    ("card", "0.4111111111111111"),
+    ("card", "550e8400-e29b-41d4-a716-446655440000"),
+    ("bearer", "bearer authentication, the bearer of this; basic understanding"),
+    ("jwt", "eyJ is how it begins: eyJhbGciOiJIUzI1NiJ9 alone is none"),
+    ("api_key", "AKIA is a prefix; BAKIAIOSFODNN7EXAMPLE is a word"),
+    ("private_key", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"),
+    ("iban", "DE88 3704 0044 0532 0130 00"),
+    ("ssn", "000-12-3456 666-12-3456 123-00-4567 1123-45-6789"),
+    ("ipv4", "256.1.1.1 1.2.3 1.2.3.4.5"),
+]
+
+
+def wipe(text: str, *classes: str) -> tuple[str, int]:
+    steps = wiped(text, [Wiping(tuple(CLASSES[name] for name in classes or CLASSES), MARK)])
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            left: tuple[str, int] = end.value
+            return left
+
+
+@pytest.mark.parametrize(("name", "text", "left"), FOUND)
+def test_what_is_of_a_class_is_taken_out_wherever_slices_end(name: str, text: str, left: str) -> None:
+    assert wipe(text, name)[0] == left
+    for before in (SLICE_CHARS - 1, SLICE_CHARS - len(text) // 2, SLICE_CHARS - len(text) + 1):
+        filler = " " * before
+        assert wipe(filler + text, name)[0] == filler + left
+    assert wipe(left, name) == (left, 0)
+
+
+@pytest.mark.parametrize(("name", "text"), LEFT)
+def test_what_only_looks_alike_is_left(name: str, text: str) -> None:
+    assert wipe(text, name) == (text, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "valid"),
+    [
+        ("4111111111111111", True),
+        ("79927398713", True),
+        ("79927398710", False),
+        ("0", True),
+        ("18", True),
+        ("19", False),
+    ],
+)
+def test_luhn_is_as_the_standard_has_it(number: str, valid: bool) -> None:
+    assert passes_luhn(number) is valid
+
+
+def luhn_by_the_book(digits: str) -> bool:
+    total = 0
+    for index, digit in enumerate(reversed(digits)):
+        value = int(digit) * (1 + index % 2)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+@given(st.integers(10**12, 10**19 - 1))
+def test_a_second_luhn_agrees(number: int) -> None:
+    assert passes_luhn(str(number)) == luhn_by_the_book(str(number))
+    assert is_card(number) == (str(number)[0] in "23456" and luhn_by_the_book(str(number)))
+
+
+SECRETS = ["alice@example.com", "4111111111111111", f"Bearer {'a1' * 10}", JWT, "AKIAIOSFODNN7EXAMPLE", PEM,
+           "DE89370400440532013000", "123-45-6789", "10.20.30.40", "4111-1111-1111-1111"]  # fmt: skip
+AROUND = st.text(alphabet=string.ascii_letters + " .,:@-_/=\"'\n[]éß", max_size=30)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(AROUND, st.sampled_from(SECRETS)), min_size=1, max_size=5), AROUND)
+def test_nothing_of_any_class_survives_and_twice_is_once(parts: list[tuple[str, str]], tail: str) -> None:
+    text = "".join(f"{around} {secret} " for around, secret in parts) + tail
+    left, replaced = wipe(text)
+    assert replaced > 0
+    for _, secret in parts:
+        assert secret.removeprefix("Bearer ") not in left
+    assert wipe(left) == (left, 0)
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="ae1Y4J@.- \n\"'[]:eyJBEGINbearer_", max_size=200))
+def test_screening_any_text_twice_is_screening_it_once(text: str) -> None:
+    left, _ = wipe(text)
+    assert wipe(left) == (left, 0)
+
+
+EVIL = {
+    "at": "@" * 300_000,
+    "local": "a" * 300_000 + "@",
+    "domain": "a@" + "a." * 150_000,
+    "mails": "a@b." * 75_000,
+    "begins": "eyJ" * 100_000,
+    "run": "eyJ" + "a" * 300_000,
+    "digits": "4" * 300_000,
+    "groups": "4111 " * 60_000,
+    "bearers": "bearer " * 40_000,
+    "blanks": "bearer" + " " * 300_000,
+    "keys": "-----BEGIN PRIVATE KEY" * 14_000,
+    "ibans": "DE89 3704 " * 30_000,
+    "marks": "sk_live_" * 37_000,
+    "dots": "1.1." * 75_000,
+}
+
+
+@pytest.mark.parametrize("text", EVIL.values(), ids=EVIL)
+def test_no_text_takes_long(text: str) -> None:
+    """The measure is per character, and generous: 300 kB of what was built to be slow, in all classes."""
+    started = time.thread_time()
+    wipe(text)
+    assert time.thread_time() - started < 1.5
+
+
+def test_the_pauses_between_slices_are_short() -> None:
+    steps = wiped("word 4111 a@b c " * 100_000, [Wiping(tuple(CLASSES.values()), MARK)])
+    longest, ended = 0.0, False
+    while not ended:
+        started = time.thread_time()
+        ended = next(steps, "end") == "end"
+        longest = max(longest, time.thread_time() - started)
+    assert longest < 0.05

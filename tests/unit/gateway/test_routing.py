@@ -1,0 +1,712 @@
+"""Is an address, a host, a header or a body taken only where it has one reading? (threats H4-H8, P10, P11; BL-049)"""
+
+import asyncio
+import encodings.aliases
+import re
+import time
+from collections.abc import Iterable
+from functools import partial
+
+import pytest
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.streams import StreamReader
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
+from pydantic import TypeAdapter, ValidationError
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.routing import (
+    EVERY,
+    MCP,
+    METADATA,
+    ROUTES,
+    TOOL,
+    TOOLS,
+    BodyBounds,
+    Entrance,
+    Headers,
+    Route,
+    check_accept,
+    check_entrance,
+    check_target,
+    correlation_of,
+    head_of,
+    headers_of,
+    hosts_for,
+    is_tool,
+    origin_form,
+    presented_by,
+    protocol_of,
+    read_body,
+    route_of,
+    trace_headers,
+    trace_id_of,
+)
+from sidecar.http.server.body_admission import BodyAdmission, BodyRoom
+from sidecar.identity import Presented
+from sidecar.protocols.mcp.eras import EraHeaders
+from sidecar.settings.agent_endpoints import OURS, BasePath
+from tests import wire
+
+PATHS = wire.table("paths")
+CONTENT_TYPES = wire.table("content_types")
+
+
+def reason_of(work: object, *arguments: object) -> Reason | None:
+    assert callable(work)
+    try:
+        work(*arguments)
+    except Refusal as refusal:
+        return refusal.reason
+    return None
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash() -> None:
+    """BL-049."""
+    assert sum(map(len, PATHS.values())) > 200
+    assert PATHS["served"] == ["/mcp/github", "/mcp/github/"]
+    for path in PATHS["served"]:
+        route = route_of(path, "POST")
+        assert (route.kind, route.server) == (MCP, "github")
+
+
+@pytest.mark.parametrize("path", PATHS["elsewhere"])
+def test_another_plain_path_is_nowhere(path: str) -> None:
+    for verb in ("POST", "GET", "HEAD"):
+        assert reason_of(route_of, path, verb) is Reason.ROUTE_UNKNOWN
+
+
+@pytest.mark.parametrize("path", PATHS["refused"], ids=ascii)
+def test_a_path_that_is_not_plain_is_malformed(path: str) -> None:
+    for verb in ("POST", "GET", "HEAD"):
+        assert reason_of(route_of, path, verb) is Reason.MALFORMED_CALL
+
+
+def test_no_byte_in_or_around_a_path_is_overlooked() -> None:
+    for byte in map(chr, range(256)):
+        for path in (byte + "/mcp/github", "/mcp" + byte + "/github", "/mcp/" + byte + "github", "/mcp/github" + byte):
+            if path.partition("?")[0] in ("/mcp", "/mcp/", "/mcp/github", "/mcp/github/"):
+                continue
+            assert reason_of(route_of, path, "POST") in (Reason.MALFORMED_CALL, Reason.ROUTE_UNKNOWN) or (
+                byte.isascii() and byte.isalnum() and route_of(path, "POST").server == path.removeprefix("/mcp/")
+            )
+
+
+@pytest.mark.parametrize("query", ["?", "?x=1", "?/../..", "?%00", "?a?b", "?#", "?\\"])
+def test_a_query_changes_no_address(query: str) -> None:
+    assert route_of("/mcp/github" + query, "POST") == route_of("/mcp/github", "POST")
+
+
+def test_the_address_of_all_servers_names_none() -> None:
+    for path in ("/mcp", "/mcp/", "/mcp?", "/mcp?/github"):
+        assert route_of(path, "POST") == Route(MCP, EVERY)
+    assert route_of("/.well-known/oauth-protected-resource/mcp", "GET") == Route(METADATA, EVERY)
+    assert route_of("/.well-known/oauth-protected-resource/mcp/", "GET") == Route(METADATA, EVERY)
+
+
+@pytest.mark.parametrize(
+    ("target", "read"),
+    [
+        ("http://gw.example/mcp/github?x=1", "/mcp/github?x=1"),
+        ("HTTPS://GW.example:8443/mcp/github", "/mcp/github"),
+        ("http://[::1]:80/mcp", "/mcp"),
+        ("http://gw.example", "/"),
+        ("http://gw.example?x", "/?x"),
+        ("http://a@gw.example/mcp/github", "http://a@gw.example/mcp/github"),
+        ("ftp://gw.example/mcp/github", "ftp://gw.example/mcp/github"),
+        ("http:///mcp/github", "http:///mcp/github"),
+        ("/http://gw.example/mcp/github", "/http://gw.example/mcp/github"),
+    ],
+)
+def test_an_absolute_target_is_read_for_its_path(target: str, read: str) -> None:
+    assert origin_form(target) == read
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts", "taken"),
+    [
+        ("http://gw.example/mcp/github", ["gw.example"], True),
+        ("http://GW.example/mcp/github", ["gw.Example"], True),
+        ("http://gw.example/mcp/github", ["other.example"], False),
+        ("http://gw.example:80/mcp/github", ["gw.example"], False),
+        ("http://gw.example/mcp/github", [], False),
+        ("http://gw.example/mcp/github", ["gw.example", "gw.example"], False),
+        ("/mcp/github", ["other.example"], True),
+    ],
+)
+def test_the_host_of_an_absolute_target_is_that_of_host(target: str, hosts: list[str], taken: bool) -> None:
+    assert (reason_of(check_target, target, {"host": hosts}) is None) is taken
+
+
+@pytest.mark.parametrize("path", ["/mcp/github", "/mcp", "/agents/researcher", "/a2a/tasks"])
+def test_below_a_path_metadata_is_where_rfc_9728_puts_it(path: str) -> None:
+    well_known = "/.well-known/oauth-protected-resource"
+    usual = route_of(well_known + path, "GET")
+    assert route_of(f"{well_known}/gateway{path}", "GET", prefix="/gateway") == usual
+    assert route_of(well_known + path, "GET", prefix="/gateway") == usual
+    for other in (f"{well_known}/gateways{path}", f"{well_known}/gateway/gateway{path}", f"/gateway{path}"):
+        assert reason_of(partial(route_of, prefix="/gateway"), other, "GET") is Reason.ROUTE_UNKNOWN
+
+
+@pytest.mark.parametrize("server", ["a", "0", "github", "a-b", "a-b-c1", "1-2", "x" * 200])
+def test_the_name_of_an_upstream_is_taken_whole(server: str) -> None:
+    assert route_of(f"/mcp/{server}", "POST").server == server
+    metadata = route_of(f"/.well-known/oauth-protected-resource/mcp/{server}", "GET")
+    assert (metadata.kind, metadata.server) == (METADATA, server)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/agents/researcher", Route("agent", "researcher")),
+        ("/agents/researcher/", Route("agent", "researcher", "/")),
+        ("/agents/researcher/v1/message:send", Route("agent", "researcher", "/v1/message:send")),
+        ("/agents/researcher/.well-known/agent-card.json", Route("card", "researcher")),
+        ("/.well-known/agents/researcher", Route("seed card", "researcher")),
+        ("/api/nhi/a2a/agent-card/researcher", Route("seed card", "researcher")),
+        ("/.well-known/oauth-protected-resource/agents/researcher", Route("agent metadata", "researcher")),
+    ],
+)
+def test_an_agent_has_addresses_of_its_own(path: str, found: Route) -> None:
+    assert route_of(path, "GET") == found
+
+
+ALIASES = {"/find": "researcher", "/tools/sum.up": "summariser"}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/find", Route("agent", "researcher", "", "/find")),
+        ("/find?a=/tools/sum.up", Route("agent", "researcher", "", "/find")),
+        ("/find/", Route("agent", "researcher", "/", "/find")),
+        ("/find/tools/sum.up", Route("agent", "researcher", "/tools/sum.up", "/find")),
+        ("/tools/sum.up/v1/message:send", Route("agent", "summariser", "/v1/message:send", "/tools/sum.up")),
+        ("/tools/sum.up/.well-known/agent-card.json", Route("card", "summariser", "", "/tools/sum.up")),
+        (
+            "/.well-known/oauth-protected-resource/tools/sum.up",
+            Route("agent metadata", "summariser", "", "/tools/sum.up"),
+        ),
+        ("/agents/researcher/", Route("agent", "researcher", "/")),
+    ],
+)
+def test_an_agents_own_path_is_its_address_in_every_way(path: str, found: Route) -> None:
+    assert route_of(path, "GET", ALIASES) == found
+    if "metadata" not in found.kind:
+        assert protocol_of(path, ALIASES) == "a2a"
+
+
+def test_near_an_agents_own_path_all_is_as_it_was() -> None:
+    near = ("/finder", "/fin", "/tools", "/tools/sum", "/tools/sum.upx", "/Find", "/mcp/find", "//find", "/%66ind")
+    for path in near:
+        assert reason_of(route_of, path, "GET", ALIASES) is reason_of(route_of, path, "GET")
+        assert protocol_of(path, ALIASES) == protocol_of(path)
+    assert reason_of(route_of, "/find", "PUT", ALIASES) is Reason.VERB_NOT_ALLOWED
+    assert reason_of(route_of, "/find" + "/x" * 4000, "GET", ALIASES) is None
+    assert reason_of(route_of, "/x" * 4000, "GET", ALIASES) is Reason.ROUTE_UNKNOWN
+
+
+def test_no_agent_can_have_a_path_that_is_ours() -> None:
+    firsts = {re.sub(r"\\Z|\W", "", pattern.pattern.split("/")[1]).lower() for _, pattern, _ in ROUTES}
+    assert firsts - {"wellknown"} <= OURS, "and nothing that begins with a dot"
+    no = ("/mcp", "/MCP/x", "/agents/a", "/api", "/a2a/x", "/livez", "/.well-known/x", "/x/../mcp", "/", "x", "/x/")
+    for path in no:
+        assert not is_own_path(path), path
+    assert is_own_path("/x/mcp") and is_own_path("/mcps")
+
+
+def is_own_path(path: str) -> bool:
+    try:
+        return bool(TypeAdapter(BasePath).validate_python(path))
+    except ValidationError:
+        return False
+
+
+@pytest.mark.parametrize("tool", ["a", "search_code", "A-1.b_c", "files/read", "a/b/c.d", "-", "_", "x" * 128])
+def test_a_tool_is_named_in_the_path_as_it_stands(tool: str) -> None:
+    assert route_of(f"/mcp/github/tools/{tool}", "POST") == Route(TOOL, "github", tool)
+    assert is_tool(tool) and protocol_of(f"/mcp/github/tools/{tool}") == "http"
+
+
+@pytest.mark.parametrize(
+    "tool", ["", ".", "..", ".hidden", "a/../b", "a/.b", "a//b", "/a", "a/", "a%2Fb", "a b", "é", "a\\b"]
+)
+def test_a_tool_that_a_path_could_be_read_in_two_ways_with_is_none(tool: str) -> None:
+    assert reason_of(route_of, f"/mcp/github/tools/{tool}", "POST") is Reason.MALFORMED_CALL
+    assert not is_tool(tool)
+
+
+def test_plain_calls_have_addresses_and_verbs_of_their_own() -> None:
+    assert route_of("/mcp/github/tools", "GET") == Route(TOOLS, "github")
+    assert reason_of(route_of, "/mcp/github/tools", "POST") is Reason.VERB_NOT_ALLOWED
+    assert reason_of(route_of, "/mcp/github/tools/a", "GET") is Reason.VERB_NOT_ALLOWED
+    assert reason_of(route_of, "/mcp/github/tools/" + "x" * 129, "POST") is Reason.ROUTE_UNKNOWN
+    assert [protocol_of(path) for path in ("/mcp/github", "/mcp/tools", "/mcp/github/toolset", "/mcp", "/")] == [
+        "mcp"
+    ] * 5
+    assert {protocol_of(f"/mcp/github/tools{rest}") for rest in ("", "?a", "/a", "/%")} == {"http"}
+
+
+VERBS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "CONNECT", "post", "Get", "PROPFIND", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/mcp/github", ("POST", "GET", "DELETE")),
+        ("/mcp/github/sse", ("GET",)),
+        ("/mcp/github/messages", ("POST",)),
+        ("/.well-known/oauth-protected-resource/mcp/github", ("GET",)),
+        ("/.well-known/jwks.json", ("GET",)),
+    ],
+)
+def test_a_verb_is_on_the_table_of_its_address_or_not_allowed(path: str, allowed: tuple[str, ...]) -> None:
+    for verb in VERBS:
+        assert (reason_of(route_of, path, verb) is None) == (verb in allowed)
+        if verb not in allowed:
+            with pytest.raises(Refusal) as caught:
+                route_of(path, verb)
+            assert (caught.value.reason, caught.value.allow) == (Reason.VERB_NOT_ALLOWED, allowed)
+
+
+HOSTILE = ("/a", "/a-", "/-", "/.well-known/a", "/~", "a-", "/mcp/a", "-a", ".", "/..", "%2f")
+
+
+@pytest.mark.parametrize("part", HOSTILE)
+@pytest.mark.parametrize("prefix", ["", "/mcp/", "/.well-known/", "/.well-known/oauth-protected-resource/mcp/"])
+@pytest.mark.parametrize("suffix", ["", "!", "/", "-", "\n"])
+def test_a_long_hostile_path_is_judged_at_once(prefix: str, part: str, suffix: str) -> None:
+    path = prefix + part * (20_000 // len(part)) + suffix
+    started = time.process_time()
+    reason_of(route_of, path, "POST")
+    assert time.process_time() - started < 1
+
+
+# --- entrances ------------------------------------------------------------------------------------------------------
+
+LOOPBACK = hosts_for("127.0.0.1", 8080, "", [])
+MIXED = hosts_for("10.0.0.5", 80, "http://[fd00::1]:81/", ["fd00::2"])
+PUBLIC = hosts_for("0.0.0.0", 8080, "https://gw.acme.example", ["alias.example", "other.example:8443"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "served", "foreign"),
+    [
+        (
+            LOOPBACK,
+            ("127.0.0.1", "127.0.0.1:8080", "localhost", "localhost:8080", "LocalHost:8080", "[::1]", "[::1]:8080"),
+            (
+                *("127.0.0.1:8081", "127.0.0.1:80", "localhost.", "localhost.:8080", "localhost:", "127.0.0.2", "::1"),
+                *("127.1", "0x7f.1", "2130706433", "0.0.0.0", "[::]", "[::1", "[0:0:0:0:0:0:0:1]", "evil.example"),
+                *("localhost.evil.example", "evil.example:8080", "localhost@evil.example", "localhost:8080@evil"),
+                *("", " localhost", "localhost ", "localhost,evil", "localhost/", "localhost:8080/", "null", "ſ"),
+                *("localhost:8080:8080", "localhost:08080", "localhost:+8080", "[::ffff:127.0.0.1]", "\ufffdlocalhost"),
+            ),
+        ),
+        (
+            PUBLIC,
+            ("gw.acme.example", "gw.acme.example:8080", "alias.example", "alias.example:8080", "other.example:8443"),
+            ("localhost", "127.0.0.1", "acme.example", "x.gw.acme.example", "gw.acme.example.", "other.example"),
+        ),
+        (hosts_for("::1", 8080, "", []), ("[::1]", "[::1]:8080", "localhost:8080"), ("::1", "::1:8080")),
+        (hosts_for("fd00::1", 8080, "", []), ("[fd00::1]", "[fd00::1]:8080"), ("fd00::1", "localhost", "[fd00::2]")),
+        (
+            hosts_for("10.0.0.5", 80, "http://[fd00::1]:81/", ["fd00::2"]),
+            ("10.0.0.5:80", "[fd00::1]:81", "[fd00::2]:80"),
+            ("[fd00::1]",),
+        ),
+    ],
+    ids=["loopback", "public", "IPv6 loopback", "IPv6", "mixed"],
+)
+def test_a_listener_answers_to_its_own_names_only(
+    hosts: frozenset[str], served: Iterable[str], foreign: Iterable[str]
+) -> None:
+    for host in served:
+        assert reason_of(check_entrance, {"host": [host]}, Entrance(hosts)) is None
+    for host in foreign:
+        assert reason_of(check_entrance, {"host": [host]}, Entrance(hosts)) is Reason.ORIGIN_REFUSED
+
+
+@pytest.mark.parametrize("lines", [[], ["localhost", "localhost"], ["localhost", "evil"], ["evil", "localhost"]])
+def test_host_is_there_once(lines: list[str]) -> None:
+    headers: Headers = {"host": lines} if lines else {}
+    assert reason_of(check_entrance, headers, Entrance(LOOPBACK)) is Reason.ORIGIN_REFUSED
+
+
+def test_where_any_host_is_served_any_is() -> None:
+    assert reason_of(check_entrance, {"host": ["evil.example"]}, Entrance(None)) is None
+
+
+ORIGINS = frozenset({"https://console.acme.example", "http://localhost:3000"})
+
+
+@pytest.mark.parametrize(
+    ("origins", "taken"),
+    [
+        ([], True),
+        (["https://console.acme.example"], True),
+        (["HTTPS://Console.Acme.Example"], True),
+        (["http://localhost:3000"], True),
+        (["null"], False),
+        ([""], False),
+        (["http://localhost"], False),
+        (["http://localhost:3001"], False),
+        (["https://localhost:3000"], False),
+        (["http://console.acme.example"], False),
+        (["https://console.acme.example."], False),
+        (["https://console.acme.example:443"], False),
+        (["https://console.acme.example/"], False),
+        (["https://console.acme.example.evil.example"], False),
+        (["https://evil.example"], False),
+        (["https://console.acme.example", "https://evil.example"], False),
+        (["https://evil.example", "https://console.acme.example"], False),
+        (["https://console.acme.example, https://evil.example"], False),
+        (["file://"], False),
+        (["http://127.0.0.1:3000"], False),
+        (["http://[::1]:3000"], False),
+    ],
+)
+def test_a_web_origin_is_on_the_list_or_refused(origins: list[str], taken: bool) -> None:
+    headers: Headers = {"host": ["localhost"]} | ({"origin": origins} if origins else {})
+    assert (reason_of(check_entrance, headers, Entrance(LOOPBACK, ORIGINS)) is None) == taken
+    nobody = reason_of(check_entrance, headers, Entrance(LOOPBACK))
+    assert (nobody is None) == (not origins)
+
+
+PROXIES = ("origin", "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-user", "x-forwarded-")
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_local_listener_takes_nothing_that_came_through_a_browser_or_proxy(name: str) -> None:
+    headers: Headers = {"host": ["localhost"], name: ["https://console.acme.example"]}
+    local = Entrance(LOOPBACK, ORIGINS, principal="nhi:planner")
+    assert reason_of(check_entrance, {"host": ["localhost"]}, local) is None
+    assert reason_of(check_entrance, headers, local) is Reason.ORIGIN_REFUSED
+    assert reason_of(check_entrance, headers, Entrance(LOOPBACK, ORIGINS)) is None
+
+
+def test_a_refusal_repeats_no_name_that_the_caller_chose() -> None:
+    headers: Headers = {"host": ["localhost"], "x-forwarded-secret-word": ["1"]}
+    with pytest.raises(Refusal) as caught:
+        check_entrance(headers, Entrance(LOOPBACK, principal="nhi:planner"))
+    assert "secret-word" not in caught.value.detail
+
+
+# --- headers --------------------------------------------------------------------------------------------------------
+
+
+def request_with(*lines: tuple[str, str], body: StreamReader | None = None) -> web.Request:
+    return make_mocked_request("POST", "/mcp/github", headers=CIMultiDict(lines), payload=body)
+
+
+def test_every_line_of_a_header_is_kept_in_order_by_its_lower_case_name() -> None:
+    headers = headers_of(
+        request_with(("Mcp-Name", "a"), ("X", "1"), ("MCP-NAME", "b"), ("mcp-name", ""), ("mcp_name", "c"))
+    )
+    assert headers["mcp-name"] == ["a", "b", ""]
+    assert headers["mcp_name"] == ["c"]
+    assert "Mcp-Name" not in headers
+
+
+def test_bytes_that_are_no_ascii_match_nothing() -> None:
+    headers = headers_of(request_with(("Host", "localhösT"), ("Nam\u017f", "\u212a")))
+    assert headers == {"host": ["localh\ufffd\ufffdsT"], "nam\ufffd\ufffd": ["\ufffd\ufffd\ufffd"]}
+
+
+def test_the_routing_headers_are_all_there_line_by_line() -> None:
+    headers: Headers = {
+        "mcp-protocol-version": ["a", "b"],
+        "mcp-method": ["c"],
+        "mcp-name": ["d", "d"],
+        "mcp-session-id": ["e", "f"],
+        "last-event-id": ["g"],
+        "mcp-param-region": ["h", "i"],
+        "mcp-param-": ["j"],
+        "mcp-params": ["k"],
+        "mcp_method": ["l"],
+    }
+    parameters = {"region": ("h", "i"), "": ("j",)}
+    assert head_of(headers) == EraHeaders(("a", "b"), ("c",), ("d", "d"), ("e", "f"), ("g",), parameters)
+    assert head_of({}) == EraHeaders()
+
+
+BASE = "https://gw.acme.example"
+REQUEST = make_mocked_request("POST", "/mcp/github")
+
+
+def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
+    headers: Headers = {
+        "authorization": ["Bearer a", "Bearer b"],
+        "x-api-key": ["k", "l"],
+        "x-forwarded-user": ["root"],
+    }
+    assert presented_by(REQUEST, headers, Entrance(None), BASE) == Presented(
+        ("Bearer a", "Bearer b"), ("k", "l"), method="POST"
+    )
+    own: Headers = {**headers, "x-agent-token": ["a", "b"]}
+    assert presented_by(REQUEST, own, Entrance(None), BASE).own == ()
+    assert presented_by(REQUEST, own, Entrance(None), BASE, "x-api-key").own == ()
+    assert presented_by(REQUEST, own, Entrance(None), BASE, "x-agent-token").own == ("a", "b")
+    planner = Entrance(None, principal="nhi:planner")
+    assert presented_by(REQUEST, {}, planner, BASE) == Presented(local="nhi:planner", method="POST")
+    forwarded: Headers = {"x-forwarded-client-cert": ["URI=a", "URI=b"]}
+    assert presented_by(REQUEST, forwarded, Entrance(None, unix=True), BASE) == Presented(
+        forwarded=("URI=a", "URI=b"), peer="unix", method="POST"
+    )
+
+
+def test_a_proof_may_be_for_the_address_as_callers_know_it() -> None:
+    """Behind whatever ends TLS, that is the public one, and another name only where no path of its own is in front."""
+    headers: Headers = {"dpop": ["a", "b"], "host": ["gw.local:8080"]}
+    asked = make_mocked_request("GET", "/mcp/github?x=1")
+
+    def urls(entrance: Entrance, base: str = BASE) -> tuple[str, ...]:
+        found = presented_by(asked, headers, entrance, base)
+        assert (found.proofs, found.method) == (("a", "b"), "GET")
+        return found.urls
+
+    public, local = "https://gw.acme.example/mcp/github", "https://gw.local:8080/mcp/github"
+    ours = frozenset({"gw.local:8080"})
+    assert urls(Entrance(ours)) == (public, local)
+    assert urls(Entrance(None)) == (public,), "whose name a caller may choose"
+    assert urls(Entrance(ours, prefix="/x"), f"{BASE}/x") == ("https://gw.acme.example/x/mcp/github",)
+    assert urls(Entrance(ours, principal="nhi:a")) == ("http://gw.local:8080/mcp/github",)
+    del headers["host"]  # type: ignore[attr-defined]
+    assert urls(Entrance(ours)) == (public,)
+
+
+JSON, EVENTS = "application/json", "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("lines", "taken"),
+    [
+        (None, True),
+        (["application/json, text/event-stream"], True),
+        (["text/event-stream,application/json"], True),
+        (["application/json", "text/event-stream"], True),
+        (["Application/JSON, TEXT/Event-Stream"], True),
+        (["application/json;q=0.5, text/event-stream; q=0.001"], True),
+        (["application/json; charset=utf-8, text/event-stream"], True),
+        (["*/*"], True),
+        (["application/*, text/*"], True),
+        (["text/html, */*;q=0.1"], True),
+        (["application/json"], False),
+        (["text/event-stream"], False),
+        (["application/*"], False),
+        (["text/html"], False),
+        ([""], False),
+        (["application/json, text/event-stream;q=0"], False),
+        (["application/json;q=0.000, text/event-stream"], False),
+        (["application/json; Q=0 , text/event-stream"], False),
+        (["*/*;q=0"], False),
+        (["application/jsonx, text/event-stream"], False),
+        (["application/json text/event-stream"], False),
+        (["application, text/event-stream"], False),
+        (["*"], False),
+    ],
+)
+def test_the_caller_takes_both_media_types_or_is_told(lines: list[str] | None, taken: bool) -> None:
+    headers: Headers = {} if lines is None else {"accept": lines}
+    assert reason_of(check_accept, headers, JSON, EVENTS) is (None if taken else Reason.NOT_ACCEPTABLE)
+
+
+def test_only_what_is_needed_must_be_accepted() -> None:
+    assert reason_of(check_accept, {"accept": [EVENTS]}, EVENTS) is None
+    assert reason_of(check_accept, {"accept": [JSON]}, EVENTS) is Reason.NOT_ACCEPTABLE
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", TRACE.upper(), TRACE + " ", " " + TRACE, TRACE + "\n", TRACE + "-00", TRACE[:-1], "01" + TRACE[2:]),
+        *("ff" + TRACE[2:], TRACE.replace("-", "_"), TRACE.replace("0af7", "0ag7"), f"00-{'0' * 32}-{'1' * 16}-01"),
+        f"00-{'1' * 32}-{'0' * 16}-01",
+    ],
+)
+def test_a_trace_that_is_not_well_formed_is_none(line: str) -> None:
+    assert trace_id_of({"traceparent": [line]}) == ""
+    assert trace_headers({"traceparent": [line], "tracestate": ["a=b"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "passed"),
+    [
+        ([], False),
+        (["a=b"], True),
+        (["a=b, c=d"], True),
+        (["a=b", "c=d"], False),
+        (["a=b\r\nx: y"], False),
+        (["x" * 513], False),
+    ],
+)
+def test_a_trace_goes_on_with_its_state_where_that_is_well_formed(state: list[str], passed: bool) -> None:
+    headers: Headers = {"traceparent": [TRACE], "tracestate": state}
+    assert trace_id_of(headers) == TRACE[3:35]
+    assert trace_headers(headers) == [("traceparent", TRACE), *([("tracestate", state[0])] if passed else [])]
+    assert trace_headers({"traceparent": [TRACE, TRACE]}) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (["run-1"], "run-1"),
+        (["a" * 128], "a" * 128),
+        (["a" * 129], ""),
+        ([], ""),
+        ([""], ""),
+        (["a", "a"], ""),
+        (["a b"], ""),
+        (["a\n"], ""),
+        (["\ufffd"], ""),
+        (["a,b"], ""),
+    ],
+)
+def test_a_run_is_named_once_and_plainly_or_not_at_all(lines: list[str], named: str) -> None:
+    assert correlation_of({"x-run-id": lines}, "x-run-id") == named
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------
+
+
+def stream(*chunks: bytes, ends: bool = True) -> StreamReader:
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    protocol.connection_made(asyncio.Transport())
+    reader = StreamReader(protocol, 2**16, loop=loop)
+    for chunk in chunks:
+        reader.feed_data(chunk)
+    if ends:
+        reader.feed_eof()
+    return reader
+
+
+BOUNDS = BodyBounds(max_body_bytes=100, body_timeout_s=0.05)
+GROW = BodyRoom(BodyAdmission(), "nhi:a").grow
+
+
+async def body_of(
+    content: StreamReader, *lines: tuple[str, str], media: str | None = JSON, bounds: BodyBounds = BOUNDS
+) -> bytes | Reason:
+    if media is not None:
+        lines = (("Content-Type", media), *lines)
+    request = request_with(*lines, body=content)
+    try:
+        return await read_body(request, headers_of(request), bounds, GROW)
+    except Refusal as refusal:
+        return refusal.reason
+
+
+@pytest.mark.parametrize("media", CONTENT_TYPES["taken"], ids=ascii)
+async def test_json_in_utf8_is_taken_however_it_is_spelled(media: str) -> None:
+    assert await read_body(request_with(body=stream(b"{}")), {"content-type": [media]}, BOUNDS, GROW) == b"{}"
+
+
+@pytest.mark.parametrize("media", CONTENT_TYPES["refused"], ids=ascii)
+async def test_another_media_type_is_refused_before_a_byte_is_read(media: str) -> None:
+    unread = stream(b"{}")
+    with pytest.raises(Refusal) as caught:
+        await read_body(request_with(body=unread), {"content-type": [media]}, BOUNDS, GROW)
+    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
+    assert await unread.readany() == b"{}"
+
+
+async def test_two_hundred_media_types_were_tried() -> None:
+    assert len(CONTENT_TYPES["refused"]) + len(CONTENT_TYPES["taken"]) > 200
+
+
+async def test_no_charset_of_python_but_utf8_is_taken() -> None:
+    names = {name for pair in encodings.aliases.aliases.items() for name in pair} - {"utf-8"}
+    request = request_with(body=stream(b"{}"))
+    for charset in names | {name.replace("_", "-") for name in names} - {"utf-8"}:
+        with pytest.raises(Refusal) as caught:
+            await read_body(request, {"content-type": [f"application/json; charset={charset}"]}, BOUNDS, GROW)
+        assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
+    assert await read_body(request, {"content-type": ["application/json; charset=utf-8"]}, BOUNDS, GROW) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "types", [[], [JSON, JSON], [JSON, "text/plain"], ["text/plain", JSON], [JSON, ""], ["", JSON]], ids=repr
+)
+async def test_content_type_is_there_once(types: list[str]) -> None:
+    lines = [("Content-Type", media) for media in types]
+    assert await body_of(stream(b"{}"), *lines, media=None) is Reason.UNSUPPORTED_MEDIA_TYPE
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "identity", "gzip, gzip", "", "x"])
+async def test_a_body_comes_as_it_is_without_any_coding(coding: str) -> None:
+    assert await body_of(stream(b"{}"), ("Content-Encoding", coding)) is Reason.UNSUPPORTED_MEDIA_TYPE
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_is_taken_up_to_its_bound_and_never_in_part(size: int, pieces: int, announced: bool) -> None:
+    """BL-076."""
+    raw = bytes(range(256)) * 4
+    raw = raw[:size]
+    chunks = [raw[at : at + max(1, size // pieces)] for at in range(0, size, max(1, size // pieces))]
+    lines = [("Content-Length", str(size))] if announced else []
+    assert await body_of(stream(*chunks), *lines) == (raw if size <= 100 else Reason.TOO_LARGE)
+
+
+async def test_a_body_announced_too_large_is_not_waited_for() -> None:
+    bounds = BodyBounds(max_body_bytes=100, body_timeout_s=3600)
+    silent = stream(ends=False)
+    assert await body_of(silent, ("Content-Length", "101"), bounds=bounds) is Reason.TOO_LARGE
+
+
+async def test_a_body_beyond_its_bound_is_not_read_to_the_end() -> None:
+    bounds = BodyBounds(max_body_bytes=100, body_timeout_s=3600)
+    endless = stream(b"x" * 101, ends=False)
+    assert await body_of(endless, bounds=bounds) is Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize("chunks", [[], [b'{"a":'], [b"x"] * 50])
+async def test_a_body_that_never_ends_is_malformed_in_time(chunks: list[bytes]) -> None:
+    assert await body_of(stream(*chunks, ends=False)) is Reason.MALFORMED_CALL
+
+
+async def test_a_body_that_trickles_has_one_deadline_for_all_of_it() -> None:
+    content = stream(ends=False)
+
+    async def trickle() -> None:
+        while True:
+            content.feed_data(b"x")
+            await asyncio.sleep(0.01)
+
+    feeding = asyncio.create_task(trickle())
+    try:
+        assert await asyncio.wait_for(body_of(content), 5) is Reason.MALFORMED_CALL
+    finally:
+        feeding.cancel()
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (web.RequestPayloadError("400, message: bad chunk"), Reason.MALFORMED_CALL),
+        (ConnectionResetError("Connection lost"), Reason.CALLER_GONE),
+        (BrokenPipeError(), Reason.CALLER_GONE),
+    ],
+    ids=["badly framed", "connection reset", "broken pipe"],
+)
+async def test_a_body_that_breaks_off_is_nobodys_bug(failure: Exception, reason: Reason) -> None:
+    content = stream(b'{"a":', ends=False)
+    content.set_exception(failure)
+    assert await body_of(content) is reason
+
+
+async def test_a_cancelled_request_is_cancelled() -> None:
+    reading = asyncio.create_task(body_of(stream(ends=False), bounds=BodyBounds(body_timeout_s=3600)))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading

@@ -1,0 +1,48 @@
+"""What is the answer to a call that asks several questions?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sidecar.gateway.snapshot import Snapshot
+from sidecar.vocabulary import Call, Question, RowLimit
+from tests.unit.policy.world import NOW, chain, engine, tool
+
+ROWS = """\
+#: id=first
+p, nhi:a, tool:s/one, tools/call, -, 5, -, allow
+#: id=both
+p, nhi:a, tool:s/*, tools/call, -, 7, -, allow
+#: id=second
+p, nhi:a, tool:s/two, tools/call, 2030-01-01T00:00:00Z, 3, -, allow
+#: id=rehearsed shadow=true
+p, nhi:a, tool:s/two, tools/call, -, -, -, deny
+#: id=never
+p, nhi:a, tool:s/three, tools/call, -, -, -, deny
+"""
+
+
+def decided(tmp_path: Path, *questions: Question) -> Any:
+    asked: Any = SimpleNamespace(engine=engine(tmp_path, {"agent_to_tool": ROWS}))
+    return Snapshot.decide(asked, chain("nhi:a"), Call("mcp", "2026-07-28", "s", "x", questions), NOW)
+
+
+def test_every_question_is_answered_and_each_rule_that_allows_is_charged_once(tmp_path: Path) -> None:
+    decision = decided(tmp_path, tool("s/one"), tool("s/two"))
+    assert decision.allowed
+    assert set(decision.limits) == {
+        RowLimit("first", "nhi:a", 5),
+        RowLimit("both", "nhi:a", 7),
+        RowLimit("second", "nhi:a", 3),
+    }
+    assert len(decision.limits) == 3
+    assert decision.would_deny == ("rehearsed",)
+    assert (len(decision.links), decision.until) == (2, 1893456000.0)
+
+
+def test_the_first_no_is_the_answer_and_charges_nothing(tmp_path: Path) -> None:
+    decision = decided(tmp_path, tool("s/one"), tool("s/three"), tool("s/four"))
+    assert (decision.allowed, decision.reason, decision.limits) == (False, "denied-by-rule", ())
+    assert len(decision.links) == 3

@@ -1,0 +1,333 @@
+"""What is a response, and what only looks like one?"""
+
+from __future__ import annotations
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.http.client import ConnectionBroken, InvalidRequest, UnacceptableResponse
+from sidecar.http.client.http1 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, RequestForm, ResponseReader
+from tests.unit.http.client.hostile import chunked, response
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+LIES = {
+    "length and chunks": OK + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "chunks and length": OK + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "two lengths": OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+    "the same length twice": OK + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+    "a list of lengths": OK + b"Content-Length: 2, 2\r\n\r\nok",
+    "a signed length": OK + b"Content-Length: +2\r\n\r\nok",
+    "a negative length": OK + b"Content-Length: -2\r\n\r\nok",
+    "a length in hexadecimal": OK + b"Content-Length: 0x2\r\n\r\nok",
+    "an empty length": OK + b"Content-Length:\r\n\r\nok",
+    "a length beyond 64 bits": OK + b"Content-Length: 99999999999999999999\r\n\r\nok",
+    "an absurd length": OK + b"Content-Length: 9999999999999999\r\n\r\nok",
+    "another transfer coding": OK + b"Transfer-Encoding: xchunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "chunks around gzip": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "gzip around chunks": OK + b"Transfer-Encoding: chunked, gzip\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "identity coding": OK + b"Transfer-Encoding: identity\r\n\r\nok",
+    "chunked twice": OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunk size with prefix": CHUNKED + b"0x2\r\nok\r\n0\r\n\r\n",
+    "negative chunk size": CHUNKED + b"-2\r\nok\r\n0\r\n\r\n",
+    "blank after chunk size": CHUNKED + b"2 \r\nok\r\n0\r\n\r\n",
+    "huge chunk size": CHUNKED + b"FFFFFFFFFFFFFFFFF\r\nok\r\n0\r\n\r\n",
+    "chunk size line without end": CHUNKED + b"0" * 20_000 + b"2\r\nok\r\n0\r\n\r\n",
+    "chunk extension without end": CHUNKED + b"2;" + b"a" * 20_000 + b"\r\nok\r\n0\r\n\r\n",
+    "bare LF after chunk size": CHUNKED + b"2\nok\r\n0\r\n\r\n",
+    "chunk longer than its size": CHUNKED + b"2\r\nokXX0\r\n\r\n",
+    "trailers without end": CHUNKED + b"0\r\n" + b"X: y\r\n" * 3_000 + b"\r\n",
+    "NUL in a trailer": CHUNKED + b"0\r\nX: \0\r\n\r\n",
+    "bare LF": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+    "bare LF after a header": OK + b"X: y\nContent-Length: 2\r\n\r\nok",
+    "bare CR in a header": OK + b"X: a\rY: b\r\nContent-Length: 2\r\n\r\nok",
+    "folded header": OK + b"X: a\r\n b\r\nContent-Length: 2\r\n\r\nok",
+    "blank before the colon": OK + b"Content-Length : 2\r\n\r\nok",
+    "NUL in a value": OK + b"X: a\0b\r\nContent-Length: 2\r\n\r\nok",
+    "control character in a value": OK + b"X: a\x01b\r\nContent-Length: 2\r\n\r\nok",
+    "NUL in a name": OK + b"X\0: a\r\nContent-Length: 2\r\n\r\nok",
+    "header without a name": OK + b": a\r\nContent-Length: 2\r\n\r\nok",
+    "header without a colon": OK + b"abc\r\nContent-Length: 2\r\n\r\nok",
+    "HTTP/0.9": b"<html>hello</html>\r\n\r\n",
+    "HTTP/1.2": b"HTTP/1.2 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "HTTP/2.0": b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "another protocol": b"ICY 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "a request": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "status of two digits": b"HTTP/1.1 20 OK\r\nContent-Length: 2\r\n\r\nok",
+    "status of four digits": b"HTTP/1.1 2000 OK\r\nContent-Length: 2\r\n\r\nok",
+    "status 099": b"HTTP/1.1 099 OK\r\nContent-Length: 2\r\n\r\nok",
+    "status 999": b"HTTP/1.1 999 OK\r\nContent-Length: 2\r\n\r\nok",
+    "NUL in the reason": b"HTTP/1.1 200 O\0K\r\nContent-Length: 2\r\n\r\nok",
+    "empty lines first": b"\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok",
+    "one empty line first": b"\r\n" + OK + b"Content-Length: 2\r\n\r\nok",
+    "an upgrade": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "an upgrade without saying to what": b"HTTP/1.1 101 Switching\r\n\r\n",
+    "interim responses without end": CONTINUE * (MAX_INTERIM + 1) + OK + b"Content-Length: 2\r\n\r\nok",
+    "gzip": OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
+    "identity and gzip": OK + b"Content-Encoding: identity, gzip\r\nContent-Length: 2\r\n\r\nok",
+    "gzip in HTTP's other header": OK + b"Content-Encoding: br\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two content types": OK + b"Content-Type: a/b\r\nContent-Type: c/d\r\nContent-Length: 2\r\n\r\nok",
+    "two session ids": OK + b"Mcp-Session-Id: a\r\nmcp-session-id: b\r\nContent-Length: 2\r\n\r\nok",
+    "two locations": OK + b"Location: a\r\nLocation: b\r\nContent-Length: 2\r\n\r\nok",
+    "too many headers": OK + b"X: y\r\n" * MAX_HEADERS + b"Content-Length: 2\r\n\r\nok",
+    "a head that is too large": OK + b"X: " + b"y" * MAX_HEAD_BYTES + b"\r\nContent-Length: 2\r\n\r\nok",
+}
+
+
+def read(raw: bytes, *, step: int | None = None) -> tuple[int, bytes, ResponseReader]:
+    """One response from all of `raw`, in pieces of `step`, with the end of the connection after it."""
+    reader = ResponseReader()
+    step = step or len(raw) or 1
+    for start in range(0, len(raw), step):
+        reader.feed(raw[start : start + step])
+    reader.end()
+    assert reader.head is not None
+    return reader.head.status, reader.take(), reader
+
+
+@pytest.mark.parametrize("step", [None, 1], ids=["at once", "byte by byte"])
+@pytest.mark.parametrize("raw", LIES.values(), ids=LIES.keys())
+def test_what_two_readers_could_read_differently_is_refused(raw: bytes, step: int | None) -> None:
+    if step and len(raw) > 50_000:
+        pytest.skip("slow, and the same as at once")
+    with pytest.raises((ConnectionBroken, UnacceptableResponse)):
+        read(raw, step=step)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "body", "reusable"),
+    [
+        (response(b"ok"), 200, b"ok", True),
+        (response(b""), 200, b"", True),
+        (response(chunked(b"o", b"k"), framing="Transfer-Encoding: chunked"), 200, b"ok", True),
+        (response(chunked(b"o", b"k"), framing="transfer-encoding: CHUNKED"), 200, b"ok", True),
+        (response(b"until the end", framing=""), 200, b"until the end", False),
+        (response(b"", framing="", status="204 No Content"), 204, b"", True),
+        (response(b"", framing="Content-Length: 5", status="304 Not Modified"), 304, b"", True),
+        (response(b"ok", "Connection: close"), 200, b"ok", False),
+        (response(b"ok", "Connection: keep-alive, Close"), 200, b"ok", False),
+        (response(b"ok", status="200"), 200, b"ok", True),
+        (response(b"ok", "Content-Encoding: identity"), 200, b"ok", True),
+        (response(b"ok", "Upgrade: h2c"), 200, b"ok", True),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok", 200, b"ok", False),
+        (CONTINUE * MAX_INTERIM + response(b"ok"), 200, b"ok", True),
+        (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 9\r\n\r\n" + response(b"ok"), 200, b"ok", True),
+        (CHUNKED + b"2;note=x\r\nok\r\n0\r\nTrailer: dropped\r\n\r\n", 200, b"ok", False),
+        (CHUNKED + b"2\r\nok\r\n0\r\nX-Api-Key: 0\r\n\r\n", 200, b"ok", False),
+        (CHUNKED + b"0\r\n\r\n", 200, b"", True),
+        # Bytes after a whole response cost the connection, never the response.
+        (response(b"ok") + b"x", 200, b"ok", False),
+        (response(b"ok") + b"\r\n", 200, b"ok", False),
+        (response(b"ok") + response(b"smuggled"), 200, b"ok", False),
+        (CHUNKED + chunked(b"ok") + b"\r\n", 200, b"ok", False),
+        (CHUNKED + chunked(b"ok") + b"0\r\n\r\n", 200, b"ok", False),
+        (CHUNKED + chunked(b"ok") + response(b"smuggled"), 200, b"ok", False),
+        (CHUNKED + chunked(b"ok") + b"HTTP/1.1 101 Up\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 200, b"ok", False),
+        (response(b"", framing="", status="204 No Content") + b"body", 204, b"", False),
+    ],
+)
+def test_one_framing_says_where_a_body_ends(raw: bytes, status: int, body: bytes, reusable: bool) -> None:
+    reader = ResponseReader()
+    reader.feed(raw)
+    if not reader.complete:
+        reader.end()
+    assert reader.head is not None
+    assert (reader.head.status, reader.take(), reader.reusable) == (status, body, reusable)
+    assert read(raw, step=1)[:2] == (status, body)
+
+
+@pytest.mark.parametrize("raw", [response(b"hello"), CONTINUE + CHUNKED + chunked(b"hel", b"lo")])
+def test_a_response_cut_short_anywhere_is_broken(raw: bytes) -> None:
+    for length in range(len(raw)):
+        with pytest.raises(ConnectionBroken):
+            read(raw[:length])
+
+
+def test_cookies_are_not_even_seen() -> None:
+    reader = read(response(b"", "Set-Cookie: a=1", "set-cookie: b=2", "X-A: 1", "x-a: 2"))[2]
+    assert reader.head is not None
+    assert reader.head.headers == {"x-a": "1, 2", "content-length": "0"}
+
+
+def test_one_byte_chunks_fill_the_buffer_as_fast_as_large_ones() -> None:
+    reader = ResponseReader()
+    reader.feed(CHUNKED + b"1\r\nx\r\n" * 5_000)
+    assert reader.buffered > 256 * 1024
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "header"),
+    [
+        ("GET", "/", ("X", "a\r\nY: b")),
+        ("GET", "/", ("X", "a\nY: b")),
+        ("GET", "/", ("X", "a\0")),
+        ("GET", "/", ("X", "ä")),
+        ("GET", "/", ("X", " a")),
+        ("GET", "/", ("X", "a ")),
+        ("GET", "/", ("X\r\nY", "a")),
+        ("GET", "/", ("X:", "a")),
+        ("GET", "/", ("", "a")),
+        ("GET", "/", ("Host", "other")),
+        ("GET", "/", ("content-LENGTH", "3")),
+        ("GET", "/", ("Transfer-Encoding", "chunked")),
+        ("GET", "/", ("Connection", "X-Tenant")),
+        ("GET", "/", ("Cookie", "a=b")),
+        ("GET", "/", ("Accept-Encoding", "gzip")),
+        ("GET", "/ HTTP/1.1\r\nX: y", ("X", "a")),
+        ("GET", "/a b", ("X", "a")),
+        ("GET", "http://elsewhere/", ("X", "a")),
+        ("GET /", "/", ("X", "a")),
+        ("HEAD", "/", ("X", "a")),
+    ],
+)
+def test_what_http_cannot_carry_is_not_sent(verb: str, path: str, header: tuple[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        RequestForm(verb, path, "host", [header])
+    if header != ("X", "a"):
+        with pytest.raises(InvalidRequest):
+            RequestForm("POST", "/", "host", []).message([header], b"")
+        with pytest.raises(InvalidRequest):
+            RequestForm("POST", "/", "host", [], [header])
+
+
+headers = st.lists(
+    st.tuples(
+        st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,8}", fullmatch=True).map(lambda name: f"X-{name}"),
+        st.from_regex(r"[!-~]?", fullmatch=True) | st.from_regex(r"[!-~][ -~\t]{0,12}[!-~]", fullmatch=True),
+    ),
+    max_size=5,
+)
+
+
+@given(headers=headers, body=st.none() | st.binary(max_size=64), cut=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+def test_a_second_parser_reads_the_request_that_was_meant(
+    headers: list[tuple[str, str]], body: bytes | None, cut: tuple[int, int]
+) -> None:
+    first, last = min(cut), max(cut)
+    form = RequestForm("POST", "/mcp?x=1", "host:1", headers[:first], headers[last:])
+    server = h11.Connection(h11.SERVER)
+    server.receive_data(form.message(headers[first:last], body))
+    request = server.next_event()
+    assert isinstance(request, h11.Request)
+    seen = [(bytes(name).decode(), bytes(value).decode()) for name, value in request.headers]
+    own = {"host": "host:1", "accept-encoding": "identity"} | (
+        {} if body is None else {"content-length": str(len(body))}
+    )
+    assert [pair for pair in seen if pair[0] not in own] == [(name.lower(), value) for name, value in headers]
+    assert {name: value for name, value in seen if name in own} == own
+    data = server.next_event()
+    assert (bytes(data.data) if isinstance(data, h11.Data) else b"") == (body or b"")
+
+
+@st.composite
+def well_formed(draw: st.DrawFn) -> bytes:
+    """A response as servers send them, in any framing, with interim responses before it."""
+    body, extra = draw(st.binary(max_size=200)), [f"{name}: {value}" for name, value in draw(headers)]
+    interim = draw(st.sampled_from([b"", CONTINUE, CONTINUE * 2]))
+    status = draw(st.sampled_from(["200 OK", "202 Accepted", "404 Not Found", "503", "400 Bad \xff"]))
+    framing = draw(st.sampled_from(["length", "chunked", "close"]))
+    if framing == "length":
+        return interim + _latin(status, extra, f"Content-Length: {len(body)}") + body
+    if framing == "close":
+        return interim + _latin(status, extra, "") + body
+    cut = draw(st.integers(0, len(body)))
+    pieces = [piece for piece in (body[:cut], body[cut:]) if piece]
+    return interim + _latin(status, extra, "Transfer-Encoding: chunked") + chunked(*pieces)
+
+
+def _latin(status: str, extra: list[str], framing: str) -> bytes:
+    lines = [line for line in (f"HTTP/1.1 {status}", *extra, framing) if line]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+
+def h11_reads(raw: bytes) -> tuple[int, bytes] | None:
+    """Status and body as h11 sees them, the connection ending after `raw`; None where it refuses."""
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
+    client.send(h11.EndOfMessage())
+    status, body = 0, b""
+    try:
+        client.receive_data(raw)
+        client.receive_data(b"")
+        while True:
+            event = client.next_event()
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                return status, body
+            elif not isinstance(event, h11.InformationalResponse):
+                return None
+    except h11.RemoteProtocolError:
+        return None
+
+
+@given(raw=well_formed(), step=st.integers(1, 60))
+def test_a_well_formed_response_means_what_a_second_parser_says_however_it_is_cut(raw: bytes, step: int) -> None:
+    status, body, _ = read(raw, step=step)
+    assert (status, body) == h11_reads(raw)
+
+
+@given(raw=well_formed(), place=st.integers(0, 400), inserted=st.binary(max_size=3), removed=st.integers(0, 3))
+def test_a_damaged_response_is_refused_or_means_what_a_second_parser_says(
+    raw: bytes, place: int, inserted: bytes, removed: int
+) -> None:
+    place = min(place, len(raw))
+    damaged = raw[:place] + inserted + raw[place + removed :]
+    try:
+        status, body, _ = read(damaged)
+    except (ConnectionBroken, UnacceptableResponse):
+        return
+    judged = h11_reads(damaged)
+    assert judged is None or judged == (status, body)
+
+
+def outcome(raw: bytes, step: int | None = None) -> tuple[int, bytes, object] | None:
+    """What a response says; None where it is refused."""
+    try:
+        status, body, reader = read(raw, step=step)
+    except (ConnectionBroken, UnacceptableResponse):
+        return None
+    assert reader.head is not None
+    return status, body, reader.head.headers
+
+
+@given(
+    raw=well_formed(),
+    place=st.integers(0, 400),
+    inserted=st.binary(max_size=3),
+    removed=st.integers(0, 3),
+    step=st.integers(1, 60),
+)
+def test_a_damaged_response_means_the_same_however_it_is_cut(
+    raw: bytes, place: int, inserted: bytes, removed: int, step: int
+) -> None:
+    """A head that comes whole is read by us alone, one in pieces by llhttp too: neither lets pass what the other does
+    not."""
+    place = min(place, len(raw))
+    damaged = raw[:place] + inserted + raw[place + removed :]
+    assert outcome(damaged) == outcome(damaged, step)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nX: a?b\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX:?a\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX?Y: a\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\n?: a\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 O?K\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200?OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1?200 OK\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_every_byte_in_a_head_is_read_alike_whole_and_in_pieces(raw: bytes) -> None:
+    for byte in range(256):
+        sent = raw.replace(b"?", bytes([byte]), 1)
+        assert outcome(sent) == outcome(sent, 1), byte

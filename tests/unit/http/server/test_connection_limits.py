@@ -1,0 +1,118 @@
+"""Who gets a place, and who gives one up?"""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.http.server.connection_limits import LOCAL, ConnectionLimits, peer_of
+
+
+class Guest:
+    """A connection: silent until it asked something, busy while it is answered."""
+
+    def __init__(self, state: str = "silent") -> None:
+        self.state, self.dismissed = state, False
+
+    @property
+    def is_silent(self) -> bool:
+        return self.state == "silent"
+
+    @property
+    def is_busy(self) -> bool:
+        return self.state in ("busy", "waits")
+
+    @property
+    def gives_way(self) -> bool:
+        return self.state == "waits"
+
+    def dismiss(self) -> None:
+        self.dismissed = True
+
+
+def seated(seats: ConnectionLimits, *guests: str) -> dict[str, Guest]:
+    """Guests such as "a-busy-1": of peer a, busy. Each gets a place."""
+    made = {name: Guest(name.split("-")[1]) for name in guests}
+    for name, guest in made.items():
+        assert seats.take(name[0], guest)
+        if guest.state == "lingers":
+            seats.linger(name[0], guest)
+    return made
+
+
+# (who sits there when all four places are taken, the newcomer's peer) → who leaves; "" is nobody: it is turned away.
+CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "the oldest silent one goes": (("a-idle-1", "a-silent-2", "a-silent-3", "b-idle-4"), "b", "a-silent-2"),
+    "or else the oldest idle one": (("a-busy-1", "a-idle-2", "a-idle-3", "b-idle-4"), "b", "a-idle-2"),
+    "before all, one that lingers": (("a-silent-1", "a-idle-2", "a-lingers-3", "b-idle-4"), "b", "a-lingers-3"),
+    "who waits for a body gives way": (("a-busy-1", "a-waits-2", "a-waits-3", "b-busy-4"), "b", "a-waits-2"),
+    "but not before one that is idle": (("a-waits-1", "a-busy-2", "a-idle-3", "b-busy-4"), "b", "a-idle-3"),
+    "who has most gives": (("b-silent-1", "a-idle-2", "a-idle-3", "a-idle-4"), "c", "a-idle-2"),
+    "who is busy never goes": (("a-busy-1", "a-busy-2", "a-busy-3", "a-busy-4"), "b", ""),
+    "when the largest are busy, the next give": (("a-busy-1", "a-busy-2", "b-idle-3", "c-busy-4"), "d", "b-idle-3"),
+    "no peer takes from one that has less": (("a-busy-1", "a-busy-2", "a-busy-3", "b-silent-4"), "a", ""),
+    "but from itself": (("a-busy-1", "a-busy-2", "a-idle-3", "b-silent-4"), "a", "a-idle-3"),
+}
+
+
+@pytest.mark.parametrize(("there", "newcomer", "leaves"), CASES.values(), ids=CASES)
+def test_when_all_places_are_taken(there: tuple[str, ...], newcomer: str, leaves: str) -> None:
+    seats = ConnectionLimits(4)
+    guests = seated(seats, *there)
+    assert seats.take(newcomer, Guest()) is bool(leaves)
+    assert [name for name, guest in guests.items() if guest.dismissed] == ([leaves] if leaves else [])
+    assert len(seats) == 4
+    assert (seats.given_up, seats.turned_away) == (int(bool(leaves)), int(not leaves))
+
+
+def test_a_peer_at_its_bound_makes_room_by_itself() -> None:
+    seats = ConnectionLimits(10, max_per_peer=2)
+    guests = seated(seats, "a-busy-1", "a-idle-2", "b-idle-3")
+    assert seats.take("a", Guest("busy"))
+    assert guests["a-idle-2"].dismissed and not guests["b-idle-3"].dismissed
+    assert not seats.take("a", Guest())
+    assert seats.take("b", Guest())
+
+
+def test_a_place_is_free_once() -> None:
+    seats = ConnectionLimits(2)
+    guest = seated(seats, "a-idle-1")["a-idle-1"]
+    for _ in range(2):
+        seats.leave("a", guest)
+        assert len(seats) == 0
+
+
+def test_those_that_linger_have_a_bound_of_their_own() -> None:
+    seats = ConnectionLimits(24)
+    assert seats.max_lingering == 3
+    guests = seated(seats, *[f"a-lingers-{number}" for number in range(5)])
+    assert [guest.dismissed for guest in guests.values()] == [True, True, False, False, False]
+    assert len(seats) == 3
+    seats.stay(guests["a-lingers-2"])
+    other = Guest("idle")
+    assert seats.take("a", other)
+    seats.linger("a", other)
+    assert not any(guest.dismissed for guest in (guests["a-lingers-2"], guests["a-lingers-3"], other))
+    seats.linger("a", Guest())
+    assert len(seats) == 4, "who has no place takes none by it"
+
+
+def test_without_descriptors_room_is_made_by_those_who_do_nothing() -> None:
+    seats = ConnectionLimits(100)
+    guests = seated(seats, "a-idle-1", "a-busy-2", "b-silent-3")
+    assert seats.make_room(8) == 2 and len(seats) == 1
+    assert not guests["a-busy-2"].dismissed
+
+
+@pytest.mark.parametrize(
+    ("host", "peer"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        (LOCAL, LOCAL),
+    ],
+)
+def test_a_subnet_of_ipv6_is_one_peer(host: str, peer: str) -> None:
+    assert peer_of(host) == peer

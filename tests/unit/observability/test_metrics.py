@@ -1,0 +1,346 @@
+"""Do the series say what happened, and can nobody outside make one?"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import prometheus_client
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from sidecar import __version__
+from sidecar.errors import Reason
+from sidecar.observability import metrics
+from sidecar.observability import registry as tables
+from sidecar.observability.metrics import Metrics
+from sidecar.protocols.a2a.operations import BY_ACTION
+
+CONTRACT_8 = """
+requests_total{protocol,upstream,method,status} request_duration_seconds{protocol,upstream}
+stage_duration_seconds{stage}
+decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} budget_used_ratio{budget}
+auth_failures_total{credential,reason}
+pin_mismatches{upstream} hidden_text_tools{upstream}
+schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,state}
+breaker_transitions_total{upstream,to} upstream_sessions_lost_total{upstream}
+upstream_messages_dropped_total{upstream} upstream_duration_seconds{upstream}
+inflight_requests{protocol}
+open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
+policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}
+audit_records_total{event,result} a2a_tasks{state} callbacks_total{kind,result} callbacks_waiting{}
+callback_duration_seconds{} loop_lag_seconds{} build_info{version,python}
+"""
+BUDGET = "budgets:nhi:*:usd:day"
+STAGES_S = {"auth": 0.00005, "policy": 0.0003, "upstream": 0.02}
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+@pytest.fixture
+def measured() -> Metrics:
+    return Metrics(upstreams=["github", "files"], limits=["tools:tool:github/*:rate"], budgets=[BUDGET])
+
+
+def samples(measured: Metrics) -> dict[Sample, float]:
+    _, body = measured.render("")
+    families = parse_text(body.decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(measured: Metrics, name: str, **labels: str) -> float:
+    return samples(measured)[f"sidecar_{name}", frozenset(labels.items())]
+
+
+def finish(measured: Metrics, upstream: str = "github", method: str = "tools/call", status: str = "success") -> None:
+    measured.request_started("mcp")
+    measured.request_finished("mcp", upstream, method, status, 0.021, STAGES_S)
+
+
+def test_of_a_budget_the_fullest_counter_is_told_until_its_period_is_over(measured: Metrics) -> None:
+    for ratio in (0.25, 0.75, 0.5):
+        measured.budget_used(BUDGET, ratio, 100.0)
+    measured.budget_used("a budget that is gone", 1.0, 100.0)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0.75
+    measured.budgets_reset(99.9)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0.75
+    measured.budgets_reset(100.0)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0
+    measured.budget_used(BUDGET, 0.125, 200.0)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0.125
+    measured.reconfigured(upstreams=["github"])
+    assert not [name for name, _ in samples(measured) if name == "sidecar_budget_used_ratio"]
+
+
+def test_every_series_of_the_contract_is_there_with_its_labels(measured: Metrics) -> None:
+    measured.policy_loaded("rev-1", {}, 0.0)
+    measured.store_is("memory")
+    seen = {(name, frozenset(label for label, _ in labels) - {"le"}) for name, labels in samples(measured)}
+    for name, labels in re.findall(r"(\w+)\{([\w,]*)\}", CONTRACT_8):
+        suffix = "_bucket" if name.endswith("seconds") and "timestamp" not in name else ""
+        assert (f"sidecar_{name}{suffix}", frozenset(filter(None, labels.split(",")))) in seen
+
+
+def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> None:
+    measured.request_started("mcp")
+    assert value(measured, "inflight_requests", protocol="mcp") == 1
+    measured.request_finished("mcp", "github", "tools/call", "success", 0.021, STAGES_S)
+    assert value(measured, "inflight_requests", protocol="mcp") == 0
+    labels = {"protocol": "mcp", "upstream": "github"}
+    assert value(measured, "requests_total", method="tools/call", status="success", **labels) == 1
+    assert value(measured, "request_duration_seconds_count", **labels) == 1
+    assert value(measured, "request_duration_seconds_sum", **labels) == 0.021
+    assert value(measured, "request_duration_seconds_bucket", le="0.02", **labels) == 0
+    assert value(measured, "request_duration_seconds_bucket", le="0.05", **labels) == 1
+    assert value(measured, "stage_duration_seconds_count", stage="policy") == 1
+    assert value(measured, "stage_duration_seconds_count", stage="arguments") == 0
+
+
+Verb = Callable[[Metrics], None]
+VERBS: list[tuple[Verb, str, dict[str, str], float]] = [
+    (
+        lambda m: m.decided("agent_to_tool", "allow", None),
+        "decisions_total",
+        {"kind": "agent_to_tool", "decision": "allow", "reason": "none"},
+        1,
+    ),
+    (
+        lambda m: m.decided("guardrail", "deny", Reason.DENIED_BY_RULE),
+        "decisions_total",
+        {"kind": "guardrail", "decision": "deny", "reason": "denied-by-rule"},
+        1,
+    ),
+    (
+        lambda m: m.limit_checked("tools:tool:github/*:rate", "refused"),
+        "limit_checks_total",
+        {"limit": "tools:tool:github/*:rate", "outcome": "refused"},
+        1,
+    ),
+    (
+        lambda m: m.auth_failed("jwt", Reason.BAD_CREDENTIAL),
+        "auth_failures_total",
+        {"credential": "jwt", "reason": "bad-credential"},
+        1,
+    ),
+    (lambda m: m.schema_violated("github"), "schema_violations_total", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_stands("github", "ready"), "upstream_up", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_stands("github", "degraded"), "upstream_up", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_stands("github", "offline"), "upstream_up", {"upstream": "github"}, 0),
+    (
+        lambda m: m.upstream_stands("github", "degraded"),
+        "upstream_state",
+        {"upstream": "github", "state": "degraded"},
+        1,
+    ),
+    (
+        lambda m: m.breaker_moved("github", "open"),
+        "breaker_transitions_total",
+        {"upstream": "github", "to": "open"},
+        1,
+    ),
+    (lambda m: m.message_dropped("github"), "upstream_messages_dropped_total", {"upstream": "github"}, 1),
+    (lambda m: m.session_lost("github"), "upstream_sessions_lost_total", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_answered("github", 2.0), "upstream_duration_seconds_sum", {"upstream": "github"}, 2),
+    (lambda m: m.streams("mcp", 3), "open_streams", {"protocol": "mcp"}, 3),
+    (lambda m: m.tasks({"running": 2}), "a2a_tasks", {"state": "running"}, 2),
+    (lambda m: m.sessions(7), "sessions", {}, 7),
+    (lambda m: m.policy_loaded("r", {"guardrail": 4}, 9.0), "policy_rules", {"kind": "guardrail"}, 4),
+    (lambda m: m.policy_loaded("r", {}, 9.0), "policy_info", {"revision": "r"}, 1),
+    (lambda m: m.policy_loaded("r", {}, 9.0), "policy_last_reload_timestamp_seconds", {}, 9),
+    (lambda m: m.policy_reloaded("failed"), "policy_reloads_total", {"result": "failed"}, 1),
+    (lambda m: m.enforcement("shadow"), "enforcement_mode", {"mode": "shadow"}, 1),
+    (lambda m: m.enforcement("shadow"), "enforcement_mode", {"mode": "enforce"}, 0),
+    (lambda m: m.store_is("redis"), "store_info", {"kind": "redis"}, 1),
+    (lambda m: m.store_up(True), "store_up", {}, 1),
+    (lambda m: m.store_untold("give_back", 3), "store_untold_total", {"verb": "give_back"}, 3),
+    (lambda m: m.store_answered(0.002), "store_duration_seconds_count", {}, 1),
+    (
+        lambda m: m.audit_recorded("refusal", "failed"),
+        "audit_records_total",
+        {"event": "refusal", "result": "failed"},
+        1,
+    ),
+    (lambda m: m.loop_lagged(0.5), "loop_lag_seconds_sum", {}, 0.5),
+]
+
+
+@pytest.mark.parametrize(("verb", "name", "labels", "expected"), VERBS, ids=[str(n) for n in range(len(VERBS))])
+def test_each_verb_moves_its_series(
+    measured: Metrics, verb: Verb, name: str, labels: dict[str, str], expected: float
+) -> None:
+    verb(measured)
+    assert value(measured, name, **labels) == expected
+
+
+def test_counters_are_there_before_the_first_event(measured: Metrics) -> None:
+    known = samples(measured)
+    for status in metrics.STATUSES:
+        labels = {"protocol": "mcp", "upstream": "files", "method": "tools/call", "status": status}
+        assert known["sidecar_requests_total", frozenset(labels.items())] == 0
+    assert known["sidecar_upstream_up", frozenset({("upstream", "files")})] == 0
+    assert known["sidecar_audit_records_total", frozenset({("event", "decision"), ("result", "failed")})] == 0
+
+
+def test_agents_are_counted_by_what_a2a_asks_of_them(measured: Metrics) -> None:
+    """And have no series of what only a server of MCP is asked: a hundred of them are not a hundred thousand lines."""
+    measured.reconfigured(upstreams=["github", "planner"], agents=["planner"])
+    labels = {"protocol": "a2a", "upstream": "planner", "status": "success"}
+    for action in BY_ACTION:
+        measured.request_started("a2a")
+        measured.request_finished("a2a", "planner", action, "success", 0.1, {})
+        assert value(measured, "requests_total", method=action, **labels) == 1
+    assert value(measured, "requests_total", method="message/send", **labels | {"status": "error"}) == 0
+    theirs = [(name, dict(found)) for name, found in samples(measured) if ("upstream", "planner") in found]
+    assert {found.get("protocol", "a2a") for _, found in theirs} == {"a2a"}
+    of_servers = ("sidecar_schema_violations_total", "sidecar_pin_mismatches", "sidecar_hidden_text_tools")
+    assert not [name for name, _ in theirs if name in of_servers]
+
+
+def test_only_the_serving_revision_is_shown(measured: Metrics) -> None:
+    for revision in ("one", "two"):
+        measured.policy_loaded(revision, {}, 0.0)
+    assert {dict(labels)["revision"] for name, labels in samples(measured) if name == "sidecar_policy_info"} == {"two"}
+
+
+def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
+    def flood(word: str) -> None:
+        finish(measured, word, word, word)
+        measured.request_started(word)
+        measured.request_finished(word, word, word, word, 1.0, {word: 1.0})
+        measured.decided(word, word, word)
+        measured.limit_checked(word, word)
+        measured.auth_failed(word, word)
+        measured.schema_violated(word)
+        measured.upstream_answered(word, 1.0)
+        measured.upstream_stands(word, word)
+        measured.breaker_moved(word, word)
+        measured.streams(word, 1)
+        measured.policy_reloaded(word)
+        measured.audit_recorded(word, word)
+
+    flood("first")
+    before = set(samples(measured))
+    for number in range(1000):
+        flood(f"invented-{number}\n{{}}")
+    assert set(samples(measured)) == before
+    labels = {"protocol": "mcp", "upstream": "other", "method": "other", "status": "other"}
+    assert value(measured, "requests_total", **labels) == 1001
+    assert [line for line in measured.render("")[1].splitlines() if b"invented" in line] == []
+
+
+def test_beyond_the_cap_observations_are_folded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_SERIES", 50)
+    measured = Metrics(upstreams=[f"up-{number}" for number in range(100)])
+    for number in range(100):
+        finish(measured, f"up-{number}", "prompts/get")
+    requests = [name for name, _ in samples(measured) if name == "sidecar_requests_total"]
+    assert len(requests) == 51
+    labels = dict.fromkeys(("protocol", "upstream", "method", "status"), "other")
+    assert value(measured, "requests_total", **labels) == 100
+    assert value(measured, "metrics_folded_total", metric="sidecar_requests_total") >= 100
+
+
+def test_a_scrape_stays_quick_however_much_happened() -> None:
+    """BL-065, as far as one process has it: what a large configuration can make, all of it at once."""
+    measured = Metrics(upstreams=[f"up-{number}" for number in range(100)])
+    for number in range(100):
+        for method in metrics.WIRE_METHODS:
+            for status in metrics.STATUSES:
+                finish(measured, f"up-{number}", method, status)
+    took_s = []
+    for _ in range(3):
+        started_s = time.process_time()
+        measured.render("")
+        took_s.append(time.process_time() - started_s)
+    assert min(took_s) < 0.2
+
+
+def test_new_names_after_a_reload_are_known(measured: Metrics) -> None:
+    measured.schema_violated("github")
+    measured.reconfigured(upstreams=["new"], limits=[])
+    measured.schema_violated("new")
+    measured.schema_violated("github")
+    assert [value(measured, "schema_violations_total", upstream=name) for name in ("new", "github", "other")] == [
+        1,
+        1,
+        1,
+    ]
+
+
+@given(st.lists(st.floats(0, 1000), max_size=20))
+@settings(max_examples=50)
+def test_the_buckets_are_those_of_the_library(durations: list[float]) -> None:
+    ours = Metrics(upstreams=["github"])
+    registry = prometheus_client.CollectorRegistry()
+    judge = prometheus_client.Histogram("judge", "j", buckets=metrics.REQUEST_BUCKETS_S, registry=registry)
+    for duration_s in durations:
+        ours.upstream_answered("github", duration_s)
+        judge.observe(duration_s)
+    (family,) = registry.collect()
+    expected = {sample.labels["le"]: sample.value for sample in family.samples if sample.name.endswith("_bucket")}
+    seen = samples(ours)
+    told = {
+        dict(labels)["le"]: count
+        for (name, labels), count in seen.items()
+        if name == "sidecar_upstream_duration_seconds_bucket"
+    }
+    assert told == expected
+    assert value(ours, "upstream_duration_seconds_sum", upstream="github") == pytest.approx(sum(durations))
+
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+ACCEPTS = {
+    "": TEXT,
+    "text/plain": TEXT,
+    "*/*": TEXT,
+    "application/openmetrics-text; version=1.0.0,text/plain;q=0.5": OPENMETRICS,
+    "application/openmetrics-text; version=banana": OPENMETRICS,
+}
+
+
+@pytest.mark.parametrize("accept", ACCEPTS)
+def test_the_form_is_what_was_asked_for(measured: Metrics, accept: str) -> None:
+    finish(measured)
+    measured.policy_loaded("r", {}, 1.0)
+    measured.store_is("memory")
+    content_type, body = measured.render(accept)
+    assert content_type == ACCEPTS[accept]
+    parse = parse_openmetrics if "openmetrics" in content_type else parse_text
+    families = {family.name: family for family in parse(body.decode())}
+    assert {f"sidecar_{name}" for name in ("policy_info", "upstream_up", "sessions")} <= set(families)
+    assert families["sidecar_build_info"].samples[0].labels["version"] == __version__
+    assert any(name.startswith("process_") for name in families)
+
+
+def test_names_and_help_are_as_prometheus_wants_them(measured: Metrics) -> None:
+    """promtool's own rules, for where it is not installed."""
+    for family in measured.collect():
+        assert family.documentation.endswith(".")
+        assert re.fullmatch(r"sidecar_[a-z0-9_]+", family.name)
+        samples_named = {sample.name for sample in family.samples}
+        assert family.type != "counter" or all(name.endswith("_total") for name in samples_named)
+        assert family.type == "counter" or not family.name.endswith("_total")
+        assert family.type == "histogram" or not family.name.endswith(("_count", "_sum", "_bucket"))
+        assert not re.search("_(ms|milliseconds|minutes|kb|percent)(_|$)", family.name)
+
+
+def test_promtool_is_content(measured: Metrics, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is in Debian's package prometheus")
+    finish(measured)
+    measured.policy_loaded("r", {}, 1.0)
+    measured.store_is("memory")
+    checked = subprocess.run([promtool, "check", "metrics"], input=measured.render("")[1], capture_output=True)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -1,0 +1,271 @@
+"""Does a test pass exactly when the policy answers as it expects?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sidecar.limits import Budgets, load_budgets
+from sidecar.policy import Engine, load_policy
+from sidecar.policy_tools.suites import read_suites, run_suites
+from tests.unit.policy_tools.suites.rig import HEAD, NOW, REPOSITORY, one, policy, run, self_tested, write
+
+GET = "as: nhi:a, calls: tool:x/get_it"
+PUT = "as: nhi:a, calls: tool:x/put"
+BUDGETS = """
+version: 1
+tools:
+  "tool:x/*": {requests_per_second: 1, burst: 2, concurrency: 2}
+principals:
+  user:u: {per_day: 2}
+"""
+
+# A test, and the beginning of what is wrong with it; "" if it passes.
+ANSWERS = [
+    (f"{GET}, expect: allow", ""),
+    (f"{GET}, expect: deny", "expected deny, got allow"),
+    (f"{GET}, expect: {{decision: allow, rule: reads}}", ""),
+    (f"{GET}, expect: {{decision: allow, rule: ours}}", "expected it to rest on ours, got reads"),
+    ("as: nhi:b, calls: tool:x/get_it, expect: {decision: deny, reason: no-matching-rule}", ""),
+    ("as: nhi:b, calls: tool:x/get_it, expect: allow", "expected allow, got deny (no-matching-rule)"),
+    ("as: nhi:b, calls: tool:x/get_it, expect: {decision: deny, reason: expired}", "expected the reason expired"),
+    (f"{PUT}, args: {{repo: ours}}, expect: allow", ""),
+    (f"{PUT}, args: {{repo: theirs}}, expect: {{decision: deny, reason: condition-false, rule: ours}}", ""),
+    (f"{PUT}, expect: {{decision: deny, rule: ended}}", "expected it to rest on ended, got ours"),
+    ("as: nhi:a, calls: tool:x/old, expect: {decision: deny, reason: expired, rule: ended}", ""),
+    ("now: 2026-12-31T23:59:59Z, as: nhi:a, calls: tool:x/old, expect: {decision: allow, rule: ended}", ""),
+    ("as: nhi:a, calls: tool:x/get_secret, expect: {decision: deny, reason: denied-by-rule, rule: never}", ""),
+    ("as: user:u, calls: tool:y/one, expect: deny", ""),
+    ("as: user:u, roles: {user:u: [role:team]}, calls: tool:y/one, expect: allow", ""),
+    ("as: [user:u, nhi:a], calls: tool:x/get_it, expect: {decision: allow, rule: lends}", ""),
+    ("as: [user:v, nhi:a], calls: tool:x/get_it, expect: deny", ""),
+    ("as: user:u, calls: nhi:a, action: message/send, expect: {decision: allow, rule: lends}", ""),
+    ("as: nhi:a, calls: nhi:x, action: tools/list, expect: allow", ""),
+    ("as: nhi:b, calls: nhi:x, action: tools/list, expect: deny", ""),
+    ("as: nhi:a, lists: x, expect: [put]", ""),
+    ("as: nhi:a, lists: x, expect: [put, get_that]", ""),
+    ("as: nhi:a, lists: x, expect: [get_that]", "names that are too many: put"),
+    ("as: nhi:a, lists: x, expect: [put, get_secret]", "names that are missing: get_secret"),
+    ("as: nhi:b, lists: x, expect: deny", ""),
+    ("as: nhi:b, lists: x, expect: [put]", "expected allow, got deny (no-matching-rule)"),
+    (f"{GET}, expect: {{decision: allow, limits: ['rule:reads', 'tools:tool:x/*:rate']}}", "limits that are missing"),
+    (f"{GET}, expect: {{decision: allow, limits: []}}", "limits that are too many: rule:reads"),
+    (f"{GET}, expect: {{decision: allow, limits: ['rule:reads']}}", ""),
+]
+
+
+@pytest.mark.parametrize(("test", "problem"), ANSWERS, ids=[test for test, _ in ANSWERS])
+def test_it_passes_exactly_if_the_answer_is_as_expected(tmp_path: Path, test: str, problem: str) -> None:
+    problems = one(tmp_path, test)
+    assert (not problems) if not problem else problems[0].startswith(problem), problems
+
+
+REPEATS = [
+    (f"{GET}, repeat: {{times: 4, every: 2s}}, expect: {{decision: deny, at: 4, reason: rate-limited}}", ""),
+    (f"{GET}, repeat: {{times: 3, every: 2s}}, expect: allow", ""),
+    (f"{GET}, repeat: {{times: 9, every: 21m}}, expect: allow", ""),
+    (f"{GET}, repeat: {{times: 3}}, expect: {{decision: deny, at: 3, limits: ['tools:tool:x/*:rate']}}", ""),
+    (f"{GET}, repeat: {{times: 4, every: 2s}}, expect: {{decision: deny, at: 3}}", "expected call 3"),
+    (f"{GET}, repeat: {{times: 4, every: 2s}}, expect: allow", "expected allow, got deny (rate-limited, call 4)"),
+    (f"{GET}, repeat: {{times: 3, every: 2s}}, expect: deny", "expected deny, got allow"),
+    (f"{GET}, repeat: {{times: 3, every: 2s, takes: 1h}}, expect: {{decision: deny, reason: too-many-concurrent}}", ""),
+    (f"{GET}, repeat: {{times: 3, every: 2s, takes: 4s}}, expect: allow", ""),
+    (
+        "as: [user:u, nhi:a], calls: tool:x/put, args: {repo: ours}, repeat: {times: 3, every: 4h}, "
+        "expect: {decision: deny, at: 3, reason: quota-spent, limits: ['principals:user:u:day']}",
+        "",
+    ),
+    (
+        "as: [user:u, nhi:a], calls: tool:x/put, args: {repo: ours}, repeat: {times: 30, every: 13h}, expect: allow",
+        "",
+    ),
+    (
+        "now: 2026-12-31T23:00:00Z, as: nhi:a, calls: tool:x/old, repeat: {times: 9, every: 10m}, "
+        "expect: {decision: deny, at: 7, reason: expired, rule: ended}",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("test", "problem"), REPEATS, ids=[test for test, _ in REPEATS])
+def test_a_repeat_meets_the_limits_as_they_are(tmp_path: Path, test: str, problem: str) -> None:
+    problems = one(tmp_path, test, files={"budgets.yaml": BUDGETS})
+    assert (not problems) if not problem else problems[0].startswith(problem), problems
+
+
+PAID = """
+version: 1
+costs: [{object: "tool:x/*", unit: usd, per_call: 0.02, from_result: _meta.cost, max_per_call: 0.50}]
+budgets: [{principal: "nhi:*", unit: usd, per_day: 1.00}]
+"""
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        "repeat: {times: 25}, expect: allow",  # each has cost what is declared before the next begins
+        "repeat: {times: 27}, expect: {decision: deny, at: 27, limits: ['budgets:nhi:*:usd:day']}",
+        "repeat: {times: 3, takes: 1m}, expect: {decision: deny, at: 3, reason: budget-spent}",
+        "repeat: {times: 60, every: 1h}, expect: allow",
+    ],
+)
+def test_a_repeat_spends_budgets(tmp_path: Path, expect: str) -> None:
+    assert not one(tmp_path, f"{PUT}, args: {{repo: ours}}, {expect}", files={"budgets.yaml": PAID})
+
+
+def test_no_test_feels_the_calls_of_another(tmp_path: Path) -> None:
+    twice = "".join(f"- {{name: t{number}, {GET}, repeat: {{times: 3}}, expect: allow}}\n" for number in range(3))
+    assert not run(tmp_path, twice).failures
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(times=st.integers(1, 200), every_s=st.integers(1, 4000), per_hour=st.integers(1, 60), start=st.integers(0, 3599))
+def test_the_first_refused_call_is_the_one_that_counting_minutes_finds(
+    tmp_path: Path, times: int, every_s: int, per_hour: int, start: int
+) -> None:
+    minutes = [(int(NOW) + start + every_s * index) // 60 for index in range(times)]
+    refused = next((i for i in range(times) if sum(m >= minutes[i] - 60 for m in minutes[:i]) >= per_hour), None)
+    expected = "allow" if refused is None else f"{{decision: deny, at: {refused + 1}, reason: rate-limited}}"
+    now = f"2027-01-15T08:{start // 60:02}:{start % 60:02}Z"
+    repeat = f"repeat: {{times: {times}, every: {every_s}s}}"
+    budgets = f"version: 1\nprincipals: {{nhi:a: {{per_hour: {per_hour}}}}}\n"
+    test = f"now: {now}, {PUT}, args: {{repo: ours}}, {repeat}, expect: {expected}"
+    assert not one(tmp_path, test, files={"budgets.yaml": budgets})
+
+
+def test_a_catalogue_says_what_there_is_to_be_shown(tmp_path: Path) -> None:
+    text = (
+        "suite: s\ncatalogue: {x: {tools: [get_a, get_b, get_secret, other], prompts: [p]}}\ntests:\n"
+        "- {name: tools, as: nhi:a, lists: x, expect: [get_b, get_a]}\n"
+        "- {name: prompts, as: nhi:a, lists: x, of: prompts, expect: []}\n"
+    )
+    assert [result.problems for result in run(tmp_path, text).results] == [(), ()]
+
+
+def test_what_another_suite_names_changes_no_list(tmp_path: Path) -> None:
+    more = f"{HEAD}- {{name: t, as: nhi:a, calls: tool:x/get_more, expect: allow}}\n"
+    report = run(tmp_path, "- {name: t, as: nhi:a, lists: x, expect: [put]}\n", files={"tests/more.yaml": more})
+    assert (report.count("passed"), report.count("failed")) == (2, 0)
+
+
+def test_a_skipped_test_is_reported_and_not_run(tmp_path: Path) -> None:
+    report = run(tmp_path, f"- {{name: t, {GET}, expect: deny, skip: until the move}}\n", coverage=True)
+    assert (report.results[0].outcome, report.count("skipped"), report.failures) == ("skipped", 1, ())
+    assert report.coverage is not None
+    assert report.coverage.exercised == 0
+
+
+def test_a_rule_that_does_not_exist_is_said_with_the_nearest(tmp_path: Path) -> None:
+    (result,) = run(tmp_path, f"- {{name: t, {GET}, expect: {{decision: allow, rule: raeds}}}}\n").results
+    assert result.hint == 'no rule has the id raeds: did you mean "reads"?'
+
+
+def test_tests_without_a_time_are_asked_at_the_time_of_the_run(tmp_path: Path) -> None:
+    text = "suite: s\ntests: [{name: t, as: nhi:a, calls: tool:x/old, expect: {decision: deny, reason: expired}}]\n"
+    assert not run(tmp_path, text).failures
+    engine, source = policy(tmp_path)
+    earlier = run_suites(engine, source, read_suites([tmp_path / "policies" / "tests"]), Budgets(), now_s=1e9)
+    assert earlier.failures
+
+
+# --- coverage ---------------------------------------------------------------------------------------------------------
+
+EXERCISED = [
+    (f"{GET}, expect: allow", {"reads"}),
+    (f"{PUT}, args: {{repo: ours}}, expect: allow", {"ours", "shadowed"}),
+    (f"{PUT}, expect: deny", {"ours", "shadowed"}),
+    ("as: nhi:a, calls: tool:x/old, expect: deny", {"ended"}),
+    ("as: nhi:a, calls: tool:x/get_secret, expect: deny", {"never"}),
+    ("as: [user:u, nhi:a], calls: tool:x/get_it, expect: allow", {"reads", "lends"}),
+    ("as: [user:v, nhi:a], calls: tool:x/get_it, expect: deny", set()),
+    ("as: nhi:a, calls: nhi:x, action: tools/list, expect: allow", set()),
+    ("as: nhi:b, calls: tool:x/get_it, expect: deny", set()),
+    ("as: nhi:a, lists: x, expect: [put, get_it]", {"reads", "never", "ended"}),
+    ("as: user:u, roles: {user:u: [role:team]}, calls: tool:y/one, expect: deny", {"team"}),
+]
+ALL = {"reads", "ours", "ended", "never", "team", "shadowed", "lends"}
+
+
+@pytest.mark.parametrize(("test", "exercised"), EXERCISED, ids=[test for test, _ in EXERCISED])
+def test_a_rule_is_exercised_if_an_answer_rests_on_it(tmp_path: Path, test: str, exercised: set[str]) -> None:
+    coverage = run(tmp_path, f"- {{name: t, {test}}}\n", coverage=True).coverage
+    assert coverage is not None
+    assert {rule.id for rule in coverage.missing} == ALL - exercised
+    assert (coverage.rules, coverage.exercised) == (len(ALL), len(exercised))
+
+
+_ROW = st.tuples(
+    st.sampled_from(["nhi:a", "nhi:*", "role:r", "nhi:b"]),
+    st.sampled_from(["tool:x/t", "tool:x/*", "tool:y/*", "set:s"]),
+    st.sampled_from(["use", "tools/*", "prompts/get"]),
+    st.sampled_from(["-", "2020-01-01T00:00:00Z", "2040-01-01T00:00:00Z"]),
+    st.sampled_from(["-", "args.a == 1"]),
+)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(_ROW, min_size=1, max_size=6, unique=True))
+def test_without_the_rules_of_a_denial_it_has_another_reason(tmp_path: Path, rows: list[tuple[str, ...]]) -> None:
+    """The judge: a denial rests on exactly the rules without which, and only without which, its reason goes away."""
+
+    def engine_of(some: list[int]) -> Engine:
+        lines = [f"#: id=r{i}\np, {s}, {o}, {a}, {e}, -, {w}, allow\n" for i in some for s, o, a, e, w in [rows[i]]]
+        keeps = "#: id=keeps\np, nhi:z, tool:z/z, use, -, -, -, allow\n"
+        files = {"agent_to_tool.csv": keeps + "".join(lines), "roles.csv": "g, nhi:a, role:r\ng2, tool:x/t, set:s\n"}
+        write(tmp_path, files)
+        source = load_policy(tmp_path / "models", tmp_path / "policies")
+        return Engine(source)
+
+    def reason_of(some: list[int]) -> str | None:
+        (test,) = suites[0].tests
+        assert test.question is not None
+        return engine_of(some).decide(test.chain, test.question, NOW).reason
+
+    everything = list(range(len(rows)))
+    text = f"{HEAD}- {{name: t, as: nhi:a, calls: tool:x/t, expect: {{decision: deny, rule: none}}}}\n"
+    write(tmp_path, {"tests/s.yaml": text})
+    suites = read_suites([tmp_path / "policies" / "tests"])
+    engine = engine_of(everything)
+    source = load_policy(tmp_path / "models", tmp_path / "policies")
+    (result,) = run_suites(engine, source, suites, Budgets(), now_s=NOW).results
+    assert result.got is not None
+    if result.got.allowed:
+        return
+    reason, grounds = reason_of(everything), {int(rule[1:]) for rule in result.got.rests_on}
+    assert reason_of([i for i in everything if i not in grounds]) != reason or not grounds
+    for index in everything:  # each alone is enough for the reason, or is not among the grounds
+        alone = reason_of([index])
+        assert (alone == reason and alone != "no-matching-rule") <= (index in grounds)
+        if index in grounds:
+            assert alone == reason
+
+
+# --- the self-test of a reload ----------------------------------------------------------------------------------------
+
+
+def test_a_policy_without_tests_passes_its_self_test(tmp_path: Path) -> None:
+    assert self_tested(write(tmp_path, {})) == []
+
+
+def test_a_failing_test_is_a_fault_where_its_expectation_stands(tmp_path: Path) -> None:
+    tests = f"{HEAD}- {{name: good, {GET}, expect: allow}}\n- {{name: bad, {GET}, expect: deny}}\n"
+    (fault,) = self_tested(write(tmp_path, {"tests/deep/s.yaml": tests}))
+    assert (fault.code, fault.line, fault.source[fault.column - 1 :]) == ("T201", 5, "deny}")
+    assert fault.message == 'the test "bad" fails: expected deny, got allow'
+    assert fault.file.endswith("tests/deep/s.yaml")
+
+
+def test_a_file_that_cannot_be_read_fails_the_self_test(tmp_path: Path) -> None:
+    assert [fault.code for fault in self_tested(write(tmp_path, {"tests/s.yaml": "suite: s\n"}))] == ["Y102"]
+
+
+def test_the_shipped_tests_cover_the_shipped_policy() -> None:
+    engine, source = policy(REPOSITORY)
+    suites = read_suites([REPOSITORY / "policies" / "tests"])
+    budgets = load_budgets(REPOSITORY / "policies" / "budgets.yaml")
+    report = run_suites(engine, source, suites, budgets, now_s=NOW, coverage=True)
+    assert report.coverage is not None
+    assert (report.failures, report.coverage.missing) == ((), ())

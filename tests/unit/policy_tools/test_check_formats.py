@@ -1,0 +1,384 @@
+"""Do people, programs, code scanning and pull requests get what they understand?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar.cli import main
+from sidecar.errors import Fault
+from sidecar.policy_tools.check import CheckReport
+from sidecar.policy_tools.check.codes import CODES
+from sidecar.policy_tools.check.formats import FORMATS
+
+REPOSITORY = Path(__file__).parents[3]
+GOOD = (
+    "#: id=search owner=platform@acme.example\np, nhi:researcher, tool:github/search_code, tools/call, -, -, -, allow\n"
+)
+WIDE = "#: id=all owner=platform@acme.example\np, *, tool:github/get_file, tools/call, -, -, -, allow\n"
+NOTED = GOOD + "#: id=anybody\np, anonymous, tool:github/get_file, tools/call, -, -, args.n < 3, allow\n"
+WRONG = "p, nhi:researcher, tool:github/search, tool/call, -, -, -, allow\n"
+
+TRICKY = Fault(
+    "teams/100% à b,c/agent_to_tool.csv", 3, 5, "P651", 'what: a,b\r\n50% of "it"', "one\ntwo", "p, *", 2, "warning"
+)
+WHOLE = Fault("policies", 0, 0, "P004", "no rule in any file")
+UNKNOWN = Fault("sidecar.yaml", 2, 1, "S108", "of another file", "", "x: y", 1)
+
+# What SARIF 2.1.0 (OASIS, sarif-schema-2.1.0.json) asks of the parts that we write: names, types and bounds as there.
+SARIF: dict[str, object] = {
+    "type": "object",
+    "required": ["version", "runs"],
+    "properties": {
+        "$schema": {"type": "string", "format": "uri"},
+        "version": {"enum": ["2.1.0"]},
+        "runs": {"type": "array", "minItems": 0, "items": {"$ref": "#/definitions/run"}},
+    },
+    "additionalProperties": False,
+    "definitions": {
+        "text": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}},
+        "level": {"enum": ["none", "note", "warning", "error"]},
+        "run": {
+            "type": "object",
+            "required": ["tool"],
+            "additionalProperties": False,
+            "properties": {
+                "tool": {
+                    "type": "object",
+                    "required": ["driver"],
+                    "additionalProperties": False,
+                    "properties": {"driver": {"$ref": "#/definitions/driver"}},
+                },
+                "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+                "invocations": {
+                    "type": "array",
+                    "items": {
+                        "required": ["executionSuccessful"],
+                        "properties": {"executionSuccessful": {"type": "boolean"}},
+                    },
+                },
+                "results": {"type": "array", "items": {"$ref": "#/definitions/result"}},
+            },
+        },
+        "driver": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string"},
+                "semanticVersion": {"type": "string"},
+                "rules": {"type": "array", "uniqueItems": True, "items": {"$ref": "#/definitions/rule"}},
+            },
+        },
+        "rule": {
+            "type": "object",
+            "required": ["id"],
+            "additionalProperties": False,
+            "properties": {
+                "id": {"type": "string"},
+                "shortDescription": {"$ref": "#/definitions/text"},
+                "help": {"$ref": "#/definitions/text"},
+                "defaultConfiguration": {"type": "object", "properties": {"level": {"$ref": "#/definitions/level"}}},
+            },
+        },
+        "result": {
+            "type": "object",
+            "required": ["message"],
+            "additionalProperties": False,
+            "properties": {
+                "ruleId": {"type": "string"},
+                "ruleIndex": {"type": "integer", "minimum": -1},
+                "level": {"$ref": "#/definitions/level"},
+                "message": {"$ref": "#/definitions/text"},
+                "locations": {"type": "array", "items": {"$ref": "#/definitions/location"}},
+            },
+        },
+        "location": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "physicalLocation": {
+                    "type": "object",
+                    "required": ["artifactLocation"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "artifactLocation": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "uri": {"type": "string", "pattern": r"^[A-Za-z0-9_.~!$&'()*+,;=:@/%-]*$"},
+                                "uriBaseId": {"type": "string"},
+                            },
+                        },
+                        "region": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                key: {"type": "integer", "minimum": 1}
+                                for key in ("startLine", "startColumn", "endLine", "endColumn")
+                            },
+                        },
+                    },
+                }
+            },
+        },
+    },
+}  # fmt: skip
+
+
+def told(form: str, *faults: Fault, root: Path = Path()) -> str:
+    return FORMATS[form](CheckReport(faults), "policies", root)
+
+
+def write(folder: Path, rows: str, **files: str) -> Path:
+    (folder / "policies").mkdir(exist_ok=True)
+    (folder / "policies" / "agent_to_tool.csv").write_text(rows, "utf-8")
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text, "utf-8")
+    return folder
+
+
+def run(folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+    monkeypatch.chdir(folder)
+    return CliRunner().invoke(main, ["policy", "check", *words])
+
+
+# --- SARIF ------------------------------------------------------------------------------------------------------------
+
+
+def test_sarif_has_the_shape_that_the_standard_asks_for() -> None:
+    document = json.loads(told("sarif", TRICKY, WHOLE, UNKNOWN))
+    jsonschema.Draft7Validator.check_schema(SARIF)
+    jsonschema.Draft7Validator(SARIF).validate(document)
+
+
+def test_each_result_of_sarif_leads_to_its_rule_and_its_place() -> None:
+    (one,) = json.loads(told("sarif", TRICKY, WHOLE, UNKNOWN))["runs"]
+    rules = one["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == ["P004", "P651", "S108"]
+    for result in one["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+    tricky, whole, _ = one["results"]
+    place = tricky["locations"][0]["physicalLocation"]
+    assert place["region"] == {"startLine": 3, "startColumn": 5, "endLine": 3, "endColumn": 7}
+    assert unquote(place["artifactLocation"]["uri"]) == TRICKY.file
+    assert "%25" in place["artifactLocation"]["uri"] and " " not in place["artifactLocation"]["uri"]
+    assert place["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
+    assert "region" not in whole["locations"][0]["physicalLocation"]
+    assert [result["level"] for result in one["results"]] == ["warning", "error", "error"]
+
+
+def test_paths_are_those_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "gateway").mkdir()
+    write(tmp_path / "gateway", WIDE)
+    found = run(tmp_path / "gateway", ".", "--format", "sarif", monkeypatch=monkeypatch)
+    place = json.loads(found.output)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "gateway/policies/agent_to_tool.csv"
+    shown = run(tmp_path / "gateway", ".", "--format", "github", monkeypatch=monkeypatch).output
+    assert shown.startswith("::warning file=gateway/policies/agent_to_tool.csv,line=2,endLine=2,col=4,endColumn=5,")
+
+
+def test_a_file_outside_of_the_repository_keeps_its_whole_path(tmp_path: Path) -> None:
+    fault = Fault(str(tmp_path / "a b.csv"), 1, 1, "P651", "x")
+    document = json.loads(told("sarif", fault, root=tmp_path / "repository"))
+    uri = document["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri == "file://" + str(tmp_path / "a%20b.csv")
+
+
+# --- GitHub -----------------------------------------------------------------------------------------------------------
+
+
+def read_command(line: str) -> tuple[str, dict[str, str], str]:
+    """A workflow command as the runner reads it (actions/runner, ActionCommand.cs)."""
+    match = re.fullmatch(r"::(\w+) (.*?)::(.*)", line)
+    assert match is not None, line
+    pairs = dict(pair.split("=", 1) for pair in match[2].split(","))
+    return match[1], {key: unescaped(value, "%3A:", "%2C,") for key, value in pairs.items()}, unescaped(match[3])
+
+
+def unescaped(text: str, *more: str) -> str:
+    for code in ("%0D\r", "%0A\n", *more, "%25%"):
+        text = text.replace(code[:3], code[3:])
+    return text
+
+
+def test_github_reads_back_what_was_meant() -> None:
+    first, second, last = told("github", TRICKY, WHOLE).split("\n")
+    command, properties, message = read_command(first)
+    assert command == "warning"
+    assert properties["file"] == TRICKY.file
+    assert properties["title"] == f"P651 {CODES['P651'].about}"
+    assert [properties[key] for key in ("line", "col", "endColumn")] == ["3", "5", "7"]
+    assert message == f"{TRICKY.message}\n{TRICKY.hint}"
+    assert read_command(second)[:2] == ("error", {"file": "policies", "title": f"P004 {CODES['P004'].about}"})
+    assert last.startswith("policies is not valid: 1 error, 1 warning; ")
+
+
+def test_a_note_is_a_notice_of_github_and_a_note_of_sarif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, NOTED)
+    assert run(tmp_path, ".", "--format", "github", monkeypatch=monkeypatch).output.startswith("::notice file=")
+    document = json.loads(run(tmp_path, ".", "--format", "sarif", monkeypatch=monkeypatch).output)
+    assert [result["level"] for result in document["runs"][0]["results"]] == ["note"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "code", "last"),
+    [
+        (GOOD, (), 0, "is valid: 1 agent_to_tool rules, nothing suspicious, revision "),
+        (WIDE, (), 0, "is valid: 1 agent_to_tool rules, 1 warning, revision "),
+        (WIDE, ("--strict",), 3, "is valid: 1 agent_to_tool rules, 1 warning, revision "),
+        (NOTED, (), 0, "is valid: 2 agent_to_tool rules, 1 note, revision "),
+        (NOTED, ("--strict",), 3, "2 notes, revision "),
+        (WRONG, (), 3, "is not valid: 1 error"),
+        (WRONG + WRONG, (), 3, "is not valid: 2 errors"),
+        ("", (), 3, "is not valid: 1 error"),
+    ],
+)
+def test_the_exit_code_says_whether_it_may_serve(
+    rows: str, words: tuple[str, ...], code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(write(tmp_path, rows), ".", *words, monkeypatch=monkeypatch)
+    assert found.exit_code == code
+    assert last in found.output.rstrip("\n").split("\n")[-1]
+
+
+def test_json_is_one_object_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run(write(tmp_path, WIDE), ".", "--json", monkeypatch=monkeypatch)
+    document = json.loads(found.output)
+    assert set(document) == {"valid", "faults", "revision", "rules", "summary"}
+    assert document["valid"] is True and document["rules"] == {"agent_to_tool": 1}
+    (fault,) = document["faults"]
+    assert (fault["file"], fault["line"], fault["column"], fault["end_column"]) == (
+        "policies/agent_to_tool.csv", 2, 4, 5,
+    )  # fmt: skip
+    assert (fault["code"], fault["severity"]) == ("P651", "warning") and fault["message"] and fault["hint"]
+    assert document["summary"]["warnings"] == 1
+    wrong = json.loads(run(write(tmp_path, WRONG), ".", "--json", monkeypatch=monkeypatch).output)
+    assert wrong["valid"] is False and wrong["revision"] is None and wrong["summary"]["errors"] == 1
+
+
+CONFIG = """version: 1
+server: {public_url: "https://gw.acme.example"}
+upstreams: {github: {mcp: {url: "http://127.0.0.1:9100/mcp"}}}
+identity:
+  issuers:
+    - issuer: https://idp.acme.example
+      jwks_url: https://idp.acme.example/keys
+      roles_from: {claim: groups, namespace: corp, only: ["eng*"]}
+"""
+
+
+def test_sidecar_yaml_says_which_upstreams_there_are_and_which_roles_tokens_grant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = GOOD + "".join(
+        f"#: id=r{n}\np, {role}, tool:{server}/get_file, tools/call, -, -, -, allow\n"
+        for n, (role, server) in enumerate([("role:corp/engineers", "github"), ("role:corp/sales", "githud")])
+    )
+    write(tmp_path, rows, sidecar=CONFIG)
+    (tmp_path / "models").symlink_to(REPOSITORY / "models")
+    there = run(tmp_path, monkeypatch=monkeypatch).output
+    assert re.findall(r"csv:(\d+):\d+: warning\[(\w+)\]", there) == [("6", "P604"), ("6", "P121")]
+    beside = run(tmp_path, ".", monkeypatch=monkeypatch).output
+    assert "P121" not in beside and "P604" not in beside
+    both = run(tmp_path, "policies", "-c", "sidecar.yaml", monkeypatch=monkeypatch).output
+    assert "P121" in both and "P604" in both
+
+
+def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, GOOD.replace("tools/call, -", "tools/call, 2027-03-31T00:00:00Z"))
+    at = ("--now", "2027-03-01T00:00:00Z")
+    assert "nothing suspicious" in run(tmp_path, ".", *at, monkeypatch=monkeypatch).output
+    assert "P622" in run(tmp_path, ".", *at, "--soon", "31", monkeypatch=monkeypatch).output
+    assert "P621" in run(tmp_path, ".", "--now", "2027-03-31T00:00:00Z", monkeypatch=monkeypatch).output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (("nowhere",), 3, "this folder is not there"),
+        (("-c", "nowhere.yaml"), 3, "nowhere.yaml"),
+        (("--format", "xml"), 2, "is not one of"),
+        (("--now", "tomorrow"), 2, "is no RFC 3339 time"),
+        (("--soon", "-1"), 2, "-1"),
+    ],
+)
+def test_what_is_not_there_is_a_fault_and_what_makes_no_sense_is_wrong_usage(
+    words: tuple[str, ...], code: int, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, *words, monkeypatch=monkeypatch)
+    assert found.exit_code == code and part in found.output
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "github", "text"])
+def test_every_format_can_tell_that_nothing_can_be_read(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run(tmp_path, "nowhere", "--format", form, monkeypatch=monkeypatch)
+    assert found.exit_code == 3 and "P001" in found.output
+
+
+# --- sidecar check ----------------------------------------------------------------------------------------------------
+
+WHOLE_CONFIG = """\
+version: 1
+local: [{listen: 127.0.0.1:8070, principal: nhi:planner}]
+upstreams:
+  github: {mcp: {url: "http://127.0.0.1:9100/mcp"}}
+agents: {echo: {executable: cat}}
+schedules:
+  nightly: {agent: echo, cron: "@daily"}
+  allowed: {agent: echo, cron: "@daily", principal: nhi:clerk}
+  idle: {agent: echo, cron: "@daily", enabled: false}
+"""
+WHOLE_ROWS = """\
+#: id=reads
+p, nhi:planner, tool:github/read, use, -, -, -, allow
+#: id=reads-too
+p, nhi:planner, tool:github/re*, use, -, -, -, allow
+#: id=old
+p, nhi:planner, tool:github/gone, use, 2020-01-01T00:00:00Z, -, -, allow
+"""
+
+
+def told_as_json(result: Result) -> list[tuple[str, str, int]]:
+    return [(one["code"], Path(one["file"]).name, one["line"]) for one in json.loads(result.stdout)["faults"]]
+
+
+def test_check_finds_all_that_policy_check_finds_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One truth: `policy check` narrows `check`."""
+    write(tmp_path, WHOLE_ROWS, sidecar=WHOLE_CONFIG)
+    (tmp_path / "models").symlink_to(REPOSITORY / "models")
+    (tmp_path / "policies" / "nhi_to_nhi.csv").write_text("p, nhi:clerk, nhi:echo, message/send, -, -, -, allow\n")
+    (tmp_path / "tools.yaml").write_text("github: [read_file]\n")
+    for more in ((), ("--catalogue", "tools.yaml")):
+        narrow = told_as_json(run(tmp_path, "--json", *more, monkeypatch=monkeypatch))
+        checked = CliRunner().invoke(main, ["check", "--json", *more])
+        assert checked.exit_code == 0, checked.output
+        assert [one for one in told_as_json(checked) if one[0] != "S181"] == narrow
+        assert {code for code, _, _ in narrow} == {"P612", "P621", *(("P609",) if more else ())}
+    assert [(code, line) for code, _, line in told_as_json(checked) if code == "S181"] == [("S181", 7)]
+    assert CliRunner().invoke(main, ["check", "--strict"]).exit_code == 3
+    text = CliRunner().invoke(main, ["check"])
+    assert "no rule lets nhi:nightly send messages to echo (no-matching-rule)" in text.stderr
+    assert text.stdout.startswith("sidecar.yaml is valid: ")
+
+
+def test_check_tells_what_is_suspicious_beside_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = WHOLE_CONFIG + "identity: {api_keys_path: keys.yaml}\n"
+    write(tmp_path, WHOLE_ROWS, sidecar=missing)
+    (tmp_path / "models").symlink_to(REPOSITORY / "models")
+    monkeypatch.chdir(tmp_path)
+    checked = CliRunner().invoke(main, ["check", "--json"])
+    assert checked.exit_code == 3
+    assert {code for code, _, _ in told_as_json(checked)} == {"S116", "P612", "P621"}

@@ -1,0 +1,115 @@
+"""Is the right place of the right line marked, in rows and in YAML?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.policy.model import COLUMNS
+from sidecar.policy_tools.check.source_positions import RuleSources
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+KIND = PermissionKind.AGENT_TO_TOOL
+CSV = '''# comment
+#: id=one shadow=true reason="why, so"
+p , nhi:a ,\ttool:x/y, use|tools/call, -, -, "args.x == ""y""", allow
+g, user:a, role:r
+ g , role:r,  role:s
+g2, tool:x/y, set:s
+'''
+YAML = """version: 1
+rules:
+  - id: one
+    kind: agent_to_tool
+    subject: [nhi:a, "nhi:ab"]
+    object:
+      - tool:x/y
+      - "tool:x/yz"
+    actions: [use, tools/call]   # both
+    when: >-
+      args.x == 'y'
+    shadow: true
+  - {id: two, kind: guardrail, subject: "*", object: 'tool:*/d', expires_at: 2027-01-01T00:00:00Z, effect: deny}
+roles: {role:r: [user:a, user:ab]}
+"""
+
+
+def written(folder: Path, name: str, text: str) -> tuple[RuleSources, str]:
+    path = folder / name
+    path.write_text(text, "utf-8")
+    return RuleSources({KIND.value: COLUMNS}, [path]), str(path)
+
+
+def rule(file: str, line: int, subject: str = "nhi:a", obj: str = "tool:x/y") -> RuleRef:
+    return RuleRef("one", KIND, subject, obj, ("use",), "allow", file=file, line=line)
+
+
+@pytest.mark.parametrize(
+    ("column", "part", "line", "marked"),
+    [
+        ("sub", "", 3, "nhi:a"),
+        ("obj", "", 3, "tool:x/y"),
+        ("act", "", 3, "use|tools/call"),
+        ("act", "tools/call", 3, "tools/call"),
+        ("when", "", 3, '"args.x == ""y"""'),
+        ("when", "args.x", 3, "args.x"),
+        ("when", "args.z", 3, '"args.x == ""y"""'),
+        ("eft", "", 3, "allow"),
+        ("id", "", 2, "one"),
+        ("reason", "", 2, '"why, so"'),
+        ("", "", 3, CSV.split("\n")[2]),
+        ("nothing", "", 3, CSV.split("\n")[2]),
+    ],
+)
+def test_a_field_of_a_row(tmp_path: Path, column: str, part: str, line: int, marked: str) -> None:
+    files, file = written(tmp_path, "agent_to_tool.csv", CSV)
+    place = files.rule(rule(file, 3), column, part)
+    assert place.line.number == line
+    assert place.line.text[place.column - 1 :][: place.width] == marked
+
+
+@pytest.mark.parametrize(
+    ("at", "column", "line", "marked"),
+    [
+        (rule("", 3), "sub", 5, "nhi:a"),
+        (rule("", 3, subject="nhi:ab"), "sub", 5, "nhi:ab"),
+        (rule("", 3), "obj", 7, "tool:x/y"),
+        (rule("", 3, obj="tool:x/yz"), "obj", 8, "tool:x/yz"),
+        (rule("", 3), "act", 9, "[use, tools/call]"),
+        (rule("", 3), "shadow", 12, "true"),
+        (rule("", 3), "expires_at", 3, "- id: one"),
+        (rule("", 13, "*", "tool:*/d"), "obj", 13, "tool:*/d"),
+        (rule("", 13, "*", "tool:*/d"), "sub", 13, '"*"'),
+        (rule("", 13, "*", "tool:*/d"), "expires_at", 13, "2027-01-01T00:00:00Z"),
+        (rule("", 13, "*", "tool:*/d"), "eft", 13, "deny"),
+        (rule("", 99), "obj", 99, ""),
+    ],
+)
+def test_a_value_of_yaml(tmp_path: Path, at: RuleRef, column: str, line: int, marked: str) -> None:
+    files, file = written(tmp_path, "rules.yaml", YAML)
+    place = files.rule(at._replace(file=file), column)
+    assert place.line.number == line
+    assert place.line.text[place.column - 1 :][: place.width] == marked
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("roles.csv", CSV, {"role:r": (4, 12), "role:s": (5, 15), "set:s": (6, 15), "user:a": (4, 4)}),
+        ("rules.yaml", YAML, {"role:r": (14, 9), "user:a": (14, 18), "user:ab": (14, 26)}),
+    ],
+)
+def test_where_a_role_is_filled(tmp_path: Path, name: str, text: str, found: dict[str, tuple[int, int]]) -> None:
+    files, _ = written(tmp_path, name, text)
+    for role, (line, column) in found.items():
+        place = files.link(role)
+        assert place is not None
+        assert (place.line.number, place.column, place.width) == (line, column, len(role))
+    assert files.link("role:none") is None
+
+
+def test_a_file_that_went_away_is_told_without_its_text(tmp_path: Path) -> None:
+    files = RuleSources({KIND.value: COLUMNS}, [tmp_path / "gone.csv"])
+    place = files.rule(rule(str(tmp_path / "gone.csv"), 3), "obj")
+    assert (place.line.number, place.line.text, place.column, place.width) == (3, "", 1, 1)

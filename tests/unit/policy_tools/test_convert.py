@@ -1,0 +1,443 @@
+"""Do CSV and YAML say the same, whichever way they are converted?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.cli import main
+from sidecar.errors import PolicyError
+from sidecar.policy import grammar, load_policy
+from sidecar.policy.faults import Faults
+from sidecar.policy.model import COLUMNS
+from sidecar.policy.yaml_rows import parse_yaml
+from sidecar.policy_tools.convert import DifferentError, convert
+from sidecar.policy_tools.convert.columns import columns_of
+from sidecar.policy_tools.convert.csv_content import Content, read
+from sidecar.policy_tools.convert.equivalence import compare, said
+from sidecar.policy_tools.convert.writer import csv_of, scalar, yaml_of
+from sidecar.settings.shipped_files import shipped
+from sidecar.vocabulary import PermissionKind
+
+REPOSITORY = Path(__file__).parents[3]
+MODELS = shipped("models")
+COLUMNS_OF = dict.fromkeys(PermissionKind, COLUMNS)
+
+CSV = """\
+# Who may use what.
+# Two lines of head.
+
+# The first rule
+#: id=reads owner="The ""A"" team" reason="Runbook 12" per=origin shadow=true created_at=2026-01-01T00:00:00Z
+p, nhi:a, tool:s/read_*, use, 2027-03-31T00:00:00Z, 120, "args.repo in ['a', ""b""] && args.x == 1", allow
+
+p, role:r, tool:s/*, tools/call|prompts/get, -, -, args.repo.startsWith('acme/'), deny
+
+#: id=several
+p, nhi:a, tool:s/a, use, -, -, -, allow
+#: part_of=several
+p, nhi:a, tool:s/b, use, -, -, -, allow
+#: part_of=several
+p, nhi:b, tool:s/c, use, -, -, -, allow
+# at the end
+"""
+ROLES = """\
+g, user:alice, role:r
+#: owner=me
+g, user:bob, role:r
+# a set
+g2, tool:s/a, set:q
+g2, tool:s/b, set:q
+"""
+
+
+def content(name: str, text: str) -> Content:
+    faults = Faults()
+    found = read(name, text.encode(), COLUMNS_OF, faults)
+    assert found is not None, "\n".join(map(str, faults.errors))
+    return found
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["policy", "convert", *map(str, arguments)])
+
+
+# --- what is written ------------------------------------------------------------------------------------------------
+
+
+def test_csv_becomes_yaml_that_people_like_to_read() -> None:
+    assert (
+        yaml_of(content("agent_to_tool.csv", CSV), COLUMNS_OF)
+        == """\
+# Who may use what.
+# Two lines of head.
+
+version: 1
+
+rules:
+  # The first rule
+  - id: reads
+    kind: agent_to_tool
+    subject: nhi:a
+    object: tool:s/read_*
+    actions: [use]
+    expires_at: 2027-03-31T00:00:00Z
+    max_calls_per_hour: 120
+    when: 'args.repo in [''a'', "b"] && args.x == 1'
+    owner: 'The "A" team'
+    reason: Runbook 12
+    per: origin
+    shadow: true
+    created_at: 2026-01-01T00:00:00Z
+
+  - kind: agent_to_tool
+    subject: role:r
+    object: tool:s/*
+    actions: [tools/call, prompts/get]
+    effect: deny
+    when: args.repo.startsWith('acme/')
+
+  - id: several
+    kind: agent_to_tool
+    subject: nhi:a
+    object: [tool:s/a, tool:s/b]
+    actions: [use]
+  - part_of: several
+    subject: nhi:b
+    object: tool:s/c
+
+# at the end
+"""
+    )
+
+
+def test_and_back_again_it_is_the_same_rows_and_the_same_comments() -> None:
+    there = yaml_of(content("agent_to_tool.csv", CSV), COLUMNS_OF)
+    back = csv_of(content("agent_to_tool.yaml", there))
+    ours = said(content("agent_to_tool.csv", CSV), COLUMNS_OF)
+    assert said(content("agent_to_tool.csv", back), COLUMNS_OF) == ours
+    assert [line for line in back.splitlines() if line.startswith("# ")] == [
+        line for line in CSV.splitlines() if line.startswith("# ")
+    ]
+
+
+def test_roles_with_notes_become_the_list_form_and_bare_ones_a_mapping() -> None:
+    assert (
+        yaml_of(content("roles.csv", ROLES), COLUMNS_OF)
+        == """\
+version: 1
+
+roles:
+  - role: role:r
+    members: [user:alice]
+  - role: role:r
+    members: [user:bob]
+    owner: me
+
+sets:
+  # a set
+  set:q: [tool:s/a, tool:s/b]
+"""
+    )
+
+
+def test_comments_of_yaml_come_along_those_behind_values_too() -> None:
+    text = """\
+# head
+
+version: 1 # one
+rules: # all of them
+  # above
+  - kind: agent_to_tool # behind
+    subject: nhi:a
+    # inside
+    object: tool:s/a # the "object"
+    when: "args.x == ' # none'"
+
+  #: not a note
+  - {kind: agent_to_tool, subject: nhi:b, object: tool:s/b}
+"""
+    assert csv_of(content("x.yaml", text)).splitlines() == [
+        "# head",
+        "",
+        "# one",
+        "# all of them",
+        "# above",
+        "# behind",
+        "# inside",
+        '# the "object"',
+        "p, nhi:a, tool:s/a, use, -, -, args.x == ' # none', allow",
+        "",
+        "# : not a note",
+        "p, nhi:b, tool:s/b, use, -, -, -, allow",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["*", "true", "no", "12", "0x10", "1:30", "", "-", "- a", "a: b", "a #b", "#a", "a:", "a ", " a", "it's", 'a"b',
+     "a\\b", "a\tb", "{a}", "[a]", "a, b", "&a", "!a", "%a", "@a", "`a", "|", ">", "?", "? a", "null", "~", "=", "<<",
+     "a\\\"'\tb", "ä", "2027-03-31T00:00:00Z", "has(args.x) ? 'a' : 'b'", "---", "..."],
+)  # fmt: skip
+def test_every_text_is_written_so_that_it_is_read_as_that_text(text: str) -> None:
+    for written in (f"reason: {scalar(text)}", f"owner: x, reason: {scalar(text)}"):
+        rule = f"version: 1\nrules:\n- {{kind: guardrail, subject: x, object: [{scalar(text)}], {written}}}\n"
+        faults = Faults()
+        ((_, row),) = parse_yaml("p.yaml", rule, faults)
+        assert (row.notes["reason"].text, row.fields[1].text) == (text, text)
+
+
+# --- the property ---------------------------------------------------------------------------------------------------
+
+_letters = st.characters(codec="utf-8", exclude_categories=("C", "Z"))
+texts = st.text(st.one_of(st.sampled_from(" \"'\\,#:|*-[]{}&!%@`?<>=~()\tabcnoyes019"), _letters), max_size=12)
+names = st.one_of(texts, st.sampled_from(["nhi:a", "nhi:b", "role:r", "tool:s/t", "*", "set:q", "true", "no"]))
+known = sorted({*grammar.ACTIONS, "use"})
+actions = st.lists(st.sampled_from([*known, "tasks/*", "*"]), min_size=1, max_size=3, unique=True).map("|".join)
+notes = st.fixed_dictionaries(
+    {},
+    optional={
+        "owner": texts,
+        "reason": texts,
+        "per": st.sampled_from(["subject", "origin", "rule"]),
+        "shadow": st.sampled_from(["true", "false"]),
+        "created_at": st.just("2026-01-01T00:00:00Z"),
+    },
+)
+
+
+@st.composite
+def rules(draw: st.DrawFn, number: int) -> list[str]:
+    """The lines of one rule, of one row or several."""
+    effect = draw(st.sampled_from(["allow", "deny"]))
+    limit = draw(st.sampled_from(["-", "7", "120"])) if effect == "allow" else "-"
+    rest = [draw(actions), draw(st.sampled_from(["-", "2027-01-01T00:00:00Z"])), limit, draw(names), effect]
+    pairs = draw(st.lists(st.tuples(names, names), min_size=1, max_size=5, unique=True))
+    said_of = draw(notes)
+    if len(pairs) > 1 or draw(st.booleans()):
+        said_of = {"id": f"rule-{number}", **said_of}
+    lines = draw(st.lists(st.sampled_from(["# a comment", "", "#", "# : x"]), max_size=2))
+    for place, (subject, obj) in enumerate(pairs):
+        noted = said_of if place == 0 else {"part_of": f"rule-{number}"}
+        if noted:
+            lines.append("#: " + " ".join(f"{key}={quoted(value)}" for key, value in noted.items()))
+        lines.append(", ".join(["p", *map(quoted, (subject, obj, *rest))]))
+    return lines
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
+@st.composite
+def csv_files(draw: st.DrawFn) -> dict[str, str]:
+    count = draw(st.integers(1, 4))
+    lines = [line for number in range(count) for line in draw(rules(number))]
+    containers = {"g": ("role:r", "role:no", "role:-"), "g2": ("set:q", "set:{x}", "set:[")}
+    link = st.sampled_from(["g", "g2"]).flatmap(
+        lambda row_type: st.tuples(st.just(row_type), names, st.sampled_from(containers[row_type]), notes)
+    )
+    links = draw(st.lists(link, max_size=6))
+    linked = []
+    for row_type, member, container, said_of in links:
+        kept = {key: value for key, value in said_of.items() if key in ("owner", "reason", "created_at")}
+        if kept:
+            linked.append("#: " + " ".join(f"{key}={quoted(value)}" for key, value in kept.items()))
+        linked.append(", ".join([row_type, quoted(member), quoted(container)]))
+    files = {"agent_to_tool.csv": lines, "roles.csv": linked}
+    return {name: "".join(f"{line}\n" for line in found) for name, found in files.items() if found}
+
+
+@settings(max_examples=60)
+@given(csv_files())
+def test_there_and_back_both_ways_nothing_is_lost(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        first = content(name, text)
+        there = yaml_of(first, COLUMNS_OF)
+        second = content(f"{name}.yaml", there)
+        assert said(second, COLUMNS_OF) == said(first, COLUMNS_OF)
+        back = csv_of(second)
+        third = content(name, back)
+        assert said(third, COLUMNS_OF) == said(first, COLUMNS_OF)
+        again = content(f"{name}.yaml", yaml_of(third, COLUMNS_OF))
+        assert said(again, COLUMNS_OF) == said(first, COLUMNS_OF)
+        kept = [line for line in text.splitlines() if line.startswith("#") and not line.startswith("#:")]
+        assert [line for line in back.splitlines() if line.startswith("#") and not line.startswith("#:")] == kept
+
+
+def test_a_lost_row_would_be_noticed() -> None:
+    first = content("agent_to_tool.csv", CSV)
+    less = Content(first.entries[1:])
+    with pytest.raises(DifferentError, match=r"agent_to_tool\.csv"):
+        compare("agent_to_tool.csv", first, {"x.yaml": yaml_of(less, COLUMNS_OF).encode()}, COLUMNS_OF)
+
+
+# --- files and folders ----------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_policy_goes_there_and_back_to_the_byte(tmp_path: Path) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    first = run(REPOSITORY / "policies", "--to", "yaml", "-o", there, "--json")
+    assert first.exit_code == 0, first.output
+    revision = load_policy(MODELS, REPOSITORY / "policies").revision
+    assert json.loads(first.stdout)["revision"] == revision
+    assert load_policy(MODELS, there).revision == revision
+    assert not list(there.rglob("*.csv"))
+    assert run(there, "--to", "csv", "-o", back).exit_code == 0
+    for path in (REPOSITORY / "policies").rglob("*"):
+        if path.is_file():
+            assert (back / path.relative_to(REPOSITORY / "policies")).read_bytes() == path.read_bytes(), path
+
+
+def test_one_yaml_file_of_several_kinds_becomes_one_csv_file_each(tmp_path: Path) -> None:
+    text = """\
+version: 1
+rules:
+  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t}
+  - {kind: guardrail, subject: nhi:b, object: tool:s/t}
+  - {kind: user_to_nhi, subject: user:a, object: nhi:b}
+roles: {role:r: [user:a]}
+"""
+    done = convert({"teams/pay.yaml": text.encode(), "budgets.yaml": b"version: 1\n"}, "csv", MODELS, COLUMNS_OF)
+    assert sorted(done.files) == [
+        "budgets.yaml",
+        "teams/agent_to_tool.pay.csv",
+        "teams/guardrails.pay.csv",
+        "teams/roles.pay.csv",
+        "teams/user_to_nhi.pay.csv",
+    ]
+    assert done.rows == 4
+    assert done.revision
+
+
+def test_a_name_that_tells_the_kind_is_kept(tmp_path: Path) -> None:
+    rule = b"version: 1\nrules: [{kind: agent_to_tool, subject: nhi:a, object: tool:s/t}]\n"
+    done = convert({"agent_to_tool.payments.yaml": rule}, "csv", MODELS, COLUMNS_OF)
+    assert list(done.files) == ["agent_to_tool.payments.csv"]
+    assert list(convert(done.files, "yaml", MODELS, COLUMNS_OF).files) == ["agent_to_tool.payments.yaml"]
+
+
+def test_two_files_that_would_become_one_are_a_fault() -> None:
+    rule = b"version: 1\nrules: [{kind: agent_to_tool, subject: nhi:%s, object: tool:s/t}]\n"
+    with pytest.raises(PolicyError, match=r"agent_to_tool\.x\.csv would be written twice"):
+        convert({"x.yaml": rule % b"a", "x.yml": rule % b"b"}, "csv", MODELS, COLUMNS_OF)
+
+
+def test_a_file_goes_to_standard_output(tmp_path: Path) -> None:
+    path = write(tmp_path, {"agent_to_tool.csv": "#: id=x\np, nhi:a, tool:s/t, use, -, -, -, allow\n"})
+    done = run(path / "agent_to_tool.csv", "--to", "yaml")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("version: 1\n\nrules:\n  - id: x\n")
+    assert "1 rows, read again and the same: revision" in done.stderr
+
+
+def test_a_csv_file_of_any_name_needs_a_kind(tmp_path: Path) -> None:
+    path = write(tmp_path, {"rows.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n"}) / "rows.csv"
+    refused = run(path, "--to", "yaml")
+    assert (refused.exit_code, "P002" in refused.stderr) == (3, True)
+    done = run(path, "--to", "yaml", "--kind", "agent_to_tool")
+    assert done.exit_code == 0
+    assert "kind: agent_to_tool" in done.stdout
+
+
+def test_nothing_is_overwritten_unless_it_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path, {"agent_to_tool.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n", "x.yaml": "mine"})
+    refused = run(path / "agent_to_tool.csv", "--to", "yaml", "-o", path / "x.yaml")
+    assert (refused.exit_code, (path / "x.yaml").read_text()) == (2, "mine")
+    assert "--force" in refused.stderr
+    assert run(path / "agent_to_tool.csv", "--to", "yaml", "-o", path / "x.yaml", "--force").exit_code == 0
+    assert (path / "x.yaml").read_text().startswith("version: 1")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["agent_to_tool.csv", "x.yaml"]
+
+
+def test_a_folder_needs_another_folder(tmp_path: Path) -> None:
+    write(tmp_path, {"agent_to_tool.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n"})
+    assert run(tmp_path, "--to", "yaml").exit_code == 2
+    assert run(tmp_path, "--to", "yaml", "-o", tmp_path / "yaml").exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["agent_to_tool.csv"]
+
+
+def test_what_has_the_form_already_is_nothing_to_convert(tmp_path: Path) -> None:
+    write(tmp_path / "in", {"agent_to_tool.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n"})
+    for source in (tmp_path / "in", tmp_path / "in" / "agent_to_tool.csv"):
+        done = run(source, "--to", "csv", "-o", tmp_path / "out")
+        assert (done.exit_code, "holds no rows in YAML" in done.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_rows_becomes_nothing_and_that_is_said(tmp_path: Path) -> None:
+    rule = "p, nhi:a, tool:s/t, use, -, -, -, allow\n"
+    write(tmp_path / "in", {"agent_to_tool.csv": rule, "guardrails.csv": "# none yet\n"})
+    done = run(tmp_path / "in", "--to", "yaml", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "guardrails.csv -> nothing: it has no rows" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["agent_to_tool.yaml"]
+
+
+def test_faults_in_yaml_stand_at_their_scalar(tmp_path: Path) -> None:
+    text = "version: 1\nrules:\n  - kind: agent_to_tool\n    subject: nhi:a\n    object: tool:s/t\n    actions: used\n"
+    done = run(write(tmp_path, {"x.yaml": text}) / "x.yaml", "--to", "csv")
+    assert done.exit_code == 3
+    assert f"{tmp_path / 'x.yaml'}:6:14: error[P104]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, use, -, -, allow\n", "P102"),
+        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, use, -, x, -, allow\n", "P107"),
+        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, used, -, -, -, allow\n", "P104"),
+        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, use, -, -, -, Allow\n", "P105"),
+        ("agent_to_tool.csv", "#: shadow=yes\np, nhi:a, tool:s/t, use, -, -, -, allow\n", "P109"),
+        ("agent_to_tool.csv", "#: part_of=x\np, nhi:a, tool:s/t, use, -, -, -, allow\n", "P509"),
+        ("guardrails.csv", "p, nhi:a, tool:s/t, use, -, -, -, allow\n", "P505"),
+        ("roles.csv", "p, nhi:a, tool:s/t, use, -, -, -, allow\n", "P111"),
+        ("roles.csv", "g, user:a\n", "P102"),
+        ("roles.csv", "g, user:a, r\n", "P303"),
+        ("agent_to_tool.csv", "q, nhi:a\n", "P101"),
+        ("rules.yaml", "version: 1\nrules: [{kind: guardrail}]\n", "P503"),
+    ],
+)
+def test_what_is_no_policy_is_told_with_its_place_and_nothing_is_written(
+    tmp_path: Path, name: str, text: str, code: str
+) -> None:
+    path = write(tmp_path, {name: text}) / name
+    done = run(path, "--to", "csv" if name.endswith(".yaml") else "yaml", "-o", tmp_path / "out")
+    assert done.exit_code == 3
+    assert f"error[{code}]" in done.stderr
+    assert f"{name}:" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_that_does_not_load_is_compared_row_by_row_and_that_is_said(tmp_path: Path) -> None:
+    done = run(write(tmp_path, {"roles.csv": ROLES}) / "roles.csv", "--to", "yaml")
+    assert done.exit_code == 0
+    assert "rows compared; no rule in any file" in done.stderr
+
+
+def test_other_models_have_their_columns_in_another_order(tmp_path: Path) -> None:
+    order = "eft, when, act, obj, sub, max_calls_per_hour, expires_at"
+    models = tmp_path / "models"
+    models.mkdir()
+    for path in MODELS.iterdir():
+        (models / path.name).write_text(path.read_text().replace("p = " + ", ".join(COLUMNS), f"p = {order}"))
+    assert columns_of(models)[PermissionKind.NHI_TO_NHI] == tuple(order.split(", "))
+    write(tmp_path / "policies", {"agent_to_tool.csv": "p, deny, args.x == 1, use, tool:s/t, nhi:a, -, -\n"})
+    assert run(tmp_path, "--to", "yaml", "-o", tmp_path / "out").exit_code == 0
+    assert "    subject: nhi:a\n" in (tmp_path / "out" / "agent_to_tool.yaml").read_text()
+    done = run(tmp_path / "out", "--to", "csv", "-o", tmp_path / "back", "--models", models)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "back" / "agent_to_tool.csv").read_text() == "p, deny, args.x == 1, use, tool:s/t, nhi:a, -, -\n"

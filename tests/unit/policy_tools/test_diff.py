@@ -1,0 +1,535 @@
+"""Which regions does a change of policy have, in whose words, and when is it loud that it does not know?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
+from sidecar.policy_tools.diff import Difference, difference, load, regions
+from sidecar.policy_tools.diff.access_changes import Effort
+from sidecar.policy_tools.diff.conjuncts import conjuncts, implies
+from sidecar.policy_tools.diff.describe import described, exceptions_text, guard_text
+from sidecar.policy_tools.git_revisions import Revision
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.vocabulary import Principal, Question
+
+Files = Mapping[str, str]
+BASE = "#: id=base\np, nhi:base, tool:base/base, use, -, -, -, allow\n"
+UNTIL_30, UNTIL_40 = "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"
+
+TASK_WORDS = ("get", "list", "cancel", "resubscribe", "result", "update")
+
+
+def compared(folder: Path, old: Files | str, new: Files | str) -> Difference:
+    """The difference of two policies; a text is rows of agent_to_tool beside one that both have."""
+    policies = []
+    for name, files in (("old", old), ("new", new)):
+        texts = {"agent_to_tool.csv": BASE + files} if isinstance(files, str) else {"agent_to_tool.csv": BASE, **files}
+        for file, text in texts.items():
+            path = folder / name / "policies" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        policies.append(load(Revision(name, in_folder(folder / name))))
+    return difference(*policies)
+
+
+def lines(found: Difference) -> list[str]:
+    """Every region in one line."""
+    return [
+        " | ".join([region.change, described(region), *exceptions_text(region, 5), *filter(None, [guard_text(region)])])
+        for region in found.regions
+    ]
+
+
+def row(text: str, rule_id: str = "r") -> str:
+    return f"#: id={rule_id}\np, {text}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", []),
+        ("", row("nhi:a, tool:s/*, use, -, -, -, allow"), ["wider | nhi:a × tool:s/* × use"]),
+        (row("nhi:a, tool:s/*, use, -, -, -, allow"), "", ["narrower | nhi:a × tool:s/* × use"]),
+        ("", row("nhi:a, tool:s/*, use, -, -, -, deny"), []),  # it was denied already
+        ("", row("nhi:base, tool:*, use, -, -, -, deny"), ["narrower | nhi:base × tool:base/base × use"]),
+        (
+            row("nhi:a, tool:s/*, use, -, -, -, allow"),
+            row("nhi:a, tool:s/get_*, use, -, -, -, allow"),
+            ["narrower | nhi:a × tool:s/* except tool:s/get_* × use"],
+        ),
+        (
+            row("nhi:a, tool:s/t, use, -, -, -, allow"),
+            row("nhi:*, tool:s/t, use, -, -, -, allow"),
+            ["wider | nhi:* except nhi:a × tool:s/t × use"],
+        ),
+        (
+            row("nhi:a, tool:s/t, use, -, -, -, allow"),
+            row("nhi:a, tool:s/t, tools/call, -, -, -, allow"),
+            ["narrower | nhi:a × tool:s/t × use except tools/call"],
+        ),
+        (
+            row("nhi:a, tool:s/t, tools/call, -, -, -, allow"),
+            row("nhi:a, tool:s/t, tools/call|tasks/*, -, -, -, allow"),
+            ["wider | nhi:a × tool:s/t × tasks/" + "|tasks/".join(TASK_WORDS)],
+        ),
+        (  # the same, said in two rows
+            row("nhi:a, tool:s/t, tools/call|delegate, -, -, -, allow"),
+            row("nhi:a, tool:s/t, tools/call, -, -, -, allow", "x")
+            + row("nhi:a, tool:s/t, delegate, -, -, -, allow", "y"),
+            [],
+        ),
+        (  # a row that another one covers came and went
+            row("nhi:a, tool:*, use, -, -, -, allow", "w") + row("nhi:a, tool:s/t, use, -, -, -, allow"),
+            row("nhi:a, tool:*, use, -, -, -, allow", "w"),
+            [],
+        ),
+        (
+            row("*, tool:s/*, use, -, -, -, allow", "w"),
+            row("*, tool:s/*, use, -, -, -, allow", "w") + row("user:*, tool:s/delete_*, tools/call, -, -, -, deny"),
+            ["narrower | user:* × tool:s/delete_* × tools/call"],
+        ),
+        (  # new, but for what a row denies
+            "",
+            row("nhi:*, tool:s/*, use, -, -, -, allow", "w") + row("nhi:x, tool:s/x, tools/call, -, -, -, deny"),
+            ["wider | nhi:* × tool:s/* × use | except nhi:x × tool:s/x × tools/call (r)"],
+        ),
+        ("", row("anonymous, tool:s/t, use, -, -, -, allow"), ["wider | anonymous × tool:s/t × use"]),
+        (  # a wildcard never allowed anonymous callers anything
+            row("*, tool:s/t, use, -, -, -, allow", "w"),
+            row("*, tool:s/t, use, -, -, -, allow", "w") + row("anonymous, tool:s/t, use, -, -, -, deny"),
+            [],
+        ),
+        (
+            row("nhi:a, tool:s/t, use, -, -, args.x == 1, allow"),
+            row("nhi:a, tool:s/t, use, -, -, -, allow"),
+            ["wider | nhi:a × tool:s/t × use | unless args.x == 1"],
+        ),
+        (
+            row("nhi:a, tool:s/t, use, -, -, args.x == 1, allow"),
+            row("nhi:a, tool:s/t, use, -, -, args.x == 1 && args.y == 2, allow"),
+            ["narrower | nhi:a × tool:s/t × use | when args.x == 1, unless args.y == 2"],
+        ),
+        (
+            row("nhi:a, tool:s/t, use, -, -, args.x == 1, allow"),
+            row("nhi:a, tool:s/t, use, -, -, args.x == 2, allow"),
+            ["unknown | nhi:a × tool:s/t × use | wider when args.x == 2; narrower when args.x == 1"],
+        ),
+        (  # on a deny row a condition that is dropped takes away
+            row("nhi:base, *, use, -, -, args.x == 1, deny"),
+            row("nhi:base, *, use, -, -, -, deny"),
+            ["narrower | nhi:base × tool:base/base × use | unless args.x == 1"],
+        ),
+        (
+            row(f"nhi:a, tool:s/t, use, {UNTIL_30}, -, -, allow"),
+            row(f"nhi:a, tool:s/t, use, {UNTIL_40}, -, -, allow"),
+            [f"wider | nhi:a × tool:s/t × use | before {UNTIL_40}, from {UNTIL_30}"],
+        ),
+        (
+            row(f"nhi:a, tool:s/t, use, {UNTIL_30}, -, -, allow"),
+            row("nhi:a, tool:s/t, use, -, -, -, allow"),
+            [f"wider | nhi:a × tool:s/t × use | from {UNTIL_30}"],
+        ),
+        (  # longer, but under a condition
+            row(f"nhi:a, tool:s/t, use, {UNTIL_30}, -, -, allow"),
+            row(f"nhi:a, tool:s/t, use, {UNTIL_40}, -, args.x == 1, allow"),
+            [
+                f"unknown | nhi:a × tool:s/t × use | wider when args.x == 1 and before {UNTIL_40}; "
+                f"narrower before {UNTIL_30}"
+            ],
+        ),
+        (
+            "#: id=r shadow=true\np, nhi:a, tool:s/t, use, -, -, -, allow\n",
+            row("nhi:a, tool:s/t, use, -, -, -, allow"),
+            ["wider | nhi:a × tool:s/t × use"],
+        ),
+        (  # patterns that only meet in part: described by both
+            row("nhi:a, tool:s/*b, use, -, -, -, allow", "w"),
+            row("nhi:a, tool:s/*b, use, -, -, -, allow", "w") + row("nhi:a, tool:s/a*, use, -, -, -, deny"),
+            ["narrower | nhi:a × tool:s/a* × use | only where nhi:a × tool:s/*b × use (w)"],
+        ),
+        (  # three subjects of one change are one region
+            "",
+            "".join(row(f"nhi:{name}, tool:s/t, use, -, -, -, allow", name) for name in "abc"),
+            ["wider | nhi:a, nhi:b, nhi:c × tool:s/t × use"],
+        ),
+    ],
+)
+def test_a_change_of_rows_has_these_regions(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+    assert lines(compared(tmp_path, old, new)) == expected
+
+
+ROLE = row("role:n/r, tool:s/t, use, -, -, -, allow")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "g, user:a, role:n/r",
+            "g, user:a, role:n/r\ng, user:b, role:n/r",
+            ["wider | user:b except role:n/r by token × tool:s/t × use"],
+        ),
+        ("g, user:a, role:n/r", "", ["narrower | user:a except role:n/r by token × tool:s/t × use"]),
+        (
+            "g, user:a, role:n/s",
+            "g, user:a, role:n/s\ng, user:a, role:n/r",
+            ["wider | user:a except role:n/r by token × tool:s/t × use"],
+        ),
+        (
+            "g, user:a, role:n/s",
+            "g, user:a, role:n/s\ng, role:n/s, role:n/r",
+            ["wider | user:a, role:n/s by token except role:n/r × tool:s/t × use"],
+        ),
+        (
+            "g, user:a, role:n/r\ng, user:a, role:n/s\ng, role:n/s, role:n/r",
+            "g, user:a, role:n/s\ng, role:n/s, role:n/r",
+            [],
+        ),
+        ("g, user:a, role:other", "g, user:b, role:other", []),  # nobody is asked about that role
+    ],
+)
+def test_a_change_of_roles_has_these_regions(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+    both = ({"agent_to_tool.csv": BASE + ROLE, "roles.csv": links} for links in (old, new))
+    found = compared(tmp_path, *both)
+    assert lines(found) == expected
+    assert found.roles
+
+
+def test_a_role_that_no_token_can_grant_is_told_without_tokens(tmp_path: Path) -> None:
+    """Tokens grant `role:<namespace>/<value>` alone."""
+    rows = {"agent_to_tool.csv": BASE + row("role:r, tool:s/t, use, -, -, -, allow")}
+    links = ({**rows, "roles.csv": text} for text in ("g, user:a, role:r", "g, user:a, role:r\ng, user:b, role:r"))
+    assert lines(compared(tmp_path, *links)) == ["wider | user:b × tool:s/t × use"]
+
+
+def test_a_change_of_a_set_is_told_by_its_objects(tmp_path: Path) -> None:
+    rows = BASE + row("nhi:a, set:x, use, -, -, -, allow")
+    old = {"agent_to_tool.csv": rows, "roles.csv": "g2, tool:s/a, set:x"}
+    new = {"agent_to_tool.csv": rows, "roles.csv": "g2, tool:s/a, set:x\ng2, tool:s/b, set:x"}
+    found = compared(tmp_path, old, new)
+    assert lines(found) == ["wider | nhi:a × tool:s/b × use"]
+    assert found.regions[0].witness is not None
+    assert found.regions[0].witness.object == "tool:s/b"
+
+
+def test_a_guardrail_is_told_as_what_it_leaves_alone(tmp_path: Path) -> None:
+    rail = {"guardrails.csv": row("user:*, tool:*/delete_*, tools/call, -, -, -, deny")}
+    assert lines(compared(tmp_path / "a", {}, rail)) == ["narrower | user:* × tool:*/delete_* × tools/call"]
+    assert lines(compared(tmp_path / "b", rail, {})) == ["wider | user:* × tool:*/delete_* × tools/call"]
+
+
+def test_many_rows_under_one_deny_are_one_region(tmp_path: Path) -> None:
+    grants = "".join(row(f"nhi:n{n}, tool:s{n}/*, use, -, -, -, allow", f"n{n}") for n in range(20))
+    denied = grants + row("*, tool:*/delete_*, tools/call, -, -, -, deny")
+    found = compared(tmp_path, denied, grants)
+    assert [(region.change, described(region)) for region in found.regions] == [
+        ("wider", "* × tool:*/delete_* × tools/call")
+    ]
+    assert "only where nhi:n0 × tool:s0/* × use (n0); or " in exceptions_text(found.regions[0], 3)[0]
+
+
+def test_the_order_and_place_of_rows_is_no_difference(tmp_path: Path) -> None:
+    one, two = row("nhi:a, tool:s/t, use, -, -, -, allow", "a"), row("nhi:b, tool:s/t, use, -, -, -, allow", "b")
+    found = compared(tmp_path, one + two, {"agent_to_tool.csv": two + BASE, "agent_to_tool.more.csv": "\n\n" + one})
+    assert not found.anything
+
+
+def test_what_decides_nothing_is_told_as_what_it_is(tmp_path: Path) -> None:
+    old = "#: id=r owner=a@acme.example\np, nhi:a, tool:s/t, use, -, 10, -, allow\n"
+    new = '#: id=r owner=b@acme.example per=rule reason="Why not"\np, nhi:a, tool:s/t, use, -, 20, -, allow\n'
+    found = compared(tmp_path, old, new)
+    assert not found.answers_differ
+    assert found.may_be_wider
+    told = {edit.field: (edit.old, edit.new, edit.change) for edit in found.rules.changed[0].edits}
+    assert told == {
+        "max_calls_per_hour": (10, 20, "wider"),
+        "per": ("subject", "rule", "unknown"),
+        "owner": ("a@acme.example", "b@acme.example", None),
+        "reason": (None, "Why not", None),
+    }
+
+
+SAID = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1, from_result: _meta.cost, max_per_call: 0.5}]\n"
+COST = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1}]\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("principals: {nhi:a: {per_hour: 5}}", "principals: {nhi:a: {per_hour: 6}}", "wider"),
+        ("principals: {nhi:a: {per_hour: 5}}", "principals: {nhi:a: {per_hour: 4}}", "narrower"),
+        ("principals: {nhi:a: {per_hour: 5}}", "principals: {}", "wider"),
+        ("tools: {}", "tools: {'tool:s/*': {concurrency: 5}}", "narrower"),
+        (
+            "tools: {'tool:s/*': {requests_per_second: 5, burst: 9}}",
+            "tools: {'tool:s/*': {requests_per_second: 9, burst: 5}}",
+            "unknown",
+        ),
+        ("tools: {'tool:s/*': {timeout: 5s}}", "tools: {'tool:s/*': {timeout: 9s}}", "unknown"),
+        (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 5.5}]", "wider"),
+        (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 4.9}]", "narrower"),
+        (COST + "budgets: [{unit: usd, per_day: 5}]", COST, "wider"),
+        (COST, COST.replace("0.1", "0.2"), "narrower"),
+        (COST, COST.replace("0.1", "0.05"), "wider"),
+        (COST, "costs: []", "wider"),
+        ("costs: []", COST, "narrower"),
+        (COST, COST.replace("s/*", "s/a"), None),
+        (SAID, SAID.replace("max_per_call: 0.5", "max_per_call: 0.4"), "wider"),
+        (SAID, SAID.replace("_meta.cost", "_meta.price"), "unknown"),
+    ],
+)
+def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: str, change: str | None) -> None:
+    both = ({"budgets.yaml": f"version: 1\n{text}\n"} for text in (old, new))
+    found = compared(tmp_path, *both)
+    assert [edit.change for edit in found.budgets] == ([change] if change else ["wider", "narrower"])
+    assert found.may_be_wider is (change != "narrower")
+
+
+def test_costs_are_told_with_their_amounts(tmp_path: Path) -> None:
+    old, new = ({"budgets.yaml": f"version: 1\n{text}"} for text in (COST, SAID))
+    assert [edit[:] for edit in compared(tmp_path, old, new).budgets] == [
+        ("costs tool:s/* usd", "max_per_call", 0.1, 0.5, "narrower"),
+        ("costs tool:s/* usd", "from_result", None, "/_meta/cost", "unknown"),
+    ]
+
+
+# --- loud -------------------------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_a_role_with_a_budget_may_have_more(tmp_path: Path) -> None:
+    files = {"budgets.yaml": "version: 1\nprincipals: {role:slow: {per_hour: 5}}\n"}
+    old, new = ({**files, "roles.csv": links} for links in ("g, nhi:base, role:slow", ""))
+    found = compared(tmp_path, old, new)
+    assert [edit[:] for edit in found.budgets] == [("principals role:slow", "members", 1, 0, "unknown")]
+    assert found.may_be_wider
+    assert not compared(tmp_path / "same", old, old).may_be_wider
+
+
+def test_another_model_makes_its_kind_unknown(tmp_path: Path) -> None:
+    from sidecar.settings.shipped_files import shipped
+
+    models = {path.name: path.read_text() for path in shipped("models").iterdir()}
+    stricter = models["agent_to_tool.conf"].replace("(glob(r.obj, p.obj) || g2(r.obj, p.obj))", "glob(r.obj, p.obj)")
+    assert stricter != models["agent_to_tool.conf"]
+    models["agent_to_tool.conf"] = stricter
+    found = compared(tmp_path, {}, {f"../models/{name}": text for name, text in models.items()})
+    assert [(region.change, region.undecided, region.witness) for region in found.regions] == [("unknown", True, None)]
+    assert [(change.kind.value, change.field) for change in found.models] == [("agent_to_tool", "matcher")]
+    assert "the model changed" in found.notes[0]
+    assert found.may_be_wider
+
+
+def test_with_domains_every_kind_is_unknown_when_anything_changes(tmp_path: Path) -> None:
+    """Each caller is asked with the roles of its own domain, in the shipped models too."""
+    from sidecar.settings.shipped_files import shipped
+
+    models = {path.name: path.read_text() for path in shipped("models").iterdir()}
+    own = (
+        models["agent_to_tool.conf"].replace("r = sub, obj", "r = sub, dom, obj").replace("g = _, _\n", "g = _, _, _\n")
+    )
+    models["agent_to_tool.conf"] = own.replace("g(r.sub, p.sub)", "g(r.sub, p.sub, r.dom)")
+    files = {f"../models/{name}": text for name, text in models.items()}
+    files["user_to_nhi.csv"] = "p, role:r, nhi:q, use, -, -, -, allow\n"
+    old, new = ({**files, "roles.csv": f"g, user:x/a, role:r, {domain}\n"} for domain in ("x", "y"))
+    found = compared(tmp_path, old, new)
+    assert {(region.kind.value, region.change) for region in found.regions} == {
+        ("agent_to_tool", "unknown"),
+        ("user_to_nhi", "unknown"),
+    }
+    assert [link[:2] for link in found.roles] == [("removed", "user:x/a"), ("added", "user:x/a")]
+    assert not compared(tmp_path / "same", old, old).anything
+
+
+def test_a_bound_that_is_hit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "MAX_DRAFTS", 0)
+    found = compared(tmp_path, "", row("nhi:a, tool:*, use, -, -, -, allow"))
+    assert [(region.change, region.undecided) for region in found.regions] == [("unknown", True)]
+    assert "not worked out" in found.notes[0]
+    assert found.may_be_wider
+
+
+def test_patterns_that_all_meet_are_unknown_before_it_takes_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patterns = "".join(row(f"nhi:a, tool:s/*{n}*, use, -, -, -, allow", f"r{n}") for n in range(10, 40))
+    change = row("nhi:*, tool:s/*, use, -, -, args.x == 1, allow", "new")
+    assert len(compared(tmp_path / "few", patterns, patterns + change).regions) == 1
+    monkeypatch.setattr(regions, "Effort", lambda: Effort(100))
+    found = compared(tmp_path / "many", patterns, patterns + change)
+    assert [(region.change, region.undecided) for region in found.regions] == [("unknown", True)]
+    assert "not worked out" in found.notes[0]
+
+
+def test_patterns_beyond_every_bound_are_unknown_and_not_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sidecar.policy_tools import glob_algebra
+
+    monkeypatch.setattr(glob_algebra, "MAX_STATES", 3)
+    found = compared(tmp_path, "", row("nhi:a, tool:*q*z*, use, -, -, -, allow"))
+    assert [(region.change, region.undecided) for region in found.regions] == [("unknown", True)]
+    assert found.notes
+
+
+@pytest.mark.parametrize(
+    ("condition", "parts"),
+    [
+        ("", set()),
+        ("args.x == 1", {"args.x == 1"}),
+        ("args.x == 1 && args.y == 2", {"args.x == 1", "args.y == 2"}),
+        ("(args.x == 1 && args.z) && args.y", {"(args.x == 1 && args.z)", "args.y"}),
+        ("args.x == '&&' && args.y == \")\"", {"args.x == '&&'", 'args.y == ")"'}),
+        ("args.x && args.y || args.z", {"args.x && args.y || args.z"}),
+        ("args.x && args.y ? args.z : args.w", {"args.x && args.y ? args.z : args.w"}),
+        (r"args.x == '\'' && args.y", {r"args.x == '\'' && args.y"}),
+        ("args.l.all(i, i > 1 && i < 9) && args.y", {"args.l.all(i, i > 1 && i < 9)", "args.y"}),
+    ],
+)
+def test_a_condition_is_taken_apart_only_where_that_is_certain(condition: str, parts: set[str]) -> None:
+    assert conjuncts(condition) == parts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("args.n <= 50", "args.n <= 100", True),
+        ("args.n <= 100", "args.n <= 50", False),
+        ("args.n < 50", "args.n <= 50", True),
+        ("args.n <= 50", "args.n < 50", False),
+        ("args.n < 50", "args.n < 50", True),
+        ("args.n > 5", "args.n >= 5", True),
+        ("args.n >= 5", "args.n > 4", True),
+        ("args.n >= 5", "args.n > 5", False),
+        ("args.n > 5", "args.n <= 9", False),
+        ("args.n == 5", "args.n <= 5", True),
+        ("args.n == 5", "args.n > 5", False),
+        ("args.n <= 5", "args.n == 5", False),
+        ("args.n <= 50", "args.m <= 100", False),
+        ("args.n <= 50", "args.n <= 50.5", False),  # not compared, so not known
+        ("args.r.startsWith('acme/')", "args.r.startsWith('acme')", True),
+        ("args.r.startsWith('acme')", "args.r.startsWith('acme/')", False),
+        ("args.r == 'acme/site'", "args.r.startsWith('acme/')", True),
+        ("args.r == 'a'", "args.r in ['a', 'b']", True),
+        ("args.r in ['a']", "args.r in ['a', 'b']", True),
+        ("args.r in ['a', 'c']", "args.r in ['a', 'b']", False),
+        ("args.r in ['ab', 'ac']", "args.r.startsWith('a')", True),
+        ("args.r in ['a', 'b']", "args.r == 'a'", False),
+        ("!args.r.startsWith('acme/')", "!args.r.startsWith('acme')", False),
+    ],
+)
+def test_a_part_implies_another_only_where_that_is_certain(one: str, other: str, expected: bool) -> None:
+    assert implies(one, other) is expected
+
+
+WIDE = row("nhi:a, tool:s/*, use, -, -, -, allow", "wide")
+TEN = "nhi:a, tool:s/t, use, -, 10, -, allow"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lifted"),
+    [
+        (WIDE + row(TEN), WIDE, ["r"]),  # every answer is as it was, and ten calls are any number of calls
+        (WIDE + row(TEN), WIDE + row(TEN.replace("s/t", "s/u")), ["r"]),
+        (WIDE + row(TEN.replace("s/t", "s/*")), WIDE + row(TEN), ["r"]),
+        (WIDE + row(TEN), WIDE + row(TEN.replace("-, allow", "args.x == 1, allow")), ["r"]),
+        (WIDE + row(TEN), WIDE + "#: id=r shadow=true\np, " + TEN + "\n", ["r"]),
+        (row(TEN) + row(TEN.replace("10", "-"), "x"), row(TEN.replace("10", "-"), "x"), ["r"]),
+        (WIDE + row(TEN), WIDE + row(TEN, "other"), []),
+        (WIDE + row(TEN), WIDE + row(TEN.replace("10", "5").replace("s/t", "s/*"), "other"), []),
+        (WIDE + row(TEN), WIDE + row(TEN.replace("10", "20"), "other"), ["r"]),
+        (row(TEN), "", []),  # nobody may call it at all
+        (row(TEN), row(TEN.replace("use", "tools/call")), []),
+        (row(TEN), row("nhi:b, tool:s/t, use, -, -, -, allow", "b"), []),
+        (row(TEN), row(TEN.replace("10", "20")), []),  # told as what changed in it
+        ("", WIDE, []),
+    ],
+)
+def test_a_limit_that_is_lifted_is_told_where_the_call_is_still_allowed(
+    tmp_path: Path, old: str, new: str, lifted: list[str]
+) -> None:
+    found = compared(tmp_path, old, new)
+    assert [rule.id for rule in found.lifted] == lifted
+    assert found.may_be_wider or not lifted
+
+
+def test_who_leaves_a_limited_role_has_no_limit(tmp_path: Path) -> None:
+    rows = BASE + WIDE + row("role:slow, tool:s/*, use, -, 10, -, allow")
+    old, new = ({"agent_to_tool.csv": rows, "roles.csv": links} for links in ("g, nhi:a, role:slow", ""))
+    found = compared(tmp_path, old, new)
+    assert (found.regions, [rule.id for rule in found.lifted], found.may_be_wider) == ((), ["r"], True)
+
+
+def test_a_raised_amount_is_wider_and_not_unknown(tmp_path: Path) -> None:
+    old, new = (row(f"nhi:a, tool:s/t, use, -, -, args.n > 0 && args.n <= {most}, allow") for most in (50, 100))
+    found = compared(tmp_path, old, new)
+    assert lines(found) == ["wider | nhi:a × tool:s/t × use | when args.n <= 100 && args.n > 0, unless args.n <= 50"]
+    assert [edit.change for edit in found.rules.changed[0].edits] == ["wider"]
+
+
+PARTS = [
+    *(f"args.v {compare} {number}" for compare in ("<=", "<", ">=", ">", "==") for number in (-1, 5, 6)),
+    *(f"args.v == '{text}'" for text in ("a", "ab", "")),
+    *(f"args.v.startsWith('{text}')" for text in ("a", "ab", "")),
+    "args.v in ['a']",
+    "args.v in ['a', 'ab']",
+    "args.v in ['b', '']",
+]
+VALUES: list[object] = [5, 6, -1, 0, 5.0, 5.5, -1.5, 1e300, "a", "ab", "abc", "b", "", "5", True, None, ["a"], {"a": 1}]
+
+
+def test_what_implies_what_is_so_for_the_runtime_too() -> None:
+    """A deny row matches on an error too: so an error of the one must be an error of the other, or true."""
+    language = Language()
+    programs = {text: language.compile(text) for text in PARTS}
+    calls = [{"v": value} for value in VALUES] + [{}]
+    outcomes = {text: [ran(program, arguments) for arguments in calls] for text, program in programs.items()}
+    pairs = [(one, other) for one in PARTS for other in PARTS if one != other and implies(one, other)]
+    assert len(pairs) > 40
+    for one, other in pairs:
+        for mine, theirs, arguments in zip(outcomes[one], outcomes[other], calls, strict=True):
+            assert mine != "true" or theirs == "true", (one, other, arguments)
+            assert mine == "false" or theirs != "false", (one, other, arguments)
+
+
+def ran(program: Condition, arguments: dict[str, object]) -> str:
+    question = Question("tool:s/t", "tools/call", "s", "t", arguments)
+    scene = ConditionContext((Principal("nhi:a"),), 0, question, arguments, 1.8e9, lambda _: frozenset())
+    return program.run(scene, CostBudget())[0]
+
+
+ASKS = "p, nhi:a, tool:s/t, use, -, -, \"args.n <= 5 && has_role(origin, 'role:x')\", allow\n"
+THEN, NOW = "[its members then]", "[its members now]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            "g, user:a, role:x\n",
+            "g, user:a, role:x\ng, user:b, role:x\n",
+            f"wider | {{}} | when args.n <= 5 && {{}} {NOW}",
+        ),
+        (
+            "g, user:a, role:x\ng, user:b, role:x\n",
+            "g, user:a, role:x\n",
+            f"narrower | {{}} | when args.n <= 5 && {{}} {THEN}",
+        ),
+        ("g, user:a, role:x\n", "g, user:b, role:x\n", "unknown"),
+    ],
+)
+def test_a_condition_that_asks_a_role_is_another_one_when_the_role_holds_others(
+    tmp_path: Path, before: str, after: str, expected: str
+) -> None:
+    files = {"agent_to_tool.more.csv": ASKS}
+    found = compared(tmp_path, {**files, "roles.csv": before}, {**files, "roles.csv": after})
+    (line,) = lines(found)
+    assert line.startswith(expected.format("nhi:a × tool:s/t × use", "has_role(origin, 'role:x')"))
+
+
+def test_a_role_that_no_condition_asks_changes_no_condition(tmp_path: Path) -> None:
+    files = {"agent_to_tool.more.csv": ASKS}
+    assert not compared(tmp_path, files, {**files, "roles.csv": "g, user:a, role:y\n"}).regions

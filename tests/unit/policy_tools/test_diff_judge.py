@@ -1,0 +1,216 @@
+"""Is what `diff` says true? The judge are two engines, asked about the same things under each policy.
+
+Small policies are made of a few patterns, roles, sets, conditions and expiries that meet in many ways. An answer must
+differ, under some arguments and at some time, exactly if the question is in a region; and every witness must show what
+it claims under the very guard that it names. Conditions on the caller's own roles, which may hold others in the other
+policy, are judged one way only: no change may be missed. (Who has a role is no argument that one could vary.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.policy import Engine
+from sidecar.policy_tools.diff import Difference, difference, load
+from sidecar.policy_tools.diff.region_shapes import Region
+from sidecar.policy_tools.diff.search import Point
+from sidecar.policy_tools.git_revisions import Revision
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.vocabulary import PermissionKind, Principal, Question
+
+SUBJECTS = [
+    "*",
+    "user:*",
+    "nhi:*",
+    "user:a",
+    "nhi:p",
+    "nhi:p*",
+    "user:*b",
+    "role:n/r",
+    "role:n/s",
+    "role:n/t",
+    "anonymous",
+]
+OBJECTS = ["*", "tool:s/*", "tool:s/a", "tool:s/a*", "tool:*/b", "tool:*a*", "set:x", "set:y", "tool:t/*", "nhi:*"]
+ACTIONS = ["use", "*", "tools/call", "tools/call|delegate", "tasks/*"]
+WHENS = ["-", "-", "args.a <= 1", "args.a <= 2", "args.b == 1", "args.a <= 1 && args.b == 1"]
+ON_ROLES = [
+    "has_role(principal, 'role:n/s')",
+    "!has_role(principal, 'role:n/s')",
+    "has_role(principal, 'role:n/s') && has_role(principal, 'role:n/t')",
+    "has_role(principal, 'role:n/s') && args.a <= 1",
+    "has_role(origin, 'role:n/t') || args.b == 1",
+    "has_role(chain[1], 'role:n/s')",
+    "has_role(principal, 'role:' + args.c)",
+    'has_role(principal, "role:n/\\u0073")',
+    "chain.exists(p, has_role(p, 'role:n/t'))",
+    "chain.exists(p, args.d in p.roles)",
+    "'role:n/t' in principal.roles",
+    "!('role:n/s' in principal['roles'])",
+    "principal == args.p",
+]
+ENDS = ["-", "-", "-", "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"]
+MEMBERS = ["user:a", "user:ab", "nhi:p", "role:n/r"]
+ELEMENTS = ["tool:s/a", "tool:t/b", "nhi:q", "set:x"]
+
+NAMES = ["user:a", "user:ab", "user:z", "nhi:p", "nhi:px", "nhi:z", "anonymous"]
+THINGS = ["tool:s/a", "tool:s/ab", "tool:t/b", "tool:t/z", "nhi:q", "prompt:s/a"]
+ASKED = ["tools/call", "delegate", "tasks/get", "initialize"]
+TOKENS = [
+    frozenset(some) for size in range(4) for some in itertools.combinations(("role:n/r", "role:n/s", "role:n/t"), size)
+]
+TIMES = [1.8e9, 2.0e9, 3.0e9]
+ARGUMENTS: list[dict[str, Any]] = [
+    {"a": a, "b": b, "c": c, "d": f"role:{c}"} for a in (1, 2, 3) for b in (0, 1) for c in ("n/s", "n/t")
+]
+KINDS = {"agent_to_tool": PermissionKind.AGENT_TO_TOOL, "guardrails": PermissionKind.GUARDRAIL}
+
+
+class Written(NamedTuple):
+    """A policy as text: rows by file, each with its effect at the end."""
+
+    agent_to_tool: tuple[str, ...]
+    guardrails: tuple[str, ...]
+    links: tuple[str, ...]
+
+    def files(self) -> dict[str, str]:
+        rows = {"agent_to_tool": self.agent_to_tool, "guardrails": self.guardrails}
+        texts = {
+            name: "".join(f"#: id={name}-{n}\n{row}\n" for n, row in enumerate(some)) for name, some in rows.items()
+        }
+        return {**texts, "roles": "\n".join(self.links)}
+
+
+def rows(effects: Iterable[str], whens: Sequence[str] = WHENS) -> st.SearchStrategy[str]:
+    fields = (SUBJECTS, OBJECTS, ACTIONS, ENDS, ["-"], [quoted(when) for when in whens], list(effects))
+    return st.tuples(*map(st.sampled_from, fields)).map(lambda parts: "p, " + ", ".join(parts))
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
+
+
+LINKS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(MEMBERS), st.sampled_from(["role:n/s", "role:n/t"])).map(
+            lambda two: "g, " + ", ".join(two)
+        ),
+        st.tuples(st.sampled_from(ELEMENTS), st.just("set:y")).map(lambda two: "g2, " + ", ".join(two)),
+        st.sampled_from(["g, user:a, role:n/r", "g2, tool:s/a, set:x", "g2, tool:t/b, set:x"]),
+    ),
+    max_size=5,
+    unique=True,
+)
+
+
+@st.composite
+def pairs(draw: st.DrawFn, whens: Sequence[str] = WHENS) -> tuple[Written, Written]:
+    """Two policies that share most of what they say."""
+    shared = draw(st.lists(rows(["allow", "allow", "deny"], whens), min_size=1, max_size=4))
+    rails = draw(st.lists(rows(["deny"], whens), max_size=1))
+    links = draw(LINKS)
+    more = st.lists(rows(["allow", "allow", "deny"], whens), max_size=2)
+    sides = [
+        Written(
+            tuple(dict.fromkeys([*shared, *draw(more)])),
+            tuple(dict.fromkeys([*rails, *draw(st.lists(rows(["deny"], whens), max_size=1))])),
+            tuple(links if draw(st.booleans()) else draw(LINKS)),
+        )
+        for _ in range(2)
+    ]
+    return sides[0], sides[1]
+
+
+POINTS = st.builds(
+    lambda name, roles, obj, action: Point(name, frozenset() if name == "anonymous" else roles, obj, action),
+    st.sampled_from(NAMES),
+    st.sampled_from(TOKENS),
+    st.sampled_from(THINGS),
+    st.sampled_from(ASKED),
+)
+
+
+@settings(max_examples=30)
+@given(pairs(), st.lists(POINTS, min_size=12, max_size=12))
+def test_an_answer_differs_exactly_where_a_region_says_so(both: tuple[Written, Written], points: list[Point]) -> None:
+    with TemporaryDirectory() as folder:
+        found, old, new = compared(Path(folder), *both)
+    for kind in KINDS.values():
+        regions = [region for region in found.regions if region.kind is kind]
+        assert not any(region.undecided for region in regions)
+        for region in regions:
+            assert region.witness is not None
+            assert region.contains(region.witness)
+            check_witness(region, region.witness, old, new)
+        for point in [*points, *(region.witness for region in regions if region.witness)]:
+            assert told(regions, point) == seen(old, new, kind, point), (kind, point, both)
+
+
+@settings(max_examples=25)
+@given(pairs([*WHENS, *ON_ROLES]), st.lists(POINTS, min_size=12, max_size=12))
+def test_no_change_is_missed_where_conditions_ask_roles(both: tuple[Written, Written], points: list[Point]) -> None:
+    with TemporaryDirectory() as folder:
+        found, old, new = compared(Path(folder), *both)
+    for kind in KINDS.values():
+        regions = [region for region in found.regions if region.kind is kind]
+        for point in [*points, *(region.witness for region in regions if region.witness)]:
+            claimed, happens = told(regions, point), seen(old, new, kind, point)
+            assert claimed[0] >= happens[0], (kind, point, both)
+            assert claimed[1] >= happens[1], (kind, point, both)
+
+
+def compared(folder: Path, before: Written, after: Written) -> tuple[Difference, Engine, Engine]:
+    policies = []
+    for name, written in (("old", before), ("new", after)):
+        for stem, text in written.files().items():
+            path = folder / name / f"{stem}.csv"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        policies.append(load(Revision(name, in_folder(folder / name))))
+    old, new = policies
+    return difference(old, new), Engine(old.source), Engine(new.source)
+
+
+def told(regions: list[Region], point: Point) -> tuple[bool, bool]:
+    """(may be wider, may be narrower), as the regions have it; unknown goes before."""
+    changes = {region.change for region in regions if region.contains(point)}
+    return ("unknown" in changes or "wider" in changes), ("unknown" in changes or "narrower" in changes)
+
+
+def seen(old: Engine, new: Engine, kind: PermissionKind, point: Point) -> tuple[bool, bool]:
+    """The same, as the engines have it under all arguments and at all times."""
+    wider = narrower = False
+    for now_s, arguments in itertools.product(TIMES, ARGUMENTS):
+        before, after = (allowed(engine, kind, point, arguments, now_s) for engine in (old, new))
+        wider, narrower = wider or (after and not before), narrower or (before and not after)
+    return wider, narrower
+
+
+def check_witness(region: Region, point: Point, old: Engine, new: Engine) -> None:
+    """Under its guard, and nothing more, the answer changes as the region says."""
+    whens = region.guard.whens
+    least = 1 if "args.a <= 1" in whens else 2 if "args.a <= 2" in whens else 3
+    arguments = {"a": least, "b": int("args.b == 1" in whens)}
+    now_s = region.guard.before - 1 if region.guard.before is not None else TIMES[-1]
+    before, after = (allowed(engine, region.kind, point, arguments, now_s) for engine in (old, new))
+    assert before is not after
+    if region.change != "unknown":
+        assert after is (region.change == "wider")
+
+
+def allowed(engine: Engine, kind: PermissionKind, point: Point, arguments: dict[str, Any], now_s: float) -> bool:
+    """What one engine says to one question, as far as this kind is concerned."""
+    rest = point.object.partition(":")[2]
+    server, _, name = rest.partition("/")
+    question = Question(point.object, point.action, server, name, arguments)
+    decision = engine.decide((Principal(point.subject, roles=point.roles),), question, now_s)
+    if kind is PermissionKind.GUARDRAIL:
+        return not any(link.kind is kind and not link.allowed for link in decision.links)
+    return next(link.allowed for link in decision.links if link.kind is kind)

@@ -1,0 +1,326 @@
+"""Does plain pycasbin, with what we export, answer as the engine does?"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from casbin.persist.adapter import _extract_tokens
+from click.testing import CliRunner, Result
+
+from sidecar.cli import main
+from sidecar.policy import Engine, PolicySource, load_policy
+from sidecar.policy_tools.export import encoded, export
+from sidecar.settings.shipped_files import shipped
+from sidecar.vocabulary import Principal, Question
+
+MODELS = shipped("models")
+NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+
+ODD = "resource:s/repo://a,b/(c)[d]%2C"
+POLICY = {
+    "agent_to_tool.csv": f"""\
+#: id=any-t
+p, nhi:a, tool:s/t*, use, -, -, -, allow
+#: id=ended
+p, nhi:a, tool:s/old, use, 2027-01-15T08:00:00Z, -, -, allow
+#: id=ends-soon
+p, nhi:a, tool:s/new, use, 2027-01-15T08:00:00.000001Z, -, -, allow
+#: id=by-condition
+p, nhi:b, tool:s/*, tools/call, -, 7, "args.repo.startsWith('acme/') && size(args.l) in [1, 2]", allow
+#: id=on-call-only
+p, nhi:b, tool:s/merge, use, -, -, "has_role(origin, 'role:oncall') && call.tool == 'merge'", allow
+#: id=denied-by-condition
+p, *, tool:s/t9, *, -, -, args.force == true, deny
+#: id=in-a-set
+p, role:eng, set:q, prompts/get|tools/call, -, -, -, allow
+#: id=odd
+p, nhi:a, "{ODD}", resources/read, -, -, -, allow
+#: id=odd-caller
+p, user:(x)[y], tool:s/t1, use, -, -, -, allow
+#: id=anonymous-too
+p, anonymous, tool:open/*, tools/call, -, -, -, allow
+#: id=everybody
+p, *, tool:all/x, tools/call, -, -, -, allow
+#: id=server
+p, nhi:a, nhi:s, roots/list, -, -, -, allow
+#: id=in-the-shadow shadow=true
+p, nhi:c, tool:s/t1, use, -, -, -, allow
+""",
+    "user_to_nhi.csv": """\
+#: id=lends
+p, role:eng, nhi:a, delegate, -, -, -, allow
+#: id=sends
+p, user:*, nhi:b, message/send|delegate, -, -, -, allow
+#: id=not-ida
+p, user:ida, nhi:*, *, -, -, -, deny
+""",
+    "nhi_to_nhi.csv": "#: id=a-to-b\np, nhi:a, nhi:b, use, -, -, now > timestamp('2027-01-01T00:00:00Z'), allow\n",
+    "guardrails.csv": """\
+#: id=nobody-deletes
+p, *, tool:*/t_delete, *, -, -, -, deny
+#: id=mallory
+p, user:mallory, tool:s/*, *, -, -, -, deny
+#: id=not-through-b
+p, role:interns, nhi:b, delegate, -, -, has(call.meta.x), deny
+""",
+    "roles.csv": """\
+g, user:al, role:eng
+g, user:on, role:oncall
+g, role:oncall, role:eng
+g, user:in, role:interns
+g, "user:(x)[y]", role:eng
+g2, tool:s/q1, set:q
+g2, set:p, set:q
+g2, "tool:s/q2", set:p
+""",
+}
+CHAINS = (
+    ("nhi:a",),
+    ("nhi:b",),
+    ("nhi:c",),
+    ("user:al",),
+    ("user:on",),
+    ("user:ida",),
+    ("user:mallory",),
+    ("user:(x)[y]",),
+    ("anonymous",),
+    ("user:al", "nhi:a"),
+    ("user:on", "nhi:b"),
+    ("user:on", "nhi:a", "nhi:b"),
+    ("user:in", "nhi:b"),
+    ("user:mallory", "nhi:b"),
+    ("nhi:b", "nhi:a"),
+)
+ASKED = (
+    ("tool:s/t1", "tools/call"),
+    ("tool:s/t9", "tools/call"),
+    ("tool:s/t_delete", "tools/call"),
+    ("tool:s/old", "tools/call"),
+    ("tool:s/new", "tools/call"),
+    ("tool:s/merge", "tools/call"),
+    ("tool:s/q1", "tools/call"),
+    ("tool:s/q2", "prompts/get"),
+    ("tool:open/x", "tools/call"),
+    ("tool:all/x", "tools/call"),
+    ("tool:other/x", "tools/call"),
+    (ODD, "resources/read"),
+    (ODD.replace("%2C", ","), "resources/read"),
+    ("nhi:a", "message/send"),
+    ("nhi:b", "message/send"),
+    ("nhi:b", "push/set"),
+)
+ARGUMENTS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"repo": "acme/x", "l": [1], "force": False},
+    {"repo": "acme/x", "l": [1, 2, 3], "force": True},
+    {"repo": "acme/\0x", "l": [1], "other": 2**70},
+    {"repo": 1, "force": "true"},
+)
+# Reads the questions from standard input, as JSON, and answers them all: one process, the real one.
+LINK = "  agent_to_tool: "
+ASK_ALL = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); import enforce\n"
+    "json.dump([enforce.decide(**question) for question in json.load(sys.stdin)], sys.stdout)\n"
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> PolicySource:
+    folder = tmp_path_factory.mktemp("policy")
+    for name, text in POLICY.items():
+        (folder / name).write_text(text)
+    return load_policy(MODELS, folder)
+
+
+@pytest.fixture(scope="module")
+def folder(source: PolicySource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    for name, raw in export(source, MODELS).files.items():
+        (folder / name).write_bytes(raw)
+    return folder
+
+
+def python(*arguments: object, told: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, input=told, capture_output=True, text=True, timeout=60, check=False)
+
+
+def question(obj: str, action: str, arguments: Mapping[str, Any], meta: Mapping[str, Any]) -> Question:
+    word, _, rest = obj.partition(":")
+    server, _, name = ("", "", "") if word == "nhi" else rest.partition("/")
+    return Question(obj, action, server, name, arguments, meta)
+
+
+def test_every_answer_is_the_engines(source: PolicySource, folder: Path) -> None:
+    engine = Engine(source)
+    asked = [
+        {"chain": chain, "obj": obj, "act": act, "args": arguments, "meta": meta, "now_s": NOW}
+        for chain, (obj, act), arguments in itertools.product(CHAINS, ASKED, ARGUMENTS)
+        for meta in ({}, {"x": 1})
+    ]
+    done = python("-W", "error", "-c", ASK_ALL, folder, told=json.dumps(asked))
+    assert done.stderr == ""
+    seen: set[tuple[str, bool]] = set()
+    for one, links in zip(asked, json.loads(done.stdout), strict=True):
+        chain = tuple(Principal(name) for name in one["chain"])
+        decision = engine.decide(chain, question(one["obj"], one["act"], one["args"], one["meta"]), NOW)
+        assert all(link[4] for link in links) is decision.allowed, (one, links, decision)
+        ours = {(link.kind.value, link.subject, link.object): link for link in decision.links}
+        for kind, subject, obj, _, allowed, rules in links:
+            link = ours.get((kind, subject, obj))
+            if link is not None and not (link.kind == "guardrail" and allowed):
+                assert link.allowed is allowed, (one, link)
+                assert set(rules) <= {rule.id for rule in link.rules}, (one, link, rules)
+                assert bool(rules) is bool(link.rules)
+            seen.add((kind, allowed))
+    kinds = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi", "guardrail")
+    assert seen == set(itertools.product(kinds, (True, False)))
+
+
+def test_an_mcp_server_as_a_whole_is_asked_by_saying_so(source: PolicySource, folder: Path) -> None:
+    asked = ["nhi:a", "nhi:s", "roots/list", "--now", "2027-01-15T08:00:00Z"]
+    assert python(folder / "enforce.py", *asked).returncode == 1
+    assert python(folder / "enforce.py", *asked, "--kind", "agent_to_tool").stdout.startswith("allow\n")
+    assert Engine(source).decide((Principal("nhi:a"),), Question("nhi:s", "roots/list", "s"), NOW).allowed
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        (
+            ["nhi:a", "tool:s/t1", "tools/call"],
+            0,
+            "allow\n  agent_to_tool: nhi:a tools/call tool:s/t1: allow (any-t)\n",
+        ),
+        (
+            ["nhi:c", "tool:s/t1", "tools/call"],
+            1,
+            "deny\n  agent_to_tool: nhi:c tools/call tool:s/t1: deny (no rule)\n",
+        ),
+        (
+            ["nhi:a", "tool:s/t_delete", "tools/call"],
+            1,
+            f"deny\n{LINK}nhi:a tools/call tool:s/t_delete: allow (any-t)\n"
+            "  guardrail: nhi:a tools/call tool:s/t_delete: deny (nobody-deletes)\n",
+        ),
+        (["nhi:b", "tool:s/x", "tools/call", '{"repo": "acme/x", "l": [1]}', "--via", "user:on"], 0, "allow\n"),
+        (["nhi:a", "tool:s/t1", "tools/call", "[1]"], 2, ""),
+        (["nhi:a", "tool:s/t1", "tools/call", "{"], 2, ""),
+    ],
+)
+def test_the_command_says_the_answer_and_its_rules(folder: Path, asked: list[str], code: int, said: str) -> None:
+    done = python(folder / "enforce.py", *asked)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.startswith(said)
+
+
+def test_without_cel_a_condition_allows_nothing_and_denies_always(folder: Path) -> None:
+    run = (
+        "import runpy, sys; sys.modules['cel_expr_python'] = None; del sys.argv[0]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    script = folder / "enforce.py"
+    allowed = python("-c", run, script, "nhi:b", "tool:s/x", "tools/call", '{"repo": "acme/x", "l": [1]}')
+    denied = python("-c", run, script, "nhi:a", "tool:s/t9", "tools/call", '{"force": false}')
+    free = python("-c", run, script, "nhi:a", "tool:s/t1", "tools/call")
+    assert (allowed.returncode, denied.returncode, free.returncode) == (1, 1, 0)
+    assert "cel-expr-python is missing" in allowed.stderr
+    assert "denied-by-condition" in denied.stdout
+    assert free.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["a,b", "a(b", "a)b", "[", "]", "%2C", "%", 'a"b', "plain/name*", "%25"])
+def test_casbins_own_adapter_leaves_every_name_alone(name: str) -> None:
+    line = f"p, {encoded(name)}, x"
+    assert _extract_tokens(line) == ["p", encoded(name), "x"]
+
+
+def test_two_names_never_become_one() -> None:
+    names = ["a,b", "a%2Cb", "a%252Cb", "a(b", "a%28b"]
+    assert len({encoded(name) for name in names}) == len(names)
+
+
+def test_shadow_rules_are_left_out_and_named(source: PolicySource) -> None:
+    done = export(source, MODELS)
+    assert done.shadows == ("in-the-shadow",)
+    assert done.rules == len(source.rules) - 1
+    assert b"nhi:c" not in done.files["agent_to_tool.csv"]
+
+
+def test_a_kind_without_rows_denies(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:a, nhi:b, use, -, -, -, allow\n")
+    for name, raw in export(load_policy(MODELS, tmp_path / "policies"), MODELS).files.items():
+        (tmp_path / name).write_bytes(raw)
+    assert python(tmp_path / "enforce.py", "nhi:a", "tool:s/t", "tools/call").returncode == 1
+
+
+def exported(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["policy", "export", *map(str, arguments)])
+
+
+def test_the_command_writes_the_folder_once(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    for name, text in POLICY.items():
+        (tmp_path / "policies" / name).write_text(text)
+    config, out = tmp_path / "sidecar.yaml", tmp_path / "out"
+    done = exported("--casbin", out, "-c", config)
+    assert done.exit_code == 0, done.output
+    assert "19 rules" in done.stdout and "in-the-shadow" in done.stdout
+    kinds = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi", "guardrail")
+    files = {f"{kind}.{end}" for kind in kinds for end in ("conf", "csv")}
+    assert {path.name for path in out.iterdir()} == files | {"conditions.json", "rules.json", "enforce.py"}
+    assert exported("--casbin", out, "-c", config).exit_code == 2
+    again = exported("--casbin", out, "-c", config, "--force", "--json")
+    assert json.loads(again.stdout)["rules"] == 19
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("some(where (p.eft == allow)) && !some(where (p.eft == deny))", "priority(p.eft) || deny"),
+        ("r = sub, obj, act, ctx", "r = sub, dom, obj, act, ctx"),
+    ],
+)
+def test_what_could_not_say_the_same_is_not_exported(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, nhi:a, tool:s/t, use, -, -, -, allow\n")
+    for path in MODELS.iterdir():
+        text = path.read_text()
+        assert old in text
+        (tmp_path / "models" / path.name).write_text(text.replace(old, new))
+    done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
+    assert done.exit_code == 3
+    assert "agent_to_tool.conf: error[P208]: this model cannot be exported" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_in_another_order_is_asked_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, allow, nhi:a, tool:s/t, use, -, -, -\n")
+    for path in MODELS.iterdir():
+        text = path.read_text().replace("r = sub, obj, act, ctx", "r = ctx, act, obj, sub")
+        columns = "sub, obj, act, expires_at, max_calls_per_hour, when"
+        (tmp_path / "models" / path.name).write_text(text.replace(f"p = {columns}, eft", f"p = eft, {columns}"))
+    done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
+    assert done.exit_code == 0, done.output
+    assert python(tmp_path / "out" / "enforce.py", "nhi:a", "tool:s/t", "tools/call").returncode == 0
+    assert python(tmp_path / "out" / "enforce.py", "nhi:b", "tool:s/t", "tools/call").returncode == 1
+
+
+def test_a_policy_with_faults_is_not_exported(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, nhi:a, tool:s/t, used, -, -, -, allow\n")
+    done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
+    assert done.exit_code == 3
+    assert "P104" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,592 @@
+"""What does somebody get who lets a log suggest a policy?
+
+`UPDATE_GOLDEN=1 pytest tests/unit/policy_tools` writes the golden text anew; the diff is then to be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from sidecar.audit import Audit
+from sidecar.cli.policy.diff import diff as policy_diff
+from sidecar.cli.policy.suggest import suggest
+from sidecar.cli.policy.test import test as policy_test
+from sidecar.errors import Refusal, SettingsError
+from sidecar.policy_tools.catalogue import read_catalogue
+from sidecar.policy_tools.suggest import Known, SuggestQuery, UsageEvidence
+from sidecar.policy_tools.suggest import evidence as reading
+from sidecar.policy_tools.suggest.naming import role_name, rule_id, set_name
+from sidecar.policy_tools.suggest.rule_shape import RuleDraft, pattern_of
+from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Principal, Question
+from tests.at_once import at_once
+from tests.unit.audit.scenes import FakeClock, open_audit
+from tests.unit.policy.world import REPOSITORY, chain, engine, write
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "suggest"
+TOOL = PermissionKind.AGENT_TO_TOOL
+
+POLICY = {
+    "agent_to_tool": """\
+#: id=payments
+p, nhi:pay-*, tool:bank/*, use, -, 60, -, allow
+#: id=researcher-reads
+p, nhi:researcher, tool:github/*, use, -, -, args.repo.startsWith('acme/'), allow
+#: id=engineers-read
+p, role:engineers, tool:github/get_*, use, -, -, -, allow
+""",
+    "user_to_nhi": "#: id=lend\np, user:*, nhi:*, delegate, -, -, -, allow\n",
+    "nhi_to_nhi": "#: id=pass-on\np, nhi:planner, nhi:researcher, use, 2030-01-01T00:00:00Z, -, -, allow\n",
+    "guardrails": "#: id=no-deletes\np, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
+    "roles": "g, user:ann, role:engineers\ng, user:ben, role:engineers\n",
+}
+ACME = {"repo": "acme/site"}
+
+
+class World:
+    """A policy, its engine, and a log that the real writer keeps of what the engine says."""
+
+    def __init__(self, folder: Path, policy: Mapping[str, str] = POLICY) -> None:
+        self.folder = folder
+        self.engine = engine(folder / "policies", policy)
+        self.log = folder / "audit.jsonl"
+        self.clock = FakeClock()
+        self.audit: Audit = open_audit(self.log, clock=self.clock)
+        self.asked: list[tuple[tuple[str, ...], str, str]] = []
+
+    def call(
+        self,
+        who: str,
+        obj: str,
+        action: str = "tools/call",
+        *,
+        args: Mapping[str, Any] | None = None,
+        by: tuple[Principal, ...] = (),
+    ) -> bool:
+        """One call, recorded as the pipeline does it."""
+        names = who.split(" ")
+        server, _, name = obj.partition(":")[2].partition("/")
+        session = action == "initialize"
+        question = Question(obj, action, server, name, args or {})
+        decision = (self.engine.enter if session else self.engine.decide)(by or chain(*names), question, self.clock.now)
+        record = self.audit.recording(protocol="mcp", peer="local")
+        record.caller = Caller(by or chain(*names), (Credential("local"),))
+        record.call = Call("mcp", "2026-07-28", server, action, (question,), session=session)
+        record.decision = decision
+        self.clock.now += 60
+        try:
+            decision.or_refuse()
+        except Refusal as refusal:
+            at_once(record.refused(refusal, http_status=403))
+            return False
+        at_once(record.decided())
+        at_once(record.outcome(http_status=200, bytes_out=1))
+        if not session:
+            self.asked.append((tuple(names), obj, action))
+        return True
+
+    def suggest(self, *more: str) -> Result:
+        config = ["-c", str(self.folder / "sidecar.yaml")]
+        return CliRunner().invoke(suggest, [str(self.log), *config, *more], catch_exceptions=False)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def a_day_at_work(world: World) -> None:
+    for _ in range(2):
+        for agent in ("pay-ledger", "pay-refunds", "pay-audit"):
+            for tool in ("get_balance", "get_entries", "get_rates", "post_entry"):
+                world.call(f"nhi:{agent}", f"tool:bank/{tool}")
+        world.call("nhi:pay-refunds", "tool:bank/post_refund")
+        for user in ("ann", "ben"):
+            for tool in ("get_file", "get_issue", "get_pull_request"):
+                world.call(f"user:{user}", f"tool:github/{tool}")
+        world.call("user:ann nhi:planner nhi:researcher", "tool:github/search_code", args=ACME)
+        world.call("user:ann nhi:researcher", "tool:github/create_issue", args=ACME)
+    world.call("nhi:planner", "nhi:github", "initialize")
+    world.call("nhi:researcher", "nhi:github", "initialize")
+    assert not world.call("nhi:pay-ledger", "tool:bank/delete_all")
+    assert not world.call("user:eve", "tool:github/get_file")
+    assert not world.call("nhi:researcher", "tool:github/search_code", args={"repo": "evil/x"})
+    at_once(world.audit.close())
+
+
+def test_a_day_at_work_is_suggested_as_agreed(world: World) -> None:
+    a_day_at_work(world)
+    result = world.suggest()
+    told = f"{result.stdout}---- on standard error ----\n{result.stderr}"
+    expected = GOLDEN / "day.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        expected.write_text(told, encoding="utf-8")
+    assert (result.exit_code, told) == (0, expected.read_text(encoding="utf-8"))
+
+
+def test_the_suggested_folder_answers_every_recorded_call_as_the_recorded_policy_did(world: World) -> None:
+    a_day_at_work(world)
+    out = world.folder / "out"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    suggested = engine(out, {})
+    for names, obj, action in world.asked:
+        server, _, name = obj.partition(":")[2].partition("/")
+        assert suggested.decide(chain(*names), Question(obj, action, server, name, ACME), world.clock.now).allowed
+    refused = [
+        ("nhi:pay-ledger", "tool:bank/post_refund"),
+        ("nhi:pay-ledger", "tool:bank/delete_all"),
+        ("user:eve", "tool:github/get_file"),
+        ("user:ann", "tool:github/search_code"),
+        ("nhi:researcher", "tool:github/search_code"),
+    ]
+    for who, obj in refused:
+        asked = Question(obj, "tools/call", obj[5:].split("/")[0], "", {"repo": "evil/x"})
+        assert not suggested.decide(chain(who), asked, 0.0).allowed
+
+
+def test_the_suggested_tests_pass_exercise_every_rule_and_fail_where_a_rule_is_gone(world: World) -> None:
+    a_day_at_work(world)
+    out = world.folder / "somewhere" / "policies"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    run = ["-c", str(out.parent / "sidecar.yaml"), "--coverage", "--fail-under", "100"]
+    told = CliRunner().invoke(policy_test, run)
+    assert (told.exit_code, "0 failed" in told.stdout, "100.0 %" in told.stdout) == (0, True, True)
+    rows = (out / "agent_to_tool.csv").read_text()
+    (out / "agent_to_tool.csv").write_text(rows.replace("p, nhi:pay-refunds,", "p, nhi:pay-nobody,"))
+    assert CliRunner().invoke(policy_test, run[:2]).exit_code == 4
+
+
+def test_rules_cite_their_records_and_the_terms_they_rested_on(world: World) -> None:
+    a_day_at_work(world)
+    data = json.loads(world.suggest("--json").stdout)
+    assert data["fewest"] is True
+    rules = {(rule["subject"], rule["object"]): rule for rule in data["rules"]}
+    entries = rules["role:pay-agents", "set:bank-tools"]
+    assert (entries["uses"], entries["triples"], len(entries["decisions"])) == (24, 12, 3)
+    assert entries["first_seen"] < entries["last_seen"]
+    assert entries["rests_on"] == [{"id": "payments", "terms": "60 an hour per subject"}]
+    assert data["roles"]["role:pay-agents"] == ["nhi:pay-audit", "nhi:pay-ledger", "nhi:pay-refunds"]
+    assert data["reused"] == ["role:engineers"]
+    assert data["proof"]["cells"] > 0 < data["proof"]["asked"]
+    recorded = [json.loads(line) for line in world.log.read_text().splitlines()]
+    ids = {record["decision_id"] for record in recorded if record["event"] == "decision"}
+    assert all(set(rule["decisions"]) <= ids for rule in data["rules"])
+
+
+def test_yaml_says_what_csv_says(world: World) -> None:
+    a_day_at_work(world)
+    data = json.loads(world.suggest("--json").stdout)
+    said = yaml.safe_load(world.suggest("--format", "yaml").stdout)
+    fields = ("id", "kind", "subject", "object", "actions", "when", "max_calls_per_hour", "expires_at")
+    blank = {"when": "", "max_calls_per_hour": None, "expires_at": None}
+    allowed = [blank | rule for rule in said["rules"] if rule.get("effect") != "deny" and "id" in rule]
+    assert [tuple(rule[name] for name in fields) for rule in allowed] == [
+        tuple(rule[name] for name in fields) for rule in data["rules"] if not rule["part"]
+    ]
+    parts = [(rule["part_of"], rule["object"]) for rule in said["rules"] if "part_of" in rule]
+    assert parts == [(rule["id"], rule["object"]) for rule in data["rules"] if rule["part"]] != []
+    assert [rule["id"] for rule in said["rules"] if rule.get("effect") == "deny"] == data["carried"] == ["no-deletes"]
+    assert (said["version"], said["roles"], said["sets"]) == (1, data["roles"], data["sets"])
+
+
+def test_a_catalogue_keeps_patterns_from_covering_what_nobody_used(world: World) -> None:
+    a_day_at_work(world)
+    catalogue = world.folder / "catalogue.yaml"
+    catalogue.write_text("github: [get_file, get_issue, get_pull_request, get_secret]\n")
+    exact = json.loads(world.suggest("--json", "--catalogue", str(catalogue)).stdout)
+    assert "tool:github/get_*" not in {rule["object"] for rule in exact["rules"]}
+    wide = json.loads(world.suggest("--json", "--catalogue", str(catalogue), "--widen", "1").stdout)
+    widened = {rule["object"]: rule["widened"] for rule in wide["rules"] if rule["widened"]}
+    assert widened["tool:github/get_*"] == ["tool:github/get_secret"]
+    assert any("is widened by tool:github/get_secret" in note for note in wide["notes"])
+
+
+def test_what_was_refused_for_want_of_a_rule_is_taken_when_asked_for(world: World) -> None:
+    world.call("user:eve", "tool:github/get_file")
+    at_once(world.audit.close())
+    nothing = world.suggest()
+    assert (nothing.exit_code, "nothing was recorded" in nothing.stderr) == (1, True)
+    data = json.loads(world.suggest("--include", "denied", "--json").stdout)
+    assert [(rule["subject"], rule["object"]) for rule in data["rules"]] == [("user:eve", "tool:github/get_file")]
+
+
+def test_only_the_time_that_is_asked_for_counts(world: World) -> None:
+    for tool in ("get_a", "get_b"):
+        world.call("user:ann", f"tool:github/{tool}")
+    at_once(world.audit.close())
+    second = json.loads(world.log.read_text().splitlines()[2])["timestamp"]
+    for option, tool in (("--since", "get_b"), ("--until", "get_a")):
+        data = json.loads(world.suggest("--json", option, second).stdout)
+        assert [rule["object"] for rule in data["rules"]] == [f"tool:github/{tool}"]
+    assert world.suggest("--since", "yesterday").exit_code == 2
+
+
+def test_a_folder_with_something_in_it_is_never_written_to(world: World) -> None:
+    a_day_at_work(world)
+    result = world.suggest("-o", str(world.folder / "policies"))
+    assert (result.exit_code, "is not empty" in result.stderr) == (2, True)
+
+
+def test_a_present_policy_that_does_not_load_ends_with_3(world: World) -> None:
+    a_day_at_work(world)
+    write(world.folder / "policies", {"user_to_nhi.csv": "p, user:ann\n"})
+    result = world.suggest()
+    assert (result.exit_code, "user_to_nhi.csv:1:1: error[P102]" in result.stderr) == (3, True)
+
+
+# --- terms ------------------------------------------------------------------------------------------------------------
+
+TOOLS = "agent_to_tool"
+
+
+def rows_of(world: World, *more: str) -> list[str]:
+    """The rows of a suggestion, of all files."""
+    at_once(world.audit.close())
+    told = world.suggest(*more)
+    assert told.exit_code == 0, told.stderr
+    return [line for line in told.stdout.splitlines() if line.startswith("p, ")]
+
+
+def wider(world: World) -> list[str]:
+    """What a suggestion would allow that the present policy does not."""
+    out = world.folder / "out" / "policies"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    told = CliRunner().invoke(policy_diff, [str(world.folder), str(out.parent), "--json"])
+    found = json.loads(told.stdout)
+    regions = [str(region) for region in found["regions"] if region["change"] != "narrower"]
+    return [*regions, *found["notes"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "calls", "suggested"),
+    [
+        pytest.param(
+            "p, nhi:a, tool:s/*, use, -, -, args.repo == 'acme/site', allow",
+            ["get_a", "get_b"],
+            ["p, nhi:a, set:s-get, tools/call, -, -, args.repo == 'acme/site', allow"],
+            id="condition",
+        ),
+        pytest.param(
+            "#: id=q per=rule\n"
+            "p, nhi:*, tool:s/*, use, 2030-01-01T00:00:00Z, 9, \"args.repo in ['acme/site', 'x']\", allow",
+            ["get_a"],
+            ["p, nhi:a, tool:s/get_a, tools/call, 2030-01-01T00:00:00Z, 9, \"args.repo in ['acme/site', 'x']\", allow"],
+            id="all-at-once",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/get_*, use, -, -, -, allow\n"
+            "p, nhi:a, tool:s/*, use, 2030-01-01T00:00:00Z, -, true, allow",
+            ["get_a"],
+            ["p, nhi:a, tool:s/get_a, tools/call, -, -, -, allow"],
+            id="a-row-without-terms-is-enough",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/*, use, -, -, -, allow\np, nhi:a, tool:s/get_a, use, -, 9, args.x == 1, allow",
+            ["get_a"],
+            [
+                "p, nhi:a, tool:s/get_a, tools/call, -, -, -, allow",
+                "p, nhi:a, tool:s/get_a, tools/call, -, 9, args.x == 1, allow",
+            ],
+            id="a-limit-counts-beside-a-row-without-one",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/get_a, use, -, -, -, allow\np, nhi:a, tool:s/get_b, use, -, -, -, allow\n"
+            "p, nhi:a, tool:s/get_c, use, -, -, -, allow",
+            ["get_a", "get_b", "get_c"],
+            ["p, nhi:a, set:s-get, tools/call, -, -, -, allow"],
+            id="no-pattern-beyond-exact-rows",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/get_*, use, -, -, -, allow",
+            ["get_a", "get_b", "get_c"],
+            ["p, nhi:a, tool:s/get_*, tools/call, -, -, -, allow"],
+            id="a-pattern-within-a-pattern",
+        ),
+    ],
+)
+def test_terms_of_the_rows_that_allowed_a_call_are_kept(
+    tmp_path: Path, rows: str, calls: list[str], suggested: list[str]
+) -> None:
+    world = World(tmp_path, {TOOLS: rows + "\n"})
+    for tool in calls:
+        assert world.call("nhi:a", f"tool:s/{tool}", args=ACME)
+    assert rows_of(world, "--no-patterns" if "set:" in suggested[0] and len(calls) < 3 else "--patterns") == suggested
+    assert wider(world) == []
+
+
+def test_with_drop_terms_a_suggestion_says_whose_terms_it_leaves_out(world: World) -> None:
+    a_day_at_work(world)
+    told = world.suggest("--drop-terms").stdout
+    assert "# rested on researcher-reads, whose terms are not carried over: when args.repo.startsWith('acme/')" in told
+    assert "p, nhi:researcher, set:github-tools, tools/call, -, -, -, allow" in told
+    assert "no-deletes" not in told
+
+
+def test_a_day_at_work_is_suggested_without_widening(world: World) -> None:
+    a_day_at_work(world)
+    assert wider(world) == []
+
+
+def test_what_the_present_policy_no_longer_allows_is_not_taken_but_when_asked_for(world: World) -> None:
+    world.call("nhi:pay-ledger", "tool:bank/get_a")
+    world.call("user:ann", "tool:github/get_file")
+    write(world.folder / "policies", {"agent_to_tool.csv": "p, nhi:pay-*, tool:bank/*, use, -, -, -, allow\n"})
+    kept, deny = rows_of(world)
+    assert kept == "p, nhi:pay-ledger, tool:bank/get_a, tools/call, -, -, -, allow"
+    assert deny == "p, *, tool:*/delete_*, tools/call, -, -, -, deny"
+    assert "1 call that the present policy no longer allows" in world.suggest().stderr
+    assert len(rows_of(world, "--drop-terms")) == 2
+
+
+def test_a_role_that_a_token_granted_stays_a_condition(tmp_path: Path) -> None:
+    world = World(tmp_path, {TOOLS: "p, role:corp/eng, tool:s/*, use, -, -, args.repo == 'acme/site', allow\n"})
+    ann = Principal("user:ann", "", frozenset({"role:corp/eng"}))
+    assert world.call("user:ann", "tool:s/get", args=ACME, by=(ann,))
+    asked = "has_role(principal, 'role:corp/eng') && (args.repo == 'acme/site')"
+    assert rows_of(world) == [f'p, user:ann, tool:s/get, tools/call, -, -, "{asked}", allow']
+    out = tmp_path / "out"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    suggested = engine(out, {})
+    question = Question("tool:s/get", "tools/call", "s", "get", ACME)
+    assert suggested.decide((ann,), question, 0.0).allowed
+    assert not suggested.decide(chain("user:ann"), question, 0.0).allowed
+
+
+def test_roles_that_kept_conditions_and_denies_ask_for_go_along(tmp_path: Path) -> None:
+    rules = {
+        TOOLS: "p, nhi:a, tool:s/*, use, -, -, \"has_role(principal, 'role:day')\", allow\n",
+        "guardrails": "#: id=no\np, role:blocked, set:risky, use, -, -, -, deny\n",
+        "roles": "g, nhi:a, role:in\ng, role:in, role:day\ng, nhi:b, role:blocked\ng2, tool:s/x, set:risky\n",
+    }
+    world = World(tmp_path, rules)
+    assert world.call("nhi:a", "tool:s/x")
+    at_once(world.audit.close())
+    told = world.suggest().stdout.splitlines()
+    assert [line for line in told if line.startswith(("g, ", "g2, "))] == [
+        "g, nhi:b, role:blocked",
+        "g, role:in, role:day",
+        "g, nhi:a, role:in",
+        "g2, tool:s/x, set:risky",
+    ]
+    assert wider(world) == []
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+LINK = {"kind": "agent_to_tool", "action": "tools/call", "decision": "allow", "rules": ["r"]}
+RECORD: dict[str, Any] = {
+    "event": "decision",
+    "timestamp": "2026-11-27T12:00:00.000000Z",
+    "decision_id": "d-1",
+    "chain": ["nhi:a"],
+    "object": "tool:s/t",
+    "action": "tools/call",
+    "reason": None,
+    "enforcement": "enforce",
+    "links": [LINK],
+}
+DENIED = LINK | {"decision": "deny", "rules": []}
+FORBIDDEN = LINK | {"decision": "deny", "rules": ["no"]}
+GUARD = FORBIDDEN | {"kind": "guardrail"}
+REFUSED = {"event": "refusal", "links": [DENIED], "reason": "no-matching-rule"}
+SHADOW = {"enforcement": "shadow", "links": [DENIED]}
+
+
+@pytest.mark.parametrize(
+    ("change", "denied", "counted"),
+    [
+        ({}, False, "taken"),
+        ({"enforcement": "shadow"}, False, "taken"),
+        (SHADOW, False, "taken"),
+        (SHADOW | {"links": [FORBIDDEN]}, True, "denied-by-rule"),
+        (SHADOW | {"links": [LINK, GUARD]}, True, "denied-by-rule"),
+        (REFUSED, False, "no-rule"),
+        (REFUSED, True, "taken"),
+        (REFUSED | {"reason": "denied-by-rule", "links": [FORBIDDEN]}, True, "denied-by-rule"),
+        (REFUSED | {"reason": "condition-false"}, True, "refused"),
+        ({"event": "refusal", "reason": "rate-limited"}, True, "refused"),
+        ({"reason": "no-matching-rule", "links": [DENIED]}, False, "no-rule"),
+        ({"action": "initialize", "object": "nhi:s"}, True, "session"),
+        ({"action": "notifications/cancelled", "object": "nhi:s"}, True, "session"),
+        ({"chain": [], "links": []}, True, "no-question"),
+        ({"object": None}, True, "no-question"),
+        ({"links": "x"}, True, "no-question"),
+        ({"timestamp": "soon"}, True, "unreadable"),
+    ],
+)
+def test_what_of_a_log_counts_as_used(change: dict[str, Any], denied: bool, counted: str) -> None:
+    evidence = read([RECORD | change], SuggestQuery(denied=denied))
+    assert evidence.counts[counted] == 1
+    assert bool(evidence.traces) is (counted == "taken")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"chain": ["user:x", "nhi:a"]}, "its links do not fit its chain"),
+        ({"links": [LINK | {"action": "prompts/get"}]}, "its links do not fit its chain"),
+        ({"links": [LINK | {"kind": "guardrail"}]}, "its links do not fit its chain"),
+        ({"chain": ["role:admin"]}, "a role is no caller"),
+        ({"object": "set:all"}, "a set is no object of a call"),
+        ({"object": "tool:s/t*"}, "a name with * cannot be written exactly"),
+        ({"chain": ["nhi:*"]}, "a name with * cannot be written exactly"),
+        ({"action": "use", "links": [LINK | {"action": "use"}]}, "no action of a call"),
+        ({"action": "tools/cal", "links": [LINK | {"action": "tools/cal"}]}, 'action "tools/cal" is unknown'),
+    ],
+)
+def test_what_cannot_be_a_rule_is_left_out_and_told(change: dict[str, Any], why: str) -> None:
+    evidence = read([RECORD | change])
+    assert not evidence.traces
+    assert list(evidence.left_out.values()) == [(1, "d-1")]
+    assert next(iter(evidence.left_out)).startswith(why)
+
+
+def test_every_link_of_a_call_is_a_use_of_its_kind() -> None:
+    lends = {"action": "delegate", "decision": "allow", "rules": []}
+    links = [lends | {"kind": "user_to_nhi"}, lends | {"kind": "nhi_to_nhi"}, LINK]
+    evidence = read([RECORD | {"chain": ["user:u", "nhi:a", "nhi:b"], "links": links}])
+    assert {tuple(triple) for triple in evidence.traces} == {
+        ("user_to_nhi", "user:u", "nhi:a", "delegate"),
+        ("nhi_to_nhi", "nhi:a", "nhi:b", "delegate"),
+        ("agent_to_tool", "nhi:b", "tool:s/t", "tools/call"),
+    }
+
+
+def test_lines_that_are_no_records_are_counted() -> None:
+    evidence = UsageEvidence()
+    evidence.read([b"{", b"[]\n", b"\n", b"\xff"], SuggestQuery(), "log")
+    assert (evidence.counts["lines"], evidence.counts["unreadable"]) == (4, 3)
+
+
+def test_more_than_memory_is_meant_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_TRIPLES", 1)
+    with pytest.raises(SettingsError, match="more than 1 distinct uses"):
+        read([RECORD, RECORD | {"object": "tool:s/u"}])
+
+
+@pytest.mark.parametrize(
+    ("action", "obj", "more"),
+    [("message/send", "nhi:b", "push/set"), ("subscriptions/listen", "nhi:s", "resources/read")],
+)
+def test_what_a_call_asked_besides_is_told_and_not_silently_forgotten(action: str, obj: str, more: str) -> None:
+    link = {"kind": "nhi_to_nhi", "decision": "allow", "rules": ["r"]}
+    guarded = {"kind": "guardrail", "action": action, "decision": "allow", "rules": []}
+    links = [{**link, "action": action}, guarded, {**link, "action": more}, {**guarded, "action": more}]
+    asked = RECORD | {"object": obj, "action": action}
+    evidence = read([asked | {"links": links}])
+    assert evidence.left_out == {"it asked several things, and its record names the first only": (1, "d-1")}
+    assert not read([asked | {"links": links[:2]}]).left_out
+
+
+def test_a_folder_that_cannot_be_written_is_told(world: World) -> None:
+    a_day_at_work(world)
+    result = world.suggest("-o", "/proc/nowhere/policies")
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
+
+
+def test_a_left_out_record_makes_the_answer_incomplete(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(json.dumps(RECORD | change) for change in ({}, {"object": "tool:s/x*"})))
+    result = CliRunner().invoke(suggest, [str(log), "-c", str(REPOSITORY / "nowhere.yaml"), "--drop-terms"])
+    assert (result.exit_code, "1 record left out" in result.stderr) == (1, True)
+    assert "p, nhi:a, tool:s/t, tools/call" in result.stdout
+
+
+def read(records: list[dict[str, Any]], wanted: SuggestQuery = SuggestQuery()) -> UsageEvidence:  # noqa: B008 - frozen
+    evidence = UsageEvidence()
+    evidence.read([json.dumps(record).encode() for record in records], wanted, "log")
+    return evidence
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["tool:s/get_a", "tool:s/get_b"], "tool:s/get_*"),
+        (["tool:s/get_item", "tool:s/get_issue"], "tool:s/get_*"),
+        (["tool:s/get_issue", "tool:s/list_issue"], "tool:s/*_issue"),
+        (["tool:s/get_a_issue", "tool:s/get_b_issue"], "tool:s/get_*_issue"),
+        (["tool:s/get_x", "tool:s/get_x_x"], "tool:s/get_*"),
+        (["tool:s/get", "tool:s/put"], ""),
+        (["tool:listed/get", "tool:listed/put"], "tool:listed/*"),
+        (["tool:s-one/get_a", "tool:s-two/get_a"], ""),
+        (["tool:s/get_a", "prompt:s/get_a"], ""),
+        (["nhi:pay-a", "nhi:pay-b"], "nhi:pay-*"),
+        (["nhi:ann", "nhi:ben"], ""),
+        (["resource:s/repo://acme/x", "resource:s/repo://acme/y"], "resource:s/repo://acme/*"),
+        (["resource:s/file:///etc/x", "resource:s/file:///var/y"], ""),
+        (["resource:listed/file:///etc/x", "resource:listed/file:///var/y"], ""),
+    ],
+)
+def test_a_pattern_stays_on_one_server_and_ends_between_words(names: list[str], pattern: str) -> None:
+    assert pattern_of(names, TOOL, {"listed"}) == pattern
+
+
+def test_names_say_what_members_have_in_common_and_never_clash() -> None:
+    taken = {"role:pay-agents", "role:suggested-1"}
+    both = frozenset({"nhi:pay-a", "nhi:pay-b"})
+    assert role_name(both, taken) == "role:pay-agents-2"
+    assert role_name(both, taken) == "role:pay-agents-3"
+    assert role_name(frozenset({"nhi:a", "user:b"}), taken) == "role:suggested-2"
+    assert role_name(frozenset({"user:acme/ann", "user:acme/ben"}), taken) == "role:acme-users"
+    assert set_name(frozenset({"tool:s/a", "tool:t/b"}), "nhi:planner", taken) == "set:planner-tools"
+    assert set_name(frozenset({"tool:s/get_a", "tool:s/get_b"}), "nhi:planner", taken) == "set:s-get"
+    assert set_name(frozenset({"tool:s-1/a", "tool:s-2/b"}), "role:pay-agents", taken) == "set:pay-agents-tools"
+    assert set_name(frozenset({"tool:s/a", "tool:s/b"}), "nhi:planner", taken) == "set:s-tools"
+    assert role_name(frozenset({"nhi:ops-agent-1", "nhi:ops-agent-2"}), taken) == "role:ops-agents"
+    draft = RuleDraft(TOOL, both, frozenset({"tool:s/a"}), ("tools/call",), "tool:s/a")
+    first, second = (rule_id(draft, "role:pay-agents", "tool:s/a", taken) for _ in range(2))
+    assert first == "suggested-pay-agents-s-a" and second.startswith(f"{first}-")
+    assert len(rule_id(draft, "nhi:" + "x" * 256, "tool:s/" + "y" * 128, taken)) <= 128
+
+
+def test_a_role_that_tokens_may_grant_is_not_reused(tmp_path: Path) -> None:
+    roles = "g, user:ann, role:corp/eng\ng, user:ben, role:corp/eng\n"
+    world = World(tmp_path, POLICY | {"roles": POLICY["roles"] + roles})
+    a_day_at_work(world)
+    data = json.loads(world.suggest("--json").stdout)
+    assert data["reused"] == ["role:engineers"]
+
+
+@pytest.mark.parametrize(
+    ("text", "objects", "servers"),
+    [
+        ("git: [a, resource:git/x://y]", {"nhi:git", "tool:git/a", "resource:git/x://y"}, {"git"}),
+        ('{"git": [{"name": "a", "description": "x"}]}', {"nhi:git", "tool:git/a"}, {"git"}),
+        ("[tool:git/a, nhi:bot]", {"tool:git/a", "nhi:bot"}, set[str]()),
+    ],
+)
+def test_a_catalogue_lists_what_exists(tmp_path: Path, text: str, objects: set[str], servers: set[str]) -> None:
+    path = tmp_path / "catalogue.yaml"
+    path.write_text(text)
+    found = read_catalogue(path)
+    assert (found.objects, found.servers) == (objects, servers)
+
+
+def test_a_catalogue_in_json_may_be_indented_with_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "catalogue.json"
+    path.write_text('{\n\t"git": ["a"]\n}\n')
+    assert read_catalogue(path).objects == {"nhi:git", "tool:git/a"}
+
+
+@pytest.mark.parametrize("text", ["git: a", "git: [1]", "git: ['a b']", "Git: [a]", "[set:x]", "just text", "[a]"])
+def test_a_catalogue_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "catalogue.yaml"
+    path.write_text(f"{text}\n")
+    with pytest.raises(SettingsError, match=r"catalogue\.yaml:1:\d+: error\[W302\]"):
+        read_catalogue(path)
+
+
+def test_every_nhi_is_a_known_object_too() -> None:
+    known = Known.of(["nhi:a", "user:b"], ["tool:s/t"])
+    assert known.objects == ("nhi:a", "tool:s/t")
+    assert known.fitting("nhi:*") == ["nhi:a"]

@@ -1,0 +1,114 @@
+"""How do these tests get evidence? The engine that serves decides, and the audit that serves writes it down."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sidecar.audit import Audit, AuditKey
+from sidecar.errors import Reason, Refusal
+from sidecar.policy import Engine
+from sidecar.policy_tools.audit_records import is_session, question_of
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.vocabulary import Call, Caller, Credential, Decision, Principal
+from tests.at_once import at_once
+
+KEY = AuditKey.from_secret(bytes(range(32)))
+OTHER_KEY = AuditKey.from_secret(bytes(range(1, 33)))
+NOW_S = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+
+
+class Clock:
+    """Both clocks, a second further at each look."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def time(self) -> float:
+        return NOW_S + next(self._ticks) / 1000
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+def numbered_ids() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"id-{next(numbers):06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One call: of whom, on what, with what."""
+
+    chain: tuple[str, ...]
+    object: str
+    action: str = "tools/call"
+    args: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
+    """Of the first principal, from its token."""
+    scopes: tuple[str, ...] = ()
+
+    def principals(self) -> tuple[Principal, ...]:
+        first, *rest = self.chain
+        granted = Principal(first, "idp", frozenset(self.roles), frozenset(self.scopes))
+        return (granted, *(Principal(name, "idp", frozenset(), frozenset(self.scopes)) for name in rest))
+
+
+def write_policy(folder: Path, files: Mapping[str, str]) -> Path:
+    """A folder with `policies/`, from rows by the stem of their file."""
+    for stem, text in files.items():
+        path = folder / "policies" / f"{stem}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def engine_of(folder: Path) -> Engine:
+    return Engine(in_folder(folder).load())
+
+
+def record(
+    path: Path,
+    engine: Engine,
+    calls: Iterable[Sent],
+    *,
+    key: AuditKey = KEY,
+    clear: Mapping[str, Sequence[str]] | None = None,
+) -> list[Decision]:
+    """Decide the calls, and write what the sidecar writes: decision and outcome, or one refusal."""
+    clock = Clock()
+    audit = Audit.open(
+        path=path,
+        key=key,
+        durability="strict",
+        instance="one",
+        clock=clock,
+        new_id=numbered_ids(),
+        metrics=None,
+        clear_arguments=clear or {},
+    )
+    at_once(audit.control("start", "sidecar", version="1"))
+    decisions = []
+    for sent in calls:
+        question = question_of(sent.object, sent.action, sent.args, sent.meta)
+        chain = sent.principals()
+        ask = engine.enter if is_session(question) else engine.decide
+        decision = ask(chain, question, clock.time())
+        recording = audit.recording(protocol="mcp", peer="local")
+        recording.caller = Caller(chain, (Credential("jwt", "idp", "key"),))
+        recording.call = Call("mcp", "2026-07-28", question.server, sent.action, (question,))
+        recording.decision = decision
+        if decision.allowed:
+            at_once(recording.decided())
+            at_once(recording.outcome(http_status=200, bytes_out=2))
+        else:
+            at_once(recording.refused(Refusal(decision.reason or Reason.INTERNAL), http_status=403))
+        decisions.append(decision)
+    recording = audit.recording(protocol="mcp", peer="local")
+    at_once(recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401))
+    at_once(audit.close())
+    return decisions

@@ -1,0 +1,206 @@
+"""Is a task its owner's alone? (threats G1, G2)"""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.storage.task_owners import GRACE_S, MemoryOwnerStore, OwnerBounds, OwnerRecord, OwnerStoreOut, TaskOwners
+from sidecar.vocabulary import Caller, Principal, Question
+
+SEARCH = Question("tool:github/search/code", "tools/call", "github", "search/code", {"repo": "secret"})
+
+
+def caller(*names: str, issuer: str = "https://idp") -> Caller:
+    return Caller(tuple(Principal(name, issuer) for name in names), ())
+
+
+ALICE, BOB, NOBODY = caller("user:alice"), caller("user:bob"), caller("anonymous", issuer="")
+
+
+@dataclass
+class Clock:
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Kept:
+    clock: Clock = field(default_factory=Clock)
+    store: MemoryOwnerStore = field(default_factory=MemoryOwnerStore)
+
+    @property
+    def tasks(self) -> TaskOwners:
+        return TaskOwners(self.store, self.clock, b"secret", keep_s=1000.0, bounds=OwnerBounds(10, 20))
+
+    async def create(self, who: Caller = ALICE, task_id: str = "t", ttl_s: float | None = None) -> OwnerRecord:
+        return await self.tasks.created(who, "github", task_id, by=SEARCH, method="tools/call", ttl_s=ttl_s)
+
+    async def has(self, who: Caller, task_id: str = "t", server: str = "github") -> bool:
+        try:
+            await self.tasks.owned(who, server, task_id)
+        except Refusal as refusal:
+            assert (refusal.reason, refusal.detail, refusal.data) == (Reason.TASK_UNKNOWN, "", {})
+            return False
+        return True
+
+
+async def test_a_task_is_its_owners_and_nobody_elses() -> None:
+    kept = Kept()
+    record = await kept.create()
+    assert record.owner == ALICE.binding
+    others = (
+        BOB,
+        NOBODY,
+        caller("user:alice", issuer="https://other"),
+        caller("user:alice", "nhi:bot"),
+        Caller((), ()),
+    )
+    assert [await kept.has(who) for who in (ALICE, *others)] == [True, *[False] * len(others)]
+    assert not await kept.has(ALICE, server="jira")
+    assert [await kept.has(ALICE, task_id) for task_id in ("", "T", "t ", "x" * 1025)] == [False] * 4
+    with pytest.raises(Refusal):
+        await kept.tasks.owned(ALICE, "github", "t", namespace="a2a")
+
+
+async def test_what_created_it_is_remembered_without_its_arguments() -> None:
+    record = await Kept().create()
+    assert record.question == Question("tool:github/search/code", "tools/call", "github", "search/code")
+
+
+async def test_a_refreshed_token_of_the_same_chain_goes_on() -> None:
+    kept = Kept()
+    await kept.create()
+    assert await kept.has(Caller(ALICE.chain, (), expires_at=2000.0))
+
+
+async def test_a_task_never_changes_hands_nor_what_made_it() -> None:
+    kept = Kept()
+    first = await kept.create()
+    assert await kept.create() == first, "a replayed answer is no fault"
+    with pytest.raises(Refusal) as caught:
+        await kept.create(BOB)
+    assert caught.value.reason is Reason.RESPONSE_REFUSED
+    with pytest.raises(Refusal):
+        other = SEARCH._replace(object="tool:github/delete")
+        await kept.tasks.created(ALICE, "github", "t", by=other, method="tools/call", ttl_s=None)
+    assert (await kept.has(ALICE), await kept.has(BOB)) == (True, False)
+
+
+@pytest.mark.parametrize(("who", "task_id"), [(NOBODY, "t"), (ALICE, ""), (ALICE, "x" * 1025)])
+async def test_what_nobody_could_ask_for_is_not_created(who: Caller, task_id: str) -> None:
+    kept = Kept()
+    with pytest.raises(Refusal) as caught:
+        await kept.create(who, task_id)
+    assert caught.value.reason is Reason.RESPONSE_REFUSED
+    assert await kept.tasks.mine(who, "github", [task_id]) == {}
+
+
+async def test_anonymous_callers_may_not_ask_for_a_task() -> None:
+    await Kept().tasks.may_create(ALICE)
+    with pytest.raises(Refusal) as caught:
+        await Kept().tasks.may_create(NOBODY)
+    assert caught.value.reason is Reason.UNAUTHENTICATED
+
+
+async def test_it_lasts_as_long_as_its_server_says_and_no_longer_than_we_keep() -> None:
+    for ttl_s, lasts_s in ((10.0, 10 + GRACE_S), (0.0, GRACE_S), (-5.0, GRACE_S), (None, 1000), (9e9, 1000)):
+        kept = Kept()
+        await kept.create(ttl_s=ttl_s)
+        kept.clock.now_s += lasts_s - 1
+        assert await kept.has(ALICE)
+        kept.clock.now_s += 1
+        assert not await kept.has(ALICE)
+
+
+async def test_its_server_may_change_how_long_and_its_end_is_final() -> None:
+    kept = Kept()
+    record = await kept.create(ttl_s=10.0)
+    await kept.tasks.saw(record, "working", 500.0)
+    record = await kept.tasks.owned(ALICE, "github", "t")
+    assert (record.state, record.expires_at) == ("", 1500 + GRACE_S)
+    await kept.tasks.saw(record, "completed", None)
+    record = await kept.tasks.owned(ALICE, "github", "t")
+    assert (record.state, record.expires_at) == ("completed", 1500 + GRACE_S)
+    await kept.tasks.saw(record, "failed", None)
+    assert (await kept.tasks.owned(ALICE, "github", "t")).state == "completed"
+
+
+async def test_all_of_several_tasks_must_be_owned() -> None:
+    kept = Kept()
+    await kept.create(task_id="a")
+    await kept.create(BOB, "b")
+    assert len(await kept.tasks.all_owned(ALICE, "github", ["a", "a"])) == 1
+    with pytest.raises(Refusal):
+        await kept.tasks.all_owned(ALICE, "github", ["a", "b"])
+    assert (await kept.tasks.mine(ALICE, "github", ["a", "b", "c"])).keys() == {"a"}
+
+
+class Out(MemoryOwnerStore):
+    """A store that does not answer."""
+
+    async def find(self, *_: object) -> list[OwnerRecord]:
+        raise OwnerStoreOut("gone")
+
+    async def claim(self, *_: object) -> OwnerRecord | None:
+        raise OwnerStoreOut("gone")
+
+    async def has_room(self, *_: object) -> bool:
+        raise OwnerStoreOut("gone")
+
+    async def amend(self, *_: object) -> None:
+        raise OwnerStoreOut("gone")
+
+
+async def test_without_its_store_nobody_has_a_task() -> None:
+    kept = Kept(store=Out())
+    record = await Kept().create()
+    for asked in (
+        kept.tasks.owned(ALICE, "github", "t"),
+        kept.tasks.mine(ALICE, "github", ["t"]),
+        kept.tasks.may_create(ALICE),
+        kept.create(),
+        kept.tasks.saw(record, "failed", None),
+    ):
+        with pytest.raises(Refusal) as caught:
+            await asked
+        assert caught.value.reason is Reason.STORE_UNAVAILABLE
+
+
+async def test_when_there_is_no_room_the_call_is_refused_before_it_goes() -> None:
+    kept = Kept()
+    for number in range(20):
+        await kept.create(caller(f"user:{number}"), str(number))
+    for asked in (kept.tasks.may_create(ALICE), kept.create()):
+        with pytest.raises(Refusal) as caught:
+            await asked
+        assert caught.value.reason is Reason.TOO_MANY_CONCURRENT
+
+
+async def test_what_its_owner_goes_on_with_is_kept_from_then_on() -> None:
+    """Else a conversation that is in use would one day be whoever's names it first."""
+    kept = Kept()
+    record = await kept.create()
+    for _ in range(5):
+        kept.clock.now_s += 900.0
+        await kept.create()
+        assert (await kept.tasks.owned(ALICE, "github", "t")).created_at == record.created_at
+    with pytest.raises(Refusal):
+        await kept.create(BOB)
+    record = await kept.tasks.owned(ALICE, "github", "t")
+    kept.clock.now_s += 100.0
+    await kept.tasks.used(record)
+    assert (await kept.tasks.owned(ALICE, "github", "t")).expires_at == record.expires_at, "not at each word"
+
+
+async def test_a_task_is_anothers_only_where_that_is_on_record() -> None:
+    kept = Kept()
+    await kept.create(BOB)
+    asked = [(ALICE, "t"), (BOB, "t"), (ALICE, "none")]
+    assert [await kept.tasks.is_anothers(who.binding, "github", name, namespace="mcp") for who, name in asked] == [
+        True,
+        False,
+        False,
+    ]

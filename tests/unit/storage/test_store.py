@@ -1,0 +1,434 @@
+"""Does every store keep the same promises, of every kind of record? And does the file keep its own?"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.app.loader import run_at
+from sidecar.errors import SettingsError
+from sidecar.limits import open_store
+from sidecar.settings.store import StoreSettings
+from sidecar.storage import (
+    AddedRecord,
+    RecordBounds,
+    RecordCodec,
+    RecordKind,
+    RecordPage,
+    RecordShare,
+    RecordStoreOut,
+    RedisRecordStore,
+    SqliteRecordStore,
+    check_file,
+)
+from sidecar.tasks.api.task_record import TASKS
+from sidecar.tasks.programs.run_record import RUNS
+from tests.unit.storage.worlds import ALL, ROOM, SHARE, SORTS, Sort, World, after, opened
+from tests.valkey import Valkey
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=SORTS)
+async def world(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    sort = SORTS[request.param]
+    async with opened(how, sort.kind, tmp_path, lambda: request.getfixturevalue("valkey")) as store:
+        yield World(store, sort)
+        await store.close()
+        await store.close()
+
+
+async def test_what_is_kept_is_found(world: World) -> None:
+    made = world.made("1")
+    assert await world.store.take("me", 0.0, 1.0, SHARE) == []
+    assert await world.store.get("1") is None
+    assert await world.add("1") is AddedRecord.KEPT
+    assert await world.store.get("1") == made
+    assert await world.store.counts() == {made.standing: 1}
+
+
+async def test_an_id_is_taken_once_whoever_wants_it_and_however_full_it_is(world: World) -> None:
+    wanted = [world.store.add(world.made("1", owner), owner, 10.0, ROOM) for owner in ("alice", "bob", "carol")]
+    answers = await asyncio.gather(*wanted)
+    assert sorted(answers, key=str) == [AddedRecord.KEPT, AddedRecord.KNOWN, AddedRecord.KNOWN]
+    first = await world.store.get("1")
+    await world.store.replace(world.done(first))
+    assert await world.store.add(first, "me", 10.0, RecordBounds(1, 1, 0)) is AddedRecord.KNOWN, (
+        "and nothing gives way to it"
+    )
+    assert await world.store.get("1") == world.done(first)
+    assert await world.store.counts() == {world.done(first).standing: 1}
+
+
+async def test_of_two_who_change_one_revision_the_first_has_it(world: World) -> None:
+    await world.add("1")
+    changes = [after(world.made("1"), expires_at=200.0 + n) for n in range(20)]
+    assert sum(await asyncio.gather(*map(world.store.replace, changes))) == 1
+    assert not await world.store.replace(after(world.made("1")))
+    assert not await world.store.replace(after(world.made("unknown")))
+
+
+async def test_a_page_holds_an_owners_own_newest_first(world: World) -> None:
+    for at, name in enumerate("abc"):
+        await world.add(name, at=at)
+    await world.add("d", "bob")
+    await world.store.replace(world.done(world.made("b", at=1)))
+    assert await world.page("alice", ALL) == (["c", "b", "a"], 3)
+    assert await world.page("alice", ALL._replace(limit=1, offset=1)) == (["b"], 3)
+    assert await world.page("alice", ALL._replace(standing=world.done(world.made("b")).standing)) == (["b"], 1)
+    assert await world.page("alice", RecordPage(("writer",))) == ([], 0)
+    assert await world.page("alice", RecordPage(())) == ([], 0)
+    assert await world.page("carol", ALL) == ([], 0)
+    assert await world.page("", ALL) == ([], 0), "nobody is not everybody"
+
+
+async def test_a_page_of_everybodys_is_in_order_whatever_became_of_them(world: World) -> None:
+    room = RecordBounds(10, 20)
+    for at, name in enumerate("abcdef"):
+        await world.add(name, name, at=at, target="writer" if name == "c" else "researcher", room=room)
+    for name in "ebd":
+        standing = await world.store.get(name)
+        await world.store.replace(world.at_work(standing))
+    await world.store.replace(world.done(world.at_work(world.made("d", "d", at=3))))
+    both = RecordPage(("researcher", "writer", "researcher", "nobody"))
+    new, at_work = world.made("x"), world.at_work(world.made("x"))
+    assert await world.page(None, both) == (["f", "e", "d", "c", "b", "a"], 6)
+    assert await world.page(None, both._replace(limit=2, offset=3)) == (["c", "b"], 6)
+    assert await world.page(None, both._replace(offset=6)) == ([], 6)
+    assert await world.page(None, ALL) == (["f", "e", "d", "b", "a"], 5)
+    assert await world.page(None, both._replace(standing=at_work.standing)) == (["e", "b"], 2)
+    assert await world.page(None, both._replace(standing=new.standing)) == (["f", "c", "a"], 3)
+    assert await world.page(None, both._replace(standing=world.done(at_work).standing)) == (["d"], 1)
+    assert await world.page(None, RecordPage(())) == ([], 0)
+    await world.store.sweep(1000.0)
+    assert await world.page(None, both) == (["f", "e", "c", "b", "a"], 5)
+
+
+async def test_a_page_far_back_begins_where_it_should(world: World) -> None:
+    room, count = RecordBounds(1000, 1000), 260
+    times = [float(number // 9) if number < 200 else 1e9 + number / 7 for number in range(count)]
+    made = [world.made(f"{n:03}", at=at, target=("writer", "researcher")[n % 2]) for n, at in enumerate(times)]
+    assert set(await asyncio.gather(*(world.store.add(one, "me", 10.0, room) for one in made))) == {AddedRecord.KEPT}
+    await asyncio.gather(*(world.store.replace(world.done(one)) for one in made[::3]))
+    newest = [one.id for one in reversed(made)]
+    for offset in (0, 59, 60, 61, 100, 101, 150, 230, 259, 260, 1000):
+        found, total = await world.page(None, RecordPage(("researcher", "writer"), None, 50, offset))
+        assert total == count and found == newest[offset : offset + 50]
+
+
+async def test_an_owner_has_room_as_long_as_something_of_theirs_is_done(world: World) -> None:
+    for name in "abc":
+        assert await world.add(name) is AddedRecord.KEPT
+    assert await world.add("d") is AddedRecord.FULL
+    await world.store.replace(world.done(world.made("b")))
+    assert await world.add("d") is AddedRecord.KEPT
+    assert await world.store.get("b") is None
+    assert {await world.add("x", "bob"), await world.add("y", "bob")} == {AddedRecord.KEPT}
+    assert await world.add("z", "carol") is AddedRecord.FULL, "as many as there may be in all"
+
+
+async def test_of_a_target_so_many_are_kept_that_are_done_and_the_oldest_give_way(world: World) -> None:
+    room = RecordBounds(10, 20, done_per_target=2)
+    for at, name in enumerate("abcdef"):
+        await world.add(name, at=at, target="writer" if name == "a" else "researcher", room=room)
+        if name != "c":
+            await world.store.replace(world.done(await world.store.get(name)))
+    assert await world.page("alice", ALL) == (["f", "e", "d", "c"], 4), "one gives way when another is added"
+    await world.add("g", at=6.0, room=room)
+    assert await world.page("alice", RecordPage(("researcher", "writer"))) == (["g", "f", "e", "c", "a"], 5)
+    await world.add("h", "bob", at=7.0, room=room._replace(done_per_target=0))
+    assert await world.page(None, ALL) == (["h", "g", "c"], 3), "what is not done stays, and whose it was is the same"
+
+
+async def test_of_a_target_with_too_many_the_oldest_of_who_has_most_give_way(world: World) -> None:
+    """One who orders without end pushes out their own, and nobody else's."""
+    room = RecordBounds(20, 30, done_per_target=6)
+
+    async def one(name: str, owner: str, at: float) -> None:
+        await world.add(name, owner, at=at, room=room)
+        await world.store.replace(world.done(await world.store.get(name)))
+
+    for at, (name, owner) in enumerate([("v1", "victim"), ("v2", "victim"), ("w1", "other"), ("w2", "other")]):
+        await one(name, owner, float(at))
+    for number in range(9):
+        await one(f"f{number}", "flooder", 10.0 + number)
+    assert await world.page(None, ALL) == (["f8", "f7", "f6", "w2", "w1", "v2", "v1"], 7)
+    again = world.at_work(await world.store.get("f8"))
+    await world.store.reopen(again, "me", 50.0)
+    await one("v3", "victim", 30.0)
+    await world.add("w3", "other", at=31.0, room=room)
+    assert await world.page(None, ALL) == (["w3", "v3", "f8", "f7", "f6", "w2", "w1", "v2"], 8), (
+        "what goes on is not done"
+    )
+    await world.store.sweep(1000.0)
+    assert await world.page(None, ALL) == (["w3", "f8"], 2)
+    for name in ("f8", "w3"):
+        await world.store.replace(world.done(await world.store.get(name)))
+    await world.add("x1", at=40.0, room=room._replace(done_per_target=1))
+    assert await world.page(None, ALL) == (["x1", "w3"], 2), "of those who have as many it is whose oldest is older"
+
+
+async def test_beyond_the_bound_of_all_the_oldest_of_who_has_most_that_are_done_give_way(world: World) -> None:
+    """Nobody's many keep another out."""
+    room = RecordBounds(4, 6)
+    for at, (name, owner) in enumerate([("v1", "victim"), *((f"f{n}", "flooder") for n in range(4)), ("w1", "other")]):
+        await world.add(name, owner, at=at, target="writer" if name == "f1" else "researcher", room=room)
+        if name != "w1":
+            await world.store.replace(world.done(await world.store.get(name)))
+    both = RecordPage(("researcher", "writer"))
+    assert await world.add("n1", "new", at=6.0, room=room) is AddedRecord.KEPT
+    assert await world.add("n2", "new", at=7.0, target="writer", room=room) is AddedRecord.KEPT
+    assert await world.page(None, both) == (["n2", "n1", "w1", "f3", "f2", "v1"], 6)
+    assert await world.add("n3", "new", at=8.0, room=room._replace(total=4)) is AddedRecord.KEPT, (
+        "as many as are too many"
+    )
+    assert await world.page(None, both) == (["n3", "n2", "n1", "w1"], 4)
+    assert await world.add("x", "victim", at=9.0, room=room._replace(total=4)) is AddedRecord.FULL, "nothing is done"
+
+
+async def test_what_is_done_goes_on_only_if_that_is_said(world: World) -> None:
+    await world.add("a", by="one")
+    done = world.done(world.made("a"))
+    again = world.at_work(done)
+    assert not await world.store.reopen(world.at_work(world.made("a")), "two", 30.0), "it is not done"
+    assert await world.store.replace(done)
+    assert not await world.store.replace(again)
+    assert not await world.store.reopen(after(done), "two", 30.0), "it would not go on"
+    assert not await world.store.reopen(after(again), "two", 30.0), "that is not what is there"
+    assert await world.store.reopen(again, "two", 30.0)
+    assert await world.store.sweep(1000.0) == 0
+    assert await world.store.counts() == {again.standing: 1}
+    assert await world.store.take("one", 12.0, 22.0, SHARE) == [], "another has it"
+    assert await world.store.take("two", 12.0, 22.0, SHARE) == [again]
+    assert await world.store.replace(world.done(again)) and await world.store.sweep(1000.0) == 1
+    assert not await world.store.reopen(after(again), "two", 30.0), "it was forgotten"
+
+
+async def test_what_nobody_holds_any_more_is_taken_by_one(world: World) -> None:
+    store = world.store
+    for name in "abc":
+        await world.add(name, by="one")
+    await store.replace(world.done(world.made("b")))
+    assert await store.take("two", 5.0, 20.0, SHARE) == []
+    assert {one.id for one in await store.take("one", 5.0, 12.0, SHARE)} == {"a", "c"}, "what is mine is mine again"
+    assert await store.take("two", 11.0, 20.0, SHARE) == []
+    taken = await asyncio.gather(*(store.take(f"n{n}", 13.0, 20.0, RecordShare(1, 1)) for n in range(5)))
+    assert sorted(one.id for some in taken for one in some) == ["a", "c"]
+    await store.let_go("n0")
+    await store.let_go("n1")
+    assert {one.id for one in await store.take("two", 13.0, 20.0, SHARE)} == {"a", "c"}
+
+
+async def test_who_held_it_by_a_clock_that_was_hours_ahead_holds_it_no_more(world: World) -> None:
+    await world.store.add(world.made("a"), "ahead", 50_000.0, ROOM)
+    await world.store.add(world.made("b"), "somewhat ahead", 24.0, ROOM)
+    assert [one.id for one in await world.store.take("two", 5.0, 15.0, SHARE)] == ["a"]
+
+
+async def test_nobody_takes_more_of_one_owner_than_their_share(world: World) -> None:
+    store, room = world.store, RecordBounds(10, 20)
+    for n in range(6):
+        await store.add(world.made(f"a{n}", at=float(n)), "me" if n > 3 else "", 0.0, room)
+    await store.add(world.made("b0", "bob", at=9.0), "", 0.0, room)
+    taken = await store.take("me", 5.0, 12.0, RecordShare(total=4, per_owner=3))
+    assert [one.id for one in taken] == ["a4", "a5", "a0", "b0"], "what is mine first, then the oldest"
+    assert [one.id for one in await store.take("me", 5.0, 12.0, RecordShare(total=2, per_owner=3))] == ["a0", "a4"]
+    assert {one.id for one in await store.take("two", 5.0, 12.0, SHARE)} == {"a1", "a2", "a3"}
+
+
+async def test_what_is_known_as_it_is_is_held_and_not_told(world: World) -> None:
+    store = world.store
+    for name in "abc":
+        await world.add(name)
+    changed = world.at_work(world.made("b"))
+    assert await store.replace(changed)
+    known = {"a": world.made("a").revision, "b": world.made("b").revision, "another": 7}
+    assert [one.id for one in await store.take("me", 5.0, 30.0, SHARE, known)] == ["b", "c"]
+    assert await store.take("two", 25.0, 40.0, SHARE) == [], "all of them are held"
+
+
+async def test_what_is_done_is_forgotten_in_its_time_and_what_is_not_never(world: World) -> None:
+    await world.add("a", until=10.0)
+    await world.add("b", until=10.0)
+    await world.store.replace(world.done(world.made("a"))._replace(expires_at=20.0))
+    assert await world.store.sweep(19.0) == 0, "when it is done says how long it is kept"
+    assert await world.store.sweep(20.0) == 1
+    assert await world.store.get("a") is None and await world.store.get("b") is not None
+    assert await world.store.counts() == {world.made("b").standing: 1}
+
+
+@pytest.mark.parametrize("sort", SORTS.values(), ids=[*SORTS])
+@pytest.mark.parametrize("how", ["file", "redis"])
+async def test_what_cannot_be_read_is_no_others_trouble(
+    how: str, sort: Sort, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A newer version may have put it there, as replicas do where they are changed one after the other."""
+    newer = replace(sort.kind, codec=RecordCodec(lambda _: b'{"state": "paused"}', sort.kind.codec.decode))
+    path = tmp_path / "odd"
+    path.mkdir()
+    async with opened(how, sort.kind, path, lambda: request.getfixturevalue("valkey")) as store:
+        world = World(store, sort)
+        await world.add("good")
+        store._kind = newer  # type: ignore[attr-defined]
+        await world.add("odd")
+        assert [one.id for one in await store.take("me", 5.0, 12.0, SHARE)] == ["good"]
+        assert await world.page("alice", ALL) == (["good"], 2)
+        assert await world.page(None, ALL) == (["good"], 2)
+        with pytest.raises(RecordStoreOut):
+            await store.get("odd")
+        await store.close()
+
+
+async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
+    shared = open_store(StoreSettings(url="unix:///nowhere.sock"), time.time)
+    store = RedisRecordStore(partial(run_at, shared), TASKS)
+    with pytest.raises(RecordStoreOut):
+        await store.get("1")
+    assert not store.up
+    await shared.close()
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sort", SORTS.values(), ids=[*SORTS])
+async def test_a_file_is_there_with_its_first_record_and_only_its_owner_reads_it(sort: Sort, tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    store = SqliteRecordStore(path, sort.kind)
+    assert await store.counts() == {} and await store.sweep(1.0) == 0
+    await store.let_go("me")
+    assert not path.exists()
+    world = World(store, sort)
+    await world.add("1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await store.close()
+    check_file(path, sort.kind)
+    again = SqliteRecordStore(path, sort.kind)
+    assert await again.get("1") == world.made("1")
+    await again.close()
+
+
+@pytest.mark.parametrize(("kind", "code"), [(TASKS, "T103"), (RUNS, "T105")])
+async def test_a_file_that_is_none_stops_the_start_and_is_out_while_it_runs(
+    kind: RecordKind[Any], code: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "kept.sqlite"
+    path.write_text("something else" * 20)
+    with pytest.raises(SettingsError, match=code):
+        check_file(path, kind)
+    store = SqliteRecordStore(path, kind)
+    with pytest.raises(RecordStoreOut):
+        await store.get("1")
+    assert not store.up
+    await store.close()
+
+
+async def test_a_file_of_another_kind_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    store = SqliteRecordStore(path, TASKS)
+    await World(store, SORTS["tasks"]).add("1")
+    await store.close()
+    with pytest.raises(SettingsError, match="T105"):
+        check_file(path, RUNS)
+
+
+async def test_a_file_of_the_version_before_gets_what_is_derived_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    before = World(SqliteRecordStore(path, TASKS), SORTS["tasks"])
+    for name in "123":
+        await before.add(name)
+    await before.store.replace(before.done(before.made("2")))
+    await before.store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        before_it = ("a2a_tasks", "a2a_tasks_of_owner", "a2a_tasks_open", "a2a_tasks_by_state")
+        made = connection.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        for kind, name in made:
+            if name not in before_it:
+                connection.execute(f"DROP {kind} IF EXISTS {name}")
+    check_file(path, TASKS)
+    world = World(SqliteRecordStore(path, TASKS), SORTS["tasks"])
+    assert await world.page(None, ALL) == (["3", "2", "1"], 3)
+    await world.add("4", room=RecordBounds(10, 10, done_per_target=0))
+    assert await world.page(None, ALL) == (["4", "3", "1"], 3)
+    await world.store.close()
+
+
+KILLED = """
+import asyncio, sys
+from itertools import count
+from pathlib import Path
+from sidecar.tasks.programs.run_record import RUNS
+from sidecar.storage import RecordBounds as Bounds, SqliteRecordStore as SqliteStore
+from tests.unit.tasks.programs.runs import run
+async def keep(store, name):
+    made = run(id=name)
+    await store.add(made, "file", 0.0, Bounds())
+    print(name, 0, flush=True)
+    for revision in (1, 2, 3):
+        await store.replace(made._replace(revision=revision))
+        print(name, revision, flush=True)
+async def main():
+    store = SqliteStore(Path(sys.argv[1]), RUNS)
+    for batch in count():
+        await asyncio.gather(*(keep(store, f"{batch}-{number}") for number in range(20)))
+asyncio.run(main())
+"""
+
+
+async def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    said = list[str]()
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            said.append(line)
+            if len(said) == 150:
+                writer.kill()
+    kept = dict(line.split() for line in said if line.endswith("\n"))
+    assert writer.returncode == -9 and len(said) >= 150
+    check_file(path, RUNS)
+    store = SqliteRecordStore(path, RUNS)
+    for name, revision in kept.items():
+        found = await store.get(name)
+        assert found is not None and found.revision >= int(revision)
+    assert {one.id for one in await store.take("file", 0.0, 15.0, SHARE)} >= kept.keys(), "and it is its own again"
+    await store.close()
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_version_before_did_is_right_for_its_owner_and_heals_for_everybody(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """It knows no index of everybody's: replicas that are changed one after the other share what is kept."""
+    async with opened("redis", TASKS, tmp_path, lambda: valkey) as store:
+        world = World(store, SORTS["tasks"])
+        for at, name in enumerate("abc"):
+            await world.add(name, at=at)
+        with valkey.client() as client:
+            key = next(client.scan_iter("*:task:a")).removesuffix(":task:a")
+            client.delete(f"{key}:task:a")  # it was forgotten
+            client.hset(f"{key}:task:b", "state", "running")
+            client.hincrby(f"{key}:counts", "running", 1)
+        assert await world.page(None, ALL) == (["c"], 3)
+        assert await world.page(None, ALL) == (["c", "b"], 2)
+        await store.replace(world.done(world.made("b", at=1)))
+        assert await world.page(None, ALL) == (["c", "b"], 2)
+        assert await world.page("alice", ALL) == (["c", "b"], 2)
+        assert await store.sweep(1000.0) == 1

@@ -1,0 +1,106 @@
+"""Records of each kind, and stores to keep them in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sidecar.app.loader import run_at
+from sidecar.limits import open_store
+from sidecar.settings.store import StoreSettings
+from sidecar.storage import (
+    AddedRecord,
+    MemoryRecordStore,
+    RecordBounds,
+    RecordKind,
+    RecordPage,
+    RecordShare,
+    RecordStore,
+    RedisRecordStore,
+    SqliteRecordStore,
+)
+from sidecar.tasks.api.task_record import TASKS, TaskStep
+from sidecar.tasks.api.task_record import TaskState as TaskState
+from sidecar.tasks.programs.run_record import RUNS
+from sidecar.tasks.programs.run_states import RunState as RunState
+from sidecar.tasks.programs.run_states import RunStatus
+from tests.unit.tasks.api.test_records import record as task
+from tests.unit.tasks.programs.runs import run
+from tests.valkey import Valkey
+
+ROOM, SHARE = RecordBounds(per_owner=3, total=5), RecordShare()
+ALL = RecordPage(("researcher",))
+
+
+class Sort(NamedTuple):
+    """A kind of record, as these tests make some: new, seen to, and done. Each has its own standing."""
+
+    kind: RecordKind[Any]
+    made: Callable[..., Any]
+    at_work: dict[str, Any]
+    done: dict[str, Any]
+
+
+SORTS = {
+    "tasks": Sort(
+        TASKS,
+        task,
+        {"state": TaskState.RUNNING, "step": TaskStep.SENT},
+        {"state": TaskState.COMPLETED, "step": TaskStep.OVER},
+    ),
+    "runs": Sort(
+        RUNS,
+        run,
+        {"state": RunState.RUNNING, "status": None},
+        {"state": RunState.IDLE, "status": RunStatus.SUCCESS},
+    ),
+}
+
+
+class World(NamedTuple):
+    """A store, and what is kept in it."""
+
+    store: RecordStore[Any]
+    sort: Sort
+
+    def made(self, name: str, owner: str = "alice", *, at: float = 0.0, until: float = 100.0, **more: Any) -> Any:
+        return self.sort.made(id=name, owner=owner, created_at=at, expires_at=until, **more)
+
+    def done(self, before: Any) -> Any:
+        return after(before, **self.sort.done)
+
+    def at_work(self, before: Any) -> Any:
+        return after(before, **self.sort.at_work)
+
+    async def add(
+        self, name: str, owner: str = "alice", *, room: RecordBounds = ROOM, by: str = "me", **more: Any
+    ) -> AddedRecord:
+        return await self.store.add(self.made(name, owner, **more), by, 10.0, room)
+
+    async def page(self, owner: str | None, page: RecordPage) -> tuple[list[str], int]:
+        found, total = await self.store.page(owner, page)
+        return [one.id for one in found], total
+
+
+def after(before: Any, **more: Any) -> Any:
+    return before._replace(revision=before.revision + 1, **more)
+
+
+@asynccontextmanager
+async def opened(
+    how: str, kind: RecordKind[Any], tmp_path: Path, server: Callable[[], Valkey]
+) -> AsyncIterator[RecordStore[Any]]:
+    if how != "redis":
+        yield MemoryRecordStore() if how == "memory" else SqliteRecordStore(tmp_path / "kept.sqlite", kind)
+        return
+    with server().client() as client:
+        client.flushall()
+    shared = open_store(StoreSettings(url=server().url, timeout=2.0), time.time)
+    try:
+        yield RedisRecordStore(partial(run_at, shared), kind)
+    finally:
+        await shared.close()

@@ -1,0 +1,204 @@
+"""Is a program fed, heard, measured and ended, whatever it does?"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from sidecar.settings.agents import Resources
+from sidecar.tasks.programs.exit_reasons import failure_of_exit
+from sidecar.tasks.programs.output_cleaner import CleaningRules
+from sidecar.tasks.programs.run_record import Failure
+from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess
+from sidecar.tasks.programs.time_limits import TimeLimit
+from sidecar.upstreams.processes import Exit, Processes, Program, StartFailed, WaitLimit
+from tests.unit.upstreams.processes.test_children import PATH, dies
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts otherwise there")
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one warden for all
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def processes() -> AsyncIterator[Processes]:
+    processes = Processes({})
+    yield processes
+    await processes.close()
+
+
+def python(code: str, **limits: int) -> Program:
+    return Program(sys.executable, ["python", "-I", "-S", "-c", code], PATH, limits=limits)
+
+
+def shell(script: str, **limits: int) -> Program:
+    return Program("/bin/sh", ["sh", "-c", script], PATH, limits=limits)
+
+
+async def all_of(attended: SupervisedProcess) -> bytes:
+    said = b""
+    while chunk := await attended.read():
+        said += chunk
+    return said
+
+
+async def test_it_is_told_and_heard_and_its_last_words_are_kept(processes: Processes) -> None:
+    cleaning = CleaningRules(secrets=("s3cr3t",))
+    attended = await SupervisedProcess.start(
+        processes, shell("cat; printf 'x\\033[1m\\ns3cr3t is wrong\\n' >&2; exit 3"), cleaning
+    )
+    attended.tell(b"this " * 100_000)
+    attended.tell_no_more()
+    assert await all_of(attended) == b"this " * 100_000
+    assert await attended.end() == Exit(code=3)
+    assert attended.last_words.lines() == ["x", "[redacted] is wrong"]
+    assert attended.last_words.last == "[redacted] is wrong"
+
+
+async def test_lines_that_come_together_are_read_together(processes: Processes) -> None:
+    attended = await SupervisedProcess.start(
+        processes, shell("for n in 1 2 3; do echo $n; done; sleep 600"), CleaningRules()
+    )
+    assert await attended.read() == b"1\n2\n3\n"
+    await attended.end()
+
+
+async def test_who_is_cancelled_while_reading_loses_nothing(processes: Processes) -> None:
+    attended = await SupervisedProcess.start(processes, shell("echo 1; read more; echo 2"), CleaningRules())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await attended.read(gather_s=600)
+    attended.tell(b"\n")
+    assert await all_of(attended) == b"1\n2\n"
+    await attended.end()
+
+
+async def test_a_slow_reader_misses_nothing_of_a_program_that_is_over(processes: Processes) -> None:
+    attended = await SupervisedProcess.start(
+        processes, shell("yes | head -c 60000; yes | head -c 900000 >&2"), CleaningRules()
+    )
+    assert attended.exit is None
+    for _ in range(200):
+        if attended.exit is None:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.25)
+    assert len(await all_of(attended)) == 60_000
+    assert await attended.end() == Exit(code=0)
+
+
+async def test_an_answer_that_nobody_takes_stops_its_program(processes: Processes) -> None:
+    """X5: nothing piles up here."""
+    attended = await SupervisedProcess.start(processes, shell("yes 2>/dev/null"), CleaningRules())
+    assert len(await attended.read()) >= 1000
+    await asyncio.sleep(0.1)
+    held = len(attended._process.stdout._buffer)  # type: ignore[attr-defined]
+    assert held <= 3 * READ_BYTES
+    await attended.end()
+
+
+async def test_it_lives_as_long_as_its_term_says_and_a_term_that_bounds_it_no_more_does_not_end_it(
+    processes: Processes,
+) -> None:
+    past, far = WaitLimit(0.0, 0.0), WaitLimit(2**40, 2**40)
+    term, other = TimeLimit(far), TimeLimit(far)
+    attended = await SupervisedProcess.start(processes, shell("exec cat"), CleaningRules(), term)
+    attended.lives(other)
+    term.renew(past)
+    attended.tell(b"1\n")
+    assert await attended.read() == b"1\n"
+    other.renew(past)
+    assert (await attended.wait()).signal in (signal.SIGTERM, signal.SIGKILL)
+    await attended.end()
+    assert not other._hearers
+
+
+async def test_a_program_that_does_not_read_and_one_that_complains_without_end_are_ended(processes: Processes) -> None:
+    attended = await SupervisedProcess.start(processes, shell("yes complaint >&2"), CleaningRules())
+    attended.tell(b"x" * 1_000_000)
+    attended.tell_no_more()
+    attended.end_in(0.1)
+    assert await all_of(attended) == b""
+    assert attended.timed_out and await attended.end() == Exit(signal=signal.SIGTERM)
+    assert attended.last_words.lines(2)[0] == "complaint", "the very last may have been cut off"
+
+
+@linux
+async def test_what_holds_its_output_open_holds_up_nobody(processes: Processes) -> None:
+    attended = await SupervisedProcess.start(processes, shell("(trap '' TERM; sleep 600) & echo $!"), CleaningRules())
+    async with asyncio.timeout(2.0):
+        grandchild = int(await all_of(attended))
+        await attended.end(grace_s=0.1)
+    await dies(grandchild, 0.1)
+
+
+@linux
+async def test_a_grandchild_that_ignores_being_asked_is_gone_in_time(processes: Processes) -> None:
+    """BL-074."""
+    script = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$; sleep 600'); sleep 600"
+    attended = await SupervisedProcess.start(processes, shell(script), CleaningRules())
+    grandchild = int(await attended.read())
+    async with asyncio.timeout(1.0):
+        await attended.end(grace_s=0.1)
+    await dies(grandchild, 0.1)
+
+
+BUSY = "\ndef busy(s):\n until = time.process_time() + s\n while time.process_time() < until: pass\n"
+WORKS = f"import sys, time{BUSY}for line in sys.stdin: busy(0.05); print(1, flush=True)"
+FORKS = f"import os, time{BUSY}if not os.fork():\n x = b'x' * 50_000_000; busy(0.12); os._exit(0)\nos.wait()"
+
+
+@linux
+async def test_what_it_took_is_counted_with_all_that_it_started(processes: Processes, tmp_path: Path) -> None:
+    attended = await SupervisedProcess.start(processes, python(FORKS), CleaningRules())
+    assert await all_of(attended) == b""
+    await attended.end()
+    usage = attended.usage
+    assert 0.1 < usage.cpu_s < 1.0 and usage.cpu_percent > 1
+    assert 50_000_000 < usage.peak_memory_bytes < 200_000_000
+
+
+@linux
+async def test_while_it_runs_its_usage_is_looked_at_and_a_turn_has_its_own(processes: Processes) -> None:
+    attended = await SupervisedProcess.start(processes, python(WORKS), CleaningRules())
+    for _ in range(2):
+        attended.measure_anew()
+        attended.tell(b"go\n")
+        assert await attended.read() == b"1\n"
+        attended._meter.look()
+        assert 0.02 < attended.usage.cpu_s < 0.3  # told in hundredths, of which two may be cut off
+        assert attended.usage.memory_bytes > 1_000_000
+    await attended.end()
+
+
+LIMITS = [
+    ("import resource as r; raise SystemExit(str(r.getrlimit(r.RLIMIT_CPU)))", {"CPU": 7}, "exit code 1: (7, 8)"),
+    ("open('x', 'wb').write(b'x' * 9000)", {"FSIZE": 4096}, "exit code 1: OSError: [Errno 27] File too large"),
+    ("b'x' * 500_000_000", {"AS": 300_000_000}, "exit code 1: MemoryError"),
+    ("import os\nwhile True: os.dup(0)", {"NOFILE": 20}, "exit code 1: OSError: [Errno 24] Too many open files"),
+]  # fmt: skip
+
+
+@linux
+@pytest.mark.parametrize(("code", "limits", "told"), LIMITS)
+async def test_what_it_may_take_bounds_it(processes: Processes, code: str, limits: dict[str, int], told: str) -> None:
+    attended = await SupervisedProcess.start(processes, python(code, **limits), CleaningRules())
+    await all_of(attended)
+    how = await attended.end()
+    assert failure_of_exit(how, attended.last_words.last, Resources(), attended.usage) == Failure(Category.AGENT, told)
+
+
+async def test_a_program_that_is_not_there_has_a_number(processes: Processes) -> None:
+    with pytest.raises(StartFailed) as failed:
+        await SupervisedProcess.start(processes, Program("/nowhere", ["x"], {}), CleaningRules())
+    assert failed.value.number == 2
+    with pytest.raises(StartFailed) as failed:
+        await SupervisedProcess.start(processes, Program("/bin/sh", ["sh", *["x" * 100_000] * 50], {}), CleaningRules())
+    assert failed.value.number == 7
+    await (await processes.start(shell("true"))).end()  # and the warden serves on

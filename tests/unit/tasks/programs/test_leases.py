@@ -1,0 +1,241 @@
+"""Do replicas agree that only one run of an agent that writes is at work? On a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from random import Random
+
+import pytest
+
+from sidecar.app.loader import run_at
+from sidecar.limits import open_store
+from sidecar.limits.redis_store import PREFIX
+from sidecar.settings.store import StoreSettings
+from sidecar.storage.redis_script import Run
+from sidecar.tasks.programs.concurrency import RunSlots
+from sidecar.tasks.programs.write_leases import ANOTHERS, ASKS, KEY, STOOD_STILL, UNHEARD, WriteLease, WriteLeases
+from sidecar.upstreams.processes import WaitLimit
+from tests.valkey import Valkey, running_valkey
+
+LEASE_S = 0.2
+KEPT_S = 0.5  # where it must be kept on a machine that is busy
+LONG_S = 60.0  # where it must not end meanwhile
+DEAD = 50
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+async def shared(valkey: Valkey) -> AsyncIterator[Run]:
+    """A store that has been asked before: whoever begins with an empty one waits a while."""
+    with valkey.client() as client:
+        client.flushall()
+        client.set(f"{PREFIX}{KEY}:since", 1)
+    store = open_store(StoreSettings(url=valkey.url, timeout=0.1), time.time)
+    yield partial(run_at, store)
+    await store.close()
+
+
+def replica(shared: Run, me: str, lease_s: float = LEASE_S) -> WriteLeases:
+    return WriteLeases(shared, me, lease_s)
+
+
+async def is_kept_waiting(lease: WriteLease, for_s: float = 0.1) -> bool:
+    try:
+        async with asyncio.timeout(for_s):
+            await lease.come()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def is_next(lease: WriteLease) -> bool:
+    """Whether it is had at the first question: whoever is in nobody's way is asked about once."""
+    return await lease._comes()
+
+
+async def test_one_at_a_time_in_the_order_in_which_they_came(shared: Run) -> None:
+    leases = [replica(shared, me, LONG_S).of("writer", "run") for me in ("one", "two", "three")]
+    await leases[0].come()
+    order: list[str] = []
+
+    async def work(lease: WriteLease) -> None:
+        await lease.come()
+        order.append(lease.who)
+        await lease.leave()
+
+    for lease in leases[1:]:
+        assert not await is_next(lease)
+    assert [lease.ahead for lease in leases] == [0, 0, 1]
+    await leases[0].leave()
+    await work(leases[1])
+    await work(leases[2])
+    assert order == ["two/run", "three/run"]
+
+
+async def test_other_agents_have_turns_of_their_own(shared: Run) -> None:
+    await replica(shared, "one").of("writer", "run").come()
+    await replica(shared, "two").of("painter", "run").come()
+
+
+async def test_who_gives_up_waiting_is_in_nobodys_way(shared: Run) -> None:
+    first, second, third = (replica(shared, me, LONG_S).of("writer", "run") for me in ("one", "two", "three"))
+    await first.come()
+    assert await is_kept_waiting(second, 0.03)
+    await first.leave()
+    assert await is_next(third)
+
+
+async def test_who_died_waiting_is_passed_over_and_who_died_at_work_too(shared: Run) -> None:
+    first, third = (replica(shared, me).of("writer", "run") for me in ("one", "three"))
+    await first.come()
+    for number in range(DEAD):
+        assert not await is_next(replica(shared, f"dead-{number}").of("writer", "run"))
+    began_s = time.monotonic()
+    await third.come()
+    assert LEASE_S / 2 < time.monotonic() - began_s < LEASE_S * DEAD / 2, "all of them are passed over at once"
+
+
+async def test_it_is_kept_for_as_long_as_somebody_keeps_it(shared: Run) -> None:
+    first, second = (replica(shared, me, KEPT_S).of("writer", "run") for me in ("one", "two"))
+    await first.come()
+    keeping = asyncio.create_task(first.keep())
+    assert await is_kept_waiting(second, 1.2 * KEPT_S)
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def test_who_is_not_heard_has_lost_it_while_nobody_else_can_have_it(shared: Run, valkey: Valkey) -> None:
+    first = replica(shared, "one", 4 * KEPT_S).of("writer", "run")
+    await first.come()
+    began_s = time.monotonic()
+    with valkey.frozen():
+        await first.keep()
+        assert time.monotonic() - began_s < 3 * KEPT_S
+        assert first.is_over and first.why == UNHEARD
+    assert not await is_next(replica(shared, "two", 4 * KEPT_S).of("writer", "run"))
+
+
+async def test_who_hears_that_another_has_it_has_lost_it(shared: Run, valkey: Valkey) -> None:
+    first = replica(shared, "one").of("writer", "run")
+    await first.come()
+    with valkey.client() as client:
+        client.set(f"{PREFIX}{KEY}:holder:writer", "two/run")
+    await first.keep()
+    assert first.is_over and first.why == ANOTHERS
+
+
+async def test_who_stood_still_has_lost_it_and_says_so(shared: Run) -> None:
+    first = replica(shared, "one").of("writer", "run")
+    await first.come()
+    keeping = asyncio.create_task(first.keep())
+    await asyncio.sleep(0)
+    time.sleep(LEASE_S)
+    assert first.is_over
+    await keeping
+    assert first.why == STOOD_STILL
+
+
+async def test_what_runs_under_it_is_told_how_long_it_may_live_with_every_heartbeat(shared: Run) -> None:
+    first = replica(shared, "one", KEPT_S).of("writer", "run")
+    assert first.term.until is None
+    asked_s = time.monotonic()
+    await first.come()
+    told: list[WaitLimit | None] = []
+    first.term.bind(told.append)
+    keeping = asyncio.create_task(first.keep())
+    async with asyncio.timeout(5):
+        while len(told) < 3:
+            await asyncio.sleep(0.005)
+    keeping.cancel()
+    asks = [until.asks_mono_s for until in told if until is not None]
+    assert asks == sorted(set(asks)) and asks[0] >= asked_s + ASKS * KEPT_S
+    assert all(
+        until is None or asks_s < until.kills_mono_s < asks_s + KEPT_S / 2
+        for asks_s, until in zip(asks, told, strict=True)
+    )
+    first.term.release(told.append)
+    assert told[-1] is None
+
+
+async def test_a_store_that_came_back_empty_gives_none_until_whoever_had_it_has_said_so(
+    shared: Run, valkey: Valkey
+) -> None:
+    first, second = (replica(shared, me, KEPT_S).of("writer", "run") for me in ("one", "two"))
+    await first.come()
+    with valkey.client() as client:
+        client.flushall()
+    assert not await second._comes()
+    keeping = asyncio.create_task(first.keep())
+    assert await is_kept_waiting(second, 1.2 * KEPT_S)
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def test_the_first_of_all_waits_no_longer_than_a_lease(shared: Run, valkey: Valkey) -> None:
+    with valkey.client() as client:
+        client.flushall()
+    leases = replica(shared, "one")
+    await leases.greet()
+    await asyncio.sleep(LEASE_S * 1.1)
+    assert await is_next(leases.of("writer", "run"))
+
+
+async def test_where_nobody_shares_the_store_it_is_had_at_once() -> None:
+    store = open_store(StoreSettings(), time.time)
+    lease = replica(partial(run_at, store), "one").of("writer", "run")
+    await lease.come()
+    keeping = asyncio.create_task(lease.keep())
+    await asyncio.sleep(0.02)
+    assert not keeping.done()
+    keeping.cancel()
+    await lease.leave()
+
+
+async def test_however_they_come_and_are_given_up_never_two_and_everybody_in_the_end(shared: Run) -> None:
+    """Two replicas with queues of their own, three owners, sixty runs at random times, a third of them cancelled."""
+    chance = Random(7)
+    at_work, most, done = set[str](), 0, list[str]()
+    queues = {me: (RunSlots(1, 100), replica(shared, me, KEPT_S)) for me in ("one", "two")}
+
+    async def run(me: str, owner: str, name: str) -> None:
+        nonlocal most
+        turns, leases = queues[me]
+        await asyncio.sleep(chance.random() * 0.1)
+        place = turns.enter(owner)
+        lease = leases.of("writer", name)
+        try:
+            await place.come()
+            await lease.come()
+            try:
+                at_work.add(name)
+                most = max(most, len(at_work))
+                await asyncio.sleep(chance.random() * 0.004)
+            finally:
+                at_work.discard(name)
+                await lease.leave()
+            done.append(name)
+        finally:
+            turns.leave(place)
+
+    async def given_up(run: asyncio.Task[None]) -> None:
+        await asyncio.sleep(chance.random() * 0.2)
+        run.cancel()
+
+    runs = [
+        asyncio.create_task(run(chance.choice(["one", "two"]), chance.choice("abc"), str(n)), name=str(n))
+        for n in range(60)
+    ]
+    giving_up = [asyncio.create_task(given_up(one)) for one in runs[::3]]
+    await asyncio.gather(*giving_up)
+    await asyncio.gather(*runs, return_exceptions=True)
+    assert most == 1
+    assert set(done) >= {one.get_name() for one in runs if not one.cancelled()}
+    assert len(done) >= 40

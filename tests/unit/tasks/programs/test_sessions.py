@@ -1,0 +1,498 @@
+"""Does a conversation go on with its own process, and with nobody else's, until it may not?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bench import conversations as bench
+from sidecar.errors import Reason
+from sidecar.tasks.programs.attempt import Event, OutputChunk, ProgressNote, Started
+from sidecar.tasks.programs.conversations import MOVES, Conversations, Endings, Phase, _Conversation
+from sidecar.tasks.programs.run_record import Failure
+from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.time_limits import TimeLimit
+from sidecar.upstreams.processes import Exit, Processes, WaitLimit
+from sidecar.vocabulary import Caller
+from tests.unit.tasks.programs.talkers import LINES, RPC, Launcher, definition, end, order, text, tried
+from tests.unit.upstreams.processes.test_children import dies
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+JSON_RPC = {"agent_type": "json-rpc"}
+BEGAN = "the conversation's process ended ({}); a new one began"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def processes() -> AsyncGenerator[Processes]:
+    processes = Processes({})
+    yield processes
+    await processes.close()
+
+
+@pytest.fixture(autouse=True)
+def short_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.tasks.programs.conversation.PATIENCE_S", 0.05)
+    monkeypatch.setattr("sidecar.tasks.programs.conversation.MAX_STRAYS", 2)
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def talking(processes: Processes, source: str, secrets: tuple[str, ...] = (), **more: Any) -> AsyncGenerator[Any]:
+    """Conversations with a program, and how it is started. What is no setting is the Conversations' own."""
+    own = {name: more.pop(name) for name in ("objection", "endings", "clock_mono", "sweep_s") if name in more}
+    section = definition(**more)
+    launcher = Launcher(processes, source, section, secrets)
+    conversations = Conversations("chat", section, launcher, **({"sweep_s": 0.02} | own))
+    try:
+        yield conversations, launcher
+    finally:
+        await conversations.close()
+        assert (conversations.count, len(conversations._conversations)) == (0, 0)
+
+
+def told_why(events: list[Event]) -> str:
+    return "".join(event.message for event in events if isinstance(event, ProgressNote))
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_turn_is_bounded_and_the_silence_after_it_is_not(processes: Processes) -> None:
+    async with talking(processes, RPC, **JSON_RPC) as (conversations, launcher):
+        terms = [TimeLimit(WaitLimit(2**40, 2**40)) for _ in range(2)]
+        await tried(conversations, order("a")._replace(term=terms[0]))
+        terms[0].renew(WaitLimit(0.0, 0.0))
+        hanging = asyncio.create_task(tried(conversations, order("hang")._replace(term=terms[1])))
+        await until(lambda: bool(terms[1]._hearers))
+        assert len(launcher.started) == 1
+        terms[1].renew(WaitLimit(0.0, 0.0))
+        failure = end(await hanging).failure
+        assert failure is not None and "signal" in failure.message
+        assert not terms[0]._hearers and not terms[1]._hearers
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "more"), [(LINES, {}), (RPC, JSON_RPC)])
+async def test_the_next_message_reaches_the_same_process(
+    processes: Processes, source: str, more: dict[str, Any]
+) -> None:
+    async with talking(processes, source, **more) as (chat, launcher):
+        first, second = [await tried(chat, order(said)) for said in ("one", "two")]
+        assert (text(first), text(second)) == ("1 one", "2 two")
+        assert first[0] == Started(launcher.started[0].pid, resumed=False)
+        assert second[0] == Started(launcher.started[0].pid, resumed=True)
+        assert end(first).failure is None and end(first).exit is None and len(launcher.started) == 1
+
+
+async def test_another_owner_or_another_context_never_meets_it(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, launcher):
+        assert text(await tried(chat, order("secret"))) == "1 secret"
+        assert text(await tried(chat, order("mine", by="user:bob"))) == "1 mine"
+        assert text(await tried(chat, order("new", context="c-2"))) == "1 new"
+        assert text(await tried(chat, order("on"))) == "2 on"
+        assert len(launcher.started) == 3
+
+
+async def test_two_turns_of_one_conversation_never_overlap_and_come_in_order(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, _):
+        said = await asyncio.gather(*[tried(chat, order(f"turn {number}")) for number in range(20)])
+        assert [text(events) for events in said] == [f"{number + 1} turn {number}" for number in range(20)]
+
+
+async def test_who_waits_for_a_turn_waits_no_longer_than_its_deadline(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, launcher):
+        hanging = asyncio.create_task(tried(chat, order("hang", deadline_s=0.12)))
+        await until(lambda: bool(launcher.started))
+        late = await tried(chat, order("two", deadline_s=0.05))
+        assert [type(event) for event in late] == [type(end(late))] and end(late).timed_out
+        assert end(await hanging).timed_out
+
+
+async def test_a_program_is_told_all_of_the_message(processes: Processes) -> None:
+    async with talking(processes, RPC, **JSON_RPC) as (chat, _):
+        told = json.loads(text(await tried(chat, order("params", cli_args={"--language": "de"}))))
+        assert told["message"]["messageId"] == "m"
+        assert (told["taskId"], told["contextId"], told["executionId"]) == ("t-1", "c-1", "x-1")
+        again = json.loads(text(await tried(chat, order("params", cli_args={"--language": "fr"}))))
+        assert [one["parameters"]["language"] for one in (told, again)] == ["de", "fr"]
+
+
+async def test_it_can_ask_for_input_and_say_whose_fault_it_was(processes: Processes) -> None:
+    async with talking(processes, RPC, **JSON_RPC) as (chat, launcher):
+        asked = end(await tried(chat, order("which")))
+        assert (asked.state, asked.message, asked.failure) == (
+            "TASK_STATE_INPUT_REQUIRED",
+            ({"text": "which?"},),
+            None,
+        )
+        assert end(await tried(chat, order("fail"))).failure == Failure(Category.TRANSIENT, "busy")
+        assert text(await tried(chat, order("ask"))) == "-326013 ask"  # what it asks of us is no method
+        assert len(launcher.started) == 1
+
+
+# --- turns that never shift -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "said", "more"), [(LINES, "more", {}), (RPC, "late", JSON_RPC)])
+async def test_what_it_says_beside_its_turns_is_nobodys_answer(
+    processes: Processes, source: str, said: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sidecar.tasks.programs.conversation.MAX_STRAYS", 1_000
+    )  # on a busy machine it takes long to say all of it
+    async with talking(processes, source, **more) as (chat, launcher):
+        for number in range(1, 10):
+            asked = said if number % 2 else "plain"
+            answer = text(await tried(chat, order(asked)))
+            assert answer.endswith(f"{number} {asked}"), answer
+        assert len(launcher.started) == 1
+
+
+async def test_what_never_stops_talking_is_not_asked_again(processes: Processes) -> None:
+    source = (
+        "import sys, time\ninput(); print('one', flush=True)\nwhile True: print('.', flush=True); time.sleep(0.005)"
+    )
+    async with talking(processes, source) as (chat, _):
+        assert text(await tried(chat, order("one"))) == "one"
+        await asyncio.sleep(0.05)  # nobody can tell from an answer what was not written before it was asked for
+        again = await tried(chat, order("two"))
+        assert (text(again), told_why(again)) == ("one", BEGAN.format("it talks without being asked"))
+
+
+async def test_a_prompt_of_several_lines_starts_nothing_and_disturbs_nothing(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, launcher):
+        refused = end(await tried(chat, order("one\ntwo")))
+        assert refused.failure is not None and refused.failure.category is Category.PERMANENT
+        assert launcher.started == [] and chat.count == 0
+        assert text(await tried(chat, order("one"))) == "1 one"
+        assert end(await tried(chat, order("one\r\ntwo"))).failure == refused.failure
+        assert text(await tried(chat, order("two"))) == "2 two"
+
+
+async def test_the_definition_may_make_several_lines_one(processes: Processes) -> None:
+    async with talking(processes, LINES, newlines="space") as (chat, _):
+        assert text(await tried(chat, order("one\ntwo"))) == "1 one two"
+        assert text(await tried(chat, order("three"))) == "2 three"
+
+
+async def test_a_program_with_a_prompt_of_its_own_is_understood(processes: Processes) -> None:
+    repl = "while True: print(eval(input('> ')))"
+    async with talking(processes, "print('Welcome')\n" + repl, turn_end="> ", greets=True) as (chat, _):
+        assert [text(await tried(chat, order(said))) for said in ("1 + 1", "2 + 2")] == ["2\n", "4\n"]
+
+
+async def test_errors_never_stop_it_and_secrets_and_control_sequences_never_leave(processes: Processes) -> None:
+    async with talking(processes, LINES, secrets=("s3cr3t",)) as (chat, _):
+        assert text(await tried(chat, order("complain"))) == "1 complain"  # a megabyte, which nobody asked for
+        assert text(await tried(chat, order("a \x1b]0;title\x07s3cr3t"))) == "2 a [redacted]"
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+async def test_silence_ends_it_and_the_next_message_says_so(processes: Processes) -> None:
+    clock = Clock()
+    async with talking(processes, LINES, clock_mono=clock, idle_timeout=300.0) as (chat, launcher):
+        await tried(chat, order("one"))
+        clock.now_s += 299
+        await tried(chat, order("two"))
+        clock.now_s += 300
+        await dies(launcher.started[0].pid, 5)
+        await until(lambda: chat.count == 0)
+        third = await tried(chat, order("three"))
+        assert third[:2] == [
+            Started(launcher.started[1].pid, resumed=False),
+            ProgressNote(BEGAN.format("nothing was said for 300 s"), stays=True),
+        ]
+        assert text(third) == "1 three"
+        assert told_why(await tried(chat, order("four"))) == ""  # said once
+
+
+async def test_it_lives_no_longer_than_its_session(processes: Processes) -> None:
+    clock = Clock()
+    async with talking(processes, LINES, clock_mono=clock, session_timeout=900.0, sweep_s=60.0) as (chat, _):
+        for _ in range(4):
+            await tried(chat, order("on"))
+            clock.now_s += 225
+        again = await tried(chat, order("on"))  # also where nobody has swept yet
+        assert (text(again), told_why(again)) == ("1 on", BEGAN.format("it had lived for 900 s"))
+
+
+async def test_what_ends_by_itself_between_two_turns_is_seen_at_once_and_said(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, _):
+        assert text(await tried(chat, order("quit"))) == "1 quit"
+        await until(lambda: chat.count == 0)
+        again = await tried(chat, order("two"))
+        assert (text(again), told_why(again)) == ("1 two", BEGAN.format("it ended by itself, exit code 0"))
+
+
+ENDS = [
+    (LINES, "exit", {}, Failure(Category.AGENT, "exit code 3"), Exit(code=3)),
+    (LINES, "die", {}, Failure(Category.TRANSIENT, "signal 11 (SIGSEGV)"), Exit(signal=11)),
+    (RPC, "exit", JSON_RPC, Failure(Category.AGENT, "exit code 3"), Exit(code=3)),
+    (LINES, "mute", {}, Failure(Category.AGENT, "it closed its output before its answer"), None),
+    (LINES, "flood", {}, Failure(Category.AGENT, "it said more than 1048576 bytes"), None),
+]
+
+
+@pytest.mark.parametrize(("source", "said", "more", "failure", "how"), ENDS)
+async def test_what_ends_in_a_turn_fails_it_and_the_next_one_has_a_new_process(
+    processes: Processes, source: str, said: str, more: dict[str, Any], failure: Failure, how: Exit | None
+) -> None:
+    async with talking(processes, source, **more) as (chat, launcher):
+        await tried(chat, order("one"))
+        failed = end(await tried(chat, order(said)))
+        assert (failed.failure, failed.exit, failed.state) == (failure, how, "TASK_STATE_FAILED")
+        await dies(launcher.started[0].pid, 1)
+        again = await tried(chat, order("two"))
+        assert text(again) == "1 two" and told_why(again).startswith("the conversation's process ended (it ")
+
+
+async def test_a_line_that_is_no_message_breaks_the_turn_and_says_why(processes: Processes) -> None:
+    async with talking(processes, RPC, **JSON_RPC) as (chat, launcher):
+        failure = end(await tried(chat, order("break"))).failure
+        assert failure is not None and failure.category is Category.AGENT
+        assert failure.message.startswith("it wrote a line that is no JSON-RPC message")
+        await dies(launcher.started[0].pid, 1)
+
+
+async def test_what_hears_nothing_any_more_is_not_asked_again(processes: Processes) -> None:
+    source = LINES.replace(
+        'text == "deaf": os.close(0)', 'text == "deaf": print(n, flush=True); os.close(0); time.sleep(600)'
+    )
+    async with talking(processes, source) as (chat, _):
+        assert text(await tried(chat, order("deaf"))) == "1"
+        await until(lambda: chat.count == 0)
+        again = await tried(chat, order("two"))
+        assert (text(again), told_why(again)) == ("1 two", BEGAN.format("it closed its pipes"))
+
+
+async def test_what_talks_all_the_time_is_ended(processes: Processes) -> None:
+    source = "import os\ninput(); print('hello', flush=True)\nwhile True: os.write(1, b'x' * 65536)"
+    async with talking(processes, source) as (chat, launcher):
+        assert text(await tried(chat, order("one"))) == "hello"
+        await dies(launcher.started[0].pid, 5)
+        await until(lambda: chat.count == 0)
+
+
+async def test_who_may_not_speak_any_more_meets_nobody_and_their_process_ends(processes: Processes) -> None:
+    disabled: set[str] = set()
+
+    def objection(caller: Caller, name: str, skill: str) -> Reason | None:
+        assert name == "chat"
+        return Reason.PRINCIPAL_DISABLED if caller.last.name in disabled else None
+
+    async with talking(processes, LINES, objection=objection) as (chat, launcher):
+        await tried(chat, order("one"))
+        await tried(chat, order("one", by="user:bob"))
+        hanging = asyncio.create_task(tried(chat, order("hang", context="c-2")))
+        await until(lambda: len(launcher.started) == 3)
+        disabled.add("user:alice")
+        why = "its owner may not speak with it: principal-disabled"
+        revoked = ("TASK_STATE_CANCELED", ({"text": why},), None)
+        assert _said(await hanging) == revoked  # a turn under way too
+        await dies(launcher.started[0].pid, 5)
+        refused = await tried(chat, order("two"))
+        assert _said(refused) == revoked and len(refused) == 1 and len(launcher.started) == 3
+        assert text(await tried(chat, order("two", by="user:bob"))) == "2 two"
+        disabled.clear()
+        assert told_why(await tried(chat, order("three"))) == BEGAN.format(why)
+
+
+def _said(events: list[Event]) -> tuple[Any, ...]:
+    last = end(events)
+    return last.state, last.message, last.failure
+
+
+async def test_an_order_of_nobody_starts_nothing(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, launcher):
+        refused = end(await tried(chat, order("one")._replace(caller=None)))
+        assert "unauthenticated" in refused.message[0]["text"]
+        assert launcher.started == []
+
+
+async def test_where_there_is_no_room_the_one_that_was_silent_longest_goes(processes: Processes) -> None:
+    clock = Clock()
+    more = {"max_sessions": 2, "max_concurrent_executions": 2}
+    async with talking(processes, LINES, clock_mono=clock, **more) as (chat, launcher):
+        for context in ("a", "b", "a", "c"):
+            clock.now_s += 1
+            await tried(chat, order("on", context=context))
+            assert chat.count <= 2
+        await dies(launcher.started[1].pid, 1)
+        assert text(await tried(chat, order("on", context="a"))) == "3 on"
+        again = await tried(chat, order("on", context="b"))
+        assert told_why(again) == BEGAN.format("another conversation needed its place")
+
+
+async def test_who_opens_one_conversation_after_the_other_ends_nobody_elses(processes: Processes) -> None:
+    clock = Clock()
+    more = {"max_sessions": 2, "max_concurrent_executions": 2}
+    async with talking(processes, LINES, clock_mono=clock, **more) as (chat, _):
+        assert text(await tried(chat, order("mine", by="user:bob"))) == "1 mine"
+        for number in range(3):
+            clock.now_s += 1
+            assert text(await tried(chat, order("on", context=f"flood-{number}"))) == "1 on"
+        assert text(await tried(chat, order("still mine", by="user:bob"))) == "2 still mine"
+
+
+async def test_many_at_once_are_never_more_processes_than_there_is_room_for(processes: Processes) -> None:
+    async with talking(processes, LINES, max_sessions=3, max_concurrent_executions=3) as (chat, _):
+        most = 0
+
+        async def one(number: int) -> str:
+            nonlocal most
+            said = await tried(chat, order("on", context=f"c-{number}", deadline_s=20.0))
+            most = max(most, chat.count)
+            return text(said)
+
+        assert await asyncio.gather(*map(one, range(6))) == ["1 on"] * 6
+        assert most == 3
+
+
+async def test_a_changed_definition_ends_them_and_the_next_message_says_so(processes: Processes) -> None:
+    endings = Endings()
+    async with talking(processes, LINES, endings=endings) as (chat, launcher):
+        await tried(chat, order("one"))
+        hanging = asyncio.create_task(tried(chat, order("hang", context="c-2")))
+        await until(lambda: len(launcher.started) == 2)
+        await chat.close()
+        assert end(await hanging).failure == Failure(Category.PERMANENT, "the agent was changed")
+        assert end(await tried(chat, order("two"))).failure == Failure(Category.PERMANENT, "the agent was changed")
+        assert chat.count == 0
+    async with talking(processes, LINES, endings=endings, timeout=60.0) as (chat, _):
+        again = await tried(chat, order("two"))
+        assert (text(again), told_why(again)) == ("1 two", BEGAN.format("the agent was changed"))
+
+
+async def test_closing_ends_what_is_just_being_started(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, _):
+        starting = asyncio.create_task(tried(chat, order("hang")))
+        await asyncio.sleep(0)
+        await chat.close("the sidecar stopped")
+        assert chat.count == 0
+        assert end(await starting).failure == Failure(Category.PERMANENT, "the sidecar stopped")
+
+
+async def test_other_options_than_it_began_with_are_a_new_process(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, _):
+        await tried(chat, order("one", envs={"LEVEL": "1"}))
+        assert text(await tried(chat, order("two", envs={"LEVEL": "1"}))) == "2 two"
+        assert text(await tried(chat, order("three"))) == "3 three"  # what is not chosen stays
+        again = await tried(chat, order("four", envs={"LEVEL": "2"}))
+        assert (text(again), told_why(again)) == ("1 four", BEGAN.format("other options were chosen"))
+
+
+# --- giving up --------------------------------------------------------------------------------------------------------
+
+
+async def given_up(chat: Conversations, said: str) -> None:
+    """Begin a turn, and stop listening."""
+    events = chat.run(order(said))
+    assert isinstance(await anext(events), Started)
+    waiting = asyncio.create_task(anext(events))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await events.aclose()
+
+
+async def test_a_program_that_agrees_to_give_up_goes_on(processes: Processes) -> None:
+    async with talking(processes, RPC, **JSON_RPC) as (chat, launcher):
+        await given_up(chat, "agree")
+        assert text(await tried(chat, order("two"))) == "2 two"
+        late = end(await tried(chat, order("agree", deadline_s=0.05)))
+        assert late.timed_out and late.failure is not None
+        assert text(await tried(chat, order("four"))) == "4 four"
+        assert len(launcher.started) == 1
+
+
+@pytest.mark.parametrize(("source", "more"), [(LINES, {}), (RPC, JSON_RPC)])
+async def test_one_that_does_not_agree_is_ended_with_its_conversation(
+    processes: Processes, source: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", 0.03)
+    async with talking(processes, source, **more) as (chat, launcher):
+        await given_up(chat, "hang")
+        await dies(launcher.started[0].pid, 0.5)  # nothing of it is left when the generator is closed
+        again = await tried(chat, order("hang", deadline_s=0.08))
+        assert told_why(again).startswith(BEGAN.format("a turn was given up"))
+        assert end(again).timed_out  # progress does not make its time longer
+        assert told_why(await tried(chat, order("two"))) == BEGAN.format("a turn took too long")
+
+
+async def test_who_takes_nothing_of_what_it_says_does_not_keep_it_alive(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", 0.02)
+    async with talking(processes, RPC, **JSON_RPC) as (chat, launcher):
+        events = chat.run(order("hang", deadline_s=0.12))
+        assert isinstance(await anext(events), Started)
+        assert isinstance(await anext(events), ProgressNote)
+        await dies(launcher.started[0].pid, 5)
+        await events.aclose()
+
+
+async def test_turns_given_up_at_any_moment_leave_nothing_and_shift_nothing(processes: Processes) -> None:
+    async with talking(processes, LINES) as (chat, _):
+        for number in range(8):
+            turn = asyncio.create_task(tried(chat, order("x")))
+            await asyncio.sleep(0.003 * number)
+            turn.cancel()
+            await asyncio.wait({turn})
+            said = text(await tried(chat, order(f"after {number}")))
+            assert said.split(" ", 1)[1] == f"after {number}"
+
+
+@pytest.mark.parametrize(("source", "spoken"), [(bench.LINES, "stdin-stdout"), (bench.RPC, "json-rpc")])
+async def test_whatever_callers_and_programs_do_each_hears_its_own_answer(source: str, spoken: str) -> None:
+    counts = await bench.run(25, source, seed=2, agent_type=spoken)
+    assert counts["own answer"] > 5 and counts["left"] == 0
+    assert "another's answer" not in counts and "failed" not in counts
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+async def test_every_way_of_the_table_can_be_gone_and_no_other() -> None:
+    for phase in Phase:
+        for to in Phase:
+            one = _Conversation(None, phase=phase)  # type: ignore[arg-type]
+            if to in MOVES[phase]:
+                one.moves(to, 1.0)
+                assert (one.phase, one.since_s) == (to, 1.0)
+            else:
+                with pytest.raises(ValueError, match="cannot be"):
+                    one.moves(to, 1.0)
+
+
+async def test_why_of_very_many_is_bounded() -> None:
+    endings = Endings()
+    keys: list[Any] = [("chat", "owner", str(number)) for number in range(1_100)]
+    for key in keys:
+        endings.keep(key, "why")
+    assert [endings.take(key) for key in (keys[0], keys[-1], keys[-1])] == ["", "why", ""]
+
+
+async def test_what_it_says_is_heard_as_it_comes(processes: Processes) -> None:
+    source = "import time\ninput(); print('first', end='', flush=True); time.sleep(0.1); print(' last', flush=True)"
+    async with talking(processes, source) as (chat, _):
+        said = [event.text async for event in chat.run(order("one")) if isinstance(event, OutputChunk)]
+        assert said == ["first", " last"]

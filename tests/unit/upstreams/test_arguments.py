@@ -1,0 +1,595 @@
+"""Which schemas are used, what fits them, and what does checking cost at most?"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from referencing import Registry
+
+from sidecar.upstreams.mcp.arguments import (
+    DIALECTS,
+    MAX_LEVELS,
+    MAX_PATTERNS,
+    MAX_SCHEMA_BYTES,
+    TOO_MUCH,
+    UNEXPLAINED,
+    ArgumentSchema,
+    SchemaRefused,
+    Violation,
+    _extent,
+    compile_schema,
+)
+
+Json = Any
+
+
+def of(properties: dict[str, Json], **more: Json) -> dict[str, Json]:
+    return {"type": "object", "properties": properties, **more}
+
+
+def nested(levels: int) -> Json:
+    schema: Json = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def doubling(levels: int) -> Json:
+    """Threat C3: every level refers to the next one twice."""
+    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"type": "object", "$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {}}}
+
+
+def chain(length: int) -> Json:
+    definitions = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
+    return {"type": "object", "$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {}}}
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "nothing": (None, "type: object"),
+    "true": (True, "type: object"),
+    "a list": ([], "type: object"),
+    "no type": ({"properties": {}}, "type: object"),
+    "another type": ({"type": "array"}, "type: object"),
+    "two types": ({"type": ["object", "null"]}, "type: object"),
+    "an unknown type": (of({"a": {"type": "strin"}}), "/properties/a/type does not follow the dialect"),
+    "properties that are none": ({"type": "object", "properties": 1}, "/properties does not follow the dialect (type)"),
+    "a negative length": (
+        of({"a": {"maxLength": -1}}),
+        "/properties/a/maxLength does not follow the dialect (minimum)",
+    ),
+    "an empty anyOf": ({"type": "object", "anyOf": []}, "/anyOf does not follow the dialect"),
+    "an unknown dialect": ({"type": "object", "$schema": "https://evil.example/schema"}, "/$schema names a dialect"),
+    "a dialect that is none": ({"type": "object", "$schema": 1}, "/$schema names a dialect"),
+    "a reference to http": (of({"a": {"$ref": "http://127.0.0.1:1/x"}}), "/properties/a/$ref leads out of the schema"),
+    "a reference to a file": (
+        of({"a": {"$ref": "file:///etc/passwd"}}),
+        "leads out of the schema: 'file:///etc/passwd'",
+    ),
+    "a reference to a urn": (of({"a": {"$ref": "urn:x"}}), "/properties/a/$ref leads out of the schema: 'urn:x'"),
+    "a relative reference": (of({"a": {"$ref": "other.json"}}), "leads out of the schema"),
+    "a reference relative to $id": (
+        {"type": "object", "$id": "http://h/a", "$ref": "b"},
+        "/$ref leads out of the schema",
+    ),
+    "a reference in unused definitions": (
+        {"type": "object", "$defs": {"a": {"$ref": "http://h/"}}},
+        "/$defs/a/$ref leads",
+    ),
+    "a reference in what one refers to": ({"type": "object", "x": {"$ref": "http://h/"}, "$ref": "#/x"}, "leads out"),
+    "a reference to nowhere": (of({"a": {"$ref": "#/$defs/none"}}), "/properties/a/$ref leads nowhere"),
+    "a reference to no schema": (of({"a": {"$ref": "#/type"}}), "/properties/a/$ref leads to what is no schema"),
+    "an anchor that is not there": (of({"a": {"$ref": "#none"}}), "/properties/a/$ref names an anchor"),
+    "an anchor that is there twice": (
+        {"type": "object", "$ref": "#a", "$defs": {"x": {"$anchor": "a"}, "y": {"$anchor": "a"}}},
+        "names an anchor",
+    ),
+    "a dynamic reference to nowhere": (of({"a": {"$dynamicRef": "#x"}}), "/properties/a/$dynamicRef names an anchor"),
+    "a dynamic reference out": (of({"a": {"$dynamicRef": "http://h/x#a"}}), "/properties/a/$dynamicRef leads out"),
+    "a dynamic reference before there were any": (
+        of({"a": {"$dynamicRef": "#"}}, **{"$schema": "http://json-schema.org/draft-07/schema#"}),
+        "/properties/a/$dynamicRef is not of this dialect",
+    ),
+    "a recursive reference": (of({"a": {"$recursiveRef": "#"}}), "/properties/a/$recursiveRef is not of this dialect"),
+    "a second base before there were any": (
+        of({"a": {"$id": "b"}}, **{"$schema": "http://json-schema.org/draft-07/schema#"}),
+        "/properties/a/$id stands below the top",
+    ),
+    "a second base where no keyword leads": (
+        of({"a": {"$ref": "#/x"}}, x={"$id": "b"}),
+        "/properties/a/$ref/$id stands below the top",
+    ),
+    "a second base that readers may join otherwise": (of({"a": {"$id": "x/../b"}}), "/properties/a/$id is not a plain"),
+    "one name of two schemas": (of({"a": {"$id": "b"}, "c": {"$id": "/b"}}), "$id is not a plain name, or names two"),
+    "a second dialect": (
+        of({"a": {"$id": "b", "$schema": "http://json-schema.org/draft-07/schema#"}}),
+        "/properties/a/$schema names another dialect",
+    ),
+    "dynamic references that double": (
+        {
+            "type": "object",
+            "$dynamicRef": "#d0",
+            "$defs": {
+                f"d{n}": {"$dynamicAnchor": f"d{n}", "allOf": [{"$dynamicRef": f"#d{n + 1}"}] * 2} for n in range(14)
+            }
+            | {"last": {"$dynamicAnchor": "d14"}},
+        },
+        "too many subschemas",
+    ),
+    "the heaviest of what a dynamic reference may lead to": (
+        {
+            "type": "object",
+            "allOf": [{"$dynamicRef": "#x"}] * 100,
+            "$defs": {
+                "light": {"$dynamicAnchor": "x"},
+                "heavy": {"$id": "heavy", "$dynamicAnchor": "x", "allOf": [{"minProperties": n} for n in range(101)]},
+            },
+        },
+        "too many subschemas",
+    ),
+    "look-ahead": (of({"a": {"pattern": "^(?=x)"}}), "/properties/a/pattern is no pattern of the linear-time kind"),
+    "a back-reference": (
+        of({"a": {"pattern": r"(a)\1"}}),
+        "/properties/a/pattern is no pattern of the linear-time kind",
+    ),
+    "a broken pattern": (of({"a": {"pattern": "["}}), "/properties/a/pattern"),
+    "a broken pattern of names": (
+        {"type": "object", "patternProperties": {"(?=x)": {}}},
+        "/patternProperties/(?=x) is no",
+    ),
+    "a pattern that explodes": (of({"a": {"pattern": "((a{1,100}){1,100}){1,100}"}}), "too large"),
+    "too many patterns": (of({f"p{n}": {"pattern": f"^{n}"} for n in range(MAX_PATTERNS + 1)}), "too many"),
+    "too many bytes": ({"type": "object", "description": "x" * MAX_SCHEMA_BYTES}, "bytes, more than"),
+    "too many levels": (nested(MAX_LEVELS + 2), "is nested deeper than"),
+    "levels without end": (nested(100), "is nested deeper than"),
+    "references one after the other": (chain(MAX_LEVELS + 2), "is nested deeper than"),
+    "references that double": (doubling(14), "too many subschemas"),
+    "references that double without end": (doubling(60), "is nested deeper than"),
+    "an integer beyond 64 bits": (of({"a": {"maximum": 2**80}}), "no plain JSON"),
+}
+
+
+@pytest.mark.parametrize(("schema", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_schema_that_could_reach_out_run_away_or_mislead_is_refused_with_its_place(schema: Json, reason: str) -> None:
+    with pytest.raises(SchemaRefused) as caught:
+        compile_schema(schema)
+    assert reason in caught.value.reason
+    assert len(caught.value.reason) < 400
+
+
+USED: dict[str, Json] = {
+    "empty": {"type": "object"},
+    "local reference": of({"a": {"$ref": "#/$defs/s"}}, **{"$defs": {"s": {"type": "string"}}}),
+    "escaped reference": of({"a": {"$ref": "#/$defs/x~1y%20z"}}, **{"$defs": {"x/y z": {"type": "string"}}}),
+    "reference into a list": of({"a": {"$ref": "#/allOf/0"}}, allOf=[{"minProperties": 0}]),
+    "anchor": of({"a": {"$ref": "#s"}}, **{"$defs": {"s": {"$anchor": "s", "type": "string"}}}),
+    "an own name": {"type": "object", "$id": "https://acme.example/schema"},
+    "properties named like keywords": of({"$ref": {"type": "string"}, "$id": {}, "id": {}, "$dynamicRef": {}}),
+    "data that looks like a reference": of({"a": {"enum": [{"$ref": "http://h/"}]}}),
+    "a tree": of({"kids": {"type": "array", "items": {"$ref": "#"}}}),
+    "booleans as schemas": of({"a": True, "b": False}, additionalProperties=False),
+    "draft 7": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "definitions": {"a": {}}},
+    "draft 2019-09": {"$schema": "https://json-schema.org/draft/2019-09/schema", "type": "object"},
+    "as deep as allowed": nested(MAX_LEVELS // 2),
+    "doubling a little": doubling(8),
+}
+
+
+@pytest.mark.parametrize("schema", USED.values(), ids=USED.keys())
+def test_what_real_servers_write_is_used(schema: Json) -> None:
+    assert compile_schema(schema).violation({}) is None
+
+
+def test_a_property_named_like_an_absolute_reference_is_only_a_property() -> None:
+    schema = compile_schema(of({"$ref": {"type": "string"}}))
+    assert schema.violation({"$ref": 1}) == Violation("/$ref", "type")
+
+
+DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
+LIST_OF_T = {
+    "$id": "list",
+    "type": "array",
+    "items": {"$dynamicRef": "#T"},
+    "$defs": {"none": {"$dynamicAnchor": "T", "not": {}}},
+}
+TREE = {
+    "$id": "https://acme.example/tree",
+    "$dynamicAnchor": "node",
+    "type": "object",
+    "properties": {"data": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}},
+}
+STRICT_TREE = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema#",
+    "$id": "https://acme.example/strict-tree",
+    "$dynamicAnchor": "node",
+    "type": "object",
+    "$ref": "tree",
+    "unevaluatedProperties": False,
+    "$defs": {"tree": TREE},
+}
+TREE_OF_2019 = {
+    "$id": "https://acme.example/tree",
+    "$recursiveAnchor": True,
+    "type": "object",
+    "properties": {"data": True, "kids": {"type": "array", "items": {"$recursiveRef": "#"}}},
+}
+# A schema, arguments that fit, and arguments that do not: what refers dynamically, and what is embedded by `$id`.
+REFERRING: dict[str, tuple[Json, Json, Json]] = {
+    "a tree": (TREE, {"kids": [{"kids": []}]}, {"kids": [{"kids": [1]}]}),
+    "a tree that is told to be strict": (STRICT_TREE, {"kids": [{"data": 1}]}, {"kids": [{"daat": 1}]}),
+    "a list whose items its user says": (
+        {
+            **of({"a": {"$ref": "strings"}}),
+            "$defs": {
+                "strings": {
+                    "$id": "strings",
+                    "$ref": "list",
+                    "$defs": {"s": {"$dynamicAnchor": "T", "type": "string"}, "list": LIST_OF_T},
+                }
+            },
+        },
+        {"a": ["x"]},
+        {"a": [1]},
+    ),
+    "a list whose items nobody says": (
+        {**of({"a": {"$ref": "list"}}), "$defs": {"list": LIST_OF_T}},
+        {"a": []},
+        {"a": ["x"]},
+    ),
+    "an anchor that is only an anchor": (
+        of({"a": {"$dynamicRef": "#s"}}, **{"$defs": {"s": {"$anchor": "s", "type": "string"}}}),
+        {"a": ""},
+        {"a": 1},
+    ),
+    "an embedded schema's own top": (
+        of({"a": {"$id": "urn:acme:b", "properties": {"b": {"$ref": "#"}}, "maxProperties": 1}}),
+        {"a": {"b": {"b": {}}}},
+        {"a": {"b": {"b": 1, "c": 2}}},
+    ),
+    "an embedded schema by its name": (
+        of({"a": {"$ref": "urn:acme:b"}, "b": {"$id": "urn:acme:b", "type": "string"}}),
+        {"a": ""},
+        {"a": 1},
+    ),
+    "recursion of 2019-09": ({"$schema": DRAFT_2019, **TREE_OF_2019}, {"kids": [{}]}, {"kids": [{"kids": [1]}]}),
+    "recursion of 2019-09 that is told to be strict": (
+        {
+            "$schema": f"{DRAFT_2019}#",
+            "$id": "https://acme.example/strict-tree",
+            "$recursiveAnchor": True,
+            "type": "object",
+            "$ref": "tree",
+            "unevaluatedProperties": False,
+            "$defs": {"tree": TREE_OF_2019},
+        },
+        {"kids": [{"data": 1}]},
+        {"kids": [{"daat": 1}]},
+    ),
+    "an id that is no keyword any more": (of({"a": {"id": "x", "type": "string"}}), {"a": ""}, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize(("schema", "fits", "does_not"), REFERRING.values(), ids=REFERRING.keys())
+def test_references_mean_what_their_dialect_says(schema: Json, fits: Json, does_not: Json) -> None:
+    compiled = compile_schema(schema)
+    assert (compiled.violation(fits), compiled.violation(does_not) is None) == (None, False)
+    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    assert (judge(schema).is_valid(fits), judge(schema).is_valid(does_not)) == (True, False)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("mark", ["", "#"])
+def test_a_dialect_is_named_with_and_without_an_empty_fragment(dialect: str, mark: str) -> None:
+    schema = of({"a": {"type": "string"}}, **{"$schema": dialect + mark})
+    assert compile_schema(schema).violation({"a": 1}) == Violation("/a", "type")
+
+
+VIOLATIONS: list[tuple[Json, Json, Violation | None]] = [
+    (of({}, required=["a"]), {}, Violation("", "required")),
+    (of({"a": {"type": "string"}}), {"a": 1}, Violation("/a", "type")),
+    (of({"a": {"type": "integer"}}), {"a": True}, Violation("/a", "type")),
+    (of({"a": {"type": "integer"}}), {"a": 1.0}, None),
+    (of({"a/b~c": {"type": "string"}}), {"a/b~c": 1}, Violation("/a~1b~0c", "type")),
+    (of({"a": {"items": {"maxLength": 1}}}), {"a": ["", "12"]}, Violation("/a/1", "maxLength")),
+    (of({}, additionalProperties=False), {"secret": 1}, Violation("", "additionalProperties")),
+    (of({"a": False}), {"a": 1}, Violation("/a", "falseSchema")),
+    (of({"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}), {"a": 1}, Violation("/a", "anyOf")),
+    (of({"a": {"enum": ["x"]}}), {"a": "y"}, Violation("/a", "enum")),
+    (of({"a": {"pattern": "^x$"}}), {"a": "y"}, Violation("/a", "pattern")),
+    (of({"a": {"pattern": "^x$"}}), {"a": "x\n"}, Violation("/a", "pattern")),
+    (of({"a": {"pattern": "x"}}), {"a": "axb"}, None),  # as the standard has it: not anchored
+    (of({"a": {"$ref": "#/$defs/s"}}, **{"$defs": {"s": {"minimum": 3}}}), {"a": 1}, Violation("/a", "minimum")),
+    (of({"a": {"format": "ipv4"}}), {"a": "nonsense"}, None),  # an annotation
+    (of({}, propertyNames={"maxLength": 2}), {"abc": 1}, Violation("", "propertyNames")),
+    (of({}, dependentRequired={"a": ["b"]}), {"a": 1}, Violation("", "required")),
+    (of({"a": {"uniqueItems": True}}), {"a": [1, 1]}, Violation("/a", "uniqueItems")),
+    (of({"a": {"uniqueItems": True}}), {"a": [1, True]}, None),
+    (of({"a": {"maximum": 2**53}}), {"a": 2**53 + 1}, Violation("/a", "maximum")),
+    (of({"a": {"multipleOf": 0.01}}), {"a": 19.99}, None),
+    (of({"a": {"maxLength": 1}}), {"a": "😀"}, None),
+]
+
+
+@pytest.mark.parametrize(("schema", "arguments", "violation"), VIOLATIONS)
+def test_a_violation_is_a_place_and_a_keyword(schema: Json, arguments: Json, violation: Violation | None) -> None:
+    assert compile_schema(schema).violation(arguments) == violation
+
+
+def test_no_violation_holds_the_value(canary: str = "s3cret-canary") -> None:
+    """Threat C5: the value in every position, refused by every keyword."""
+    for schema, _, violation in VIOLATIONS:
+        if violation is None:
+            continue
+        compiled = compile_schema(schema)
+        for value in (canary, [canary], {"x": canary}, [[{"y": canary}]]):
+            for name in (*schema.get("properties", {}), "other"):
+                assert canary not in repr(compiled.violation({name: value}))
+
+
+def test_a_pointer_made_of_the_callers_names_is_cut() -> None:
+    schema = compile_schema(of({}, additionalProperties={"additionalProperties": {"type": "string"}}))
+    assert schema.violation({"a": {"b" * 1000: 1}}) == Violation("/a", "type")
+
+
+# What may be slow, with arguments that would make it slow. Each took seconds to hours somewhere (threats C2, C3).
+RECURSIVE = {"$ref": "#"}
+BOMBS: dict[str, tuple[Json, Json]] = {
+    "nested quantifiers": (of({"a": {"pattern": "^(a+)+$"}}), {"a": "a" * 100_000 + "!"}),
+    "alternatives": (of({"a": {"pattern": "^(a|a|aa)*$"}}), {"a": "a" * 100_000 + "!"}),
+    "patterns of names": ({"type": "object", "patternProperties": {"(x+x+)+y": {}}}, {"x" * 50_000: 1}),
+    "unique objects": (of({"a": {"uniqueItems": True}}), {"a": [{"i": i, "j": {"k": i}} for i in range(3_000)]}),
+    "unique lists": (of({"a": {"uniqueItems": True}}), {"a": [[i] for i in range(10_000)]}),
+    "many patterns, much text": (
+        of({f"p{n}": {"pattern": f"(.{{0,40}}){n}y"} for n in range(60)}),
+        {f"p{n}": "x" * 16_000 for n in range(60)},
+    ),
+    "many values, many schemas": (
+        of({"a": {"items": {"allOf": [{"minimum": -n} for n in range(500)]}}}),
+        {"a": [0] * 300_000},
+    ),
+    "much of contains": (of({"a": {"contains": {"contains": {"const": 1}}}}), {"a": [[0] * 500] * 500}),
+    "all of itself, twice": (of({}, allOf=[of({"c": RECURSIVE}), of({"c": RECURSIVE})]), "deep"),
+    "any of itself": (of({}, anyOf=[of({"c": RECURSIVE}, required=["z"]), of({"c": RECURSIVE})]), "deep"),
+    "one of itself": (of({}, oneOf=[of({"c": RECURSIVE, "d": False}), of({"c": RECURSIVE}, required=["d"])]), "deep"),
+    "itself by two names": (
+        {"type": "object", "properties": {"c": RECURSIVE}, "patternProperties": {"c": RECURSIVE}},
+        "deep",
+    ),
+    "if itself then itself": ({"type": "object", "if": of({"c": RECURSIVE}), "then": of({"c": RECURSIVE})}, "deep"),
+    "nothing of itself left": (of({}, unevaluatedProperties=False, allOf=[of({"c": RECURSIVE})] * 2), "deep"),
+    "errors in every branch": (of({"a": {"anyOf": [{"items": {"type": "string"}}] * 100}}), {"a": list(range(1_000))}),
+    "itself at once": ({"type": "object", "$ref": "#"}, {"a": 1}),
+    "itself at once, dynamically": ({"type": "object", "$dynamicAnchor": "x", "$dynamicRef": "#x"}, {"a": 1}),
+    "any of itself, dynamically": (
+        {
+            **of({}, anyOf=[of({"c": {"$dynamicRef": "#x"}}, required=["z"]), of({"c": {"$dynamicRef": "#x"}})]),
+            "$dynamicAnchor": "x",
+        },
+        "deep",
+    ),
+    "itself by way of another": (
+        {"type": "object", "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"a": 1},
+    ),
+}
+
+
+def deep(leaf: Json) -> Json:
+    for _ in range(30):
+        leaf = {"c": leaf}
+    return leaf
+
+
+@pytest.mark.parametrize(("schema", "arguments"), BOMBS.values(), ids=BOMBS.keys())
+def test_no_schema_and_arguments_together_are_slow(schema: Json, arguments: Json) -> None:
+    compiled = compile_schema(schema)
+    started = time.process_time()
+    for given_ in (deep({}), deep({"c": 5}), deep({"d": 1})) if arguments == "deep" else (arguments,):
+        compiled.violation(given_)
+    # Two orders above what it takes; the worst of these took minutes before it was bounded.
+    assert time.process_time() - started < 3.0
+
+
+def test_what_would_cost_too_much_is_refused_unchecked() -> None:
+    compiled = compile_schema(BOMBS["many values, many schemas"][0])
+    assert compiled.violation({"a": [0] * 300_000}) == Violation("", TOO_MUCH)
+    assert compiled.violation({"a": [0] * 1_000}) is None
+
+
+scalars = st.none() | st.integers(-9, 9) | st.text()
+
+
+@given(st.dictionaries(st.text(max_size=4), st.recursive(scalars, st.lists, max_leaves=20)))
+def test_json_has_no_more_values_and_characters_than_bytes(arguments: Json) -> None:
+    """So where the bytes are few enough, nothing needs to be counted."""
+    values, characters, _ = _extent(arguments, 1_000_000)
+    assert max(values, characters) <= len(orjson.dumps(arguments))
+
+
+def test_what_would_cost_too_much_to_explain_is_refused_unexplained() -> None:
+    compiled = compile_schema(of({}, anyOf=[of({"c": RECURSIVE}, required=["z"]), of({"c": RECURSIVE})]))
+    assert compiled.violation(deep({"c": 5})) == Violation("", UNEXPLAINED)
+    assert compiled.violation({"c": 5}) == Violation("", "anyOf")
+
+
+def test_references_are_never_fetched() -> None:
+    """Report BL-069: a listener that counts who comes, and a file that nobody may read."""
+    with socket.create_server(("127.0.0.1", 0)) as canary:
+        canary.settimeout(0.05)
+        here = f"http://127.0.0.1:{canary.getsockname()[1]}/schema.json"
+        for reference in (here, f"{here}#/a", f"//{here[7:]}", "file:///etc/hostname", "urn:x", "x.json"):
+            places = [
+                of({"a": {"$ref": reference}}),
+                of({}, **{"$defs": {"a": {"$ref": reference}}}),
+                of({}, x={"$ref": reference}, allOf=[{"$ref": "#/x"}]),
+                of({}, **{"$schema": reference}),
+                of({"a": {"items": [{"$ref": reference}]}}, **{"$schema": "http://json-schema.org/draft-07/schema#"}),
+                of({}, **{"$id": here, "$ref": "other"}),
+                of({"a": {"$dynamicRef": reference}}),
+            ]
+            for schema in places:
+                with pytest.raises(SchemaRefused):
+                    compile_schema(schema)
+        assert compile_schema(of({"a": {"enum": [{"$ref": here}]}}, x={"$ref": here})).violation({"a": 1}) is not None
+        local = compile_schema(of({"a": {"$ref": "#/$defs/s"}}, **{"$defs": {"s": {"type": "string"}}}))
+        assert local.violation({"a": "x"}) is None and local.violation({"a": 1}) is not None
+        with pytest.raises(TimeoutError):
+            canary.accept()
+
+
+# --- each engine is the other's judge ------------------------------------------------------------------------------
+
+names = st.sampled_from(["a", "b", "c", "d"])
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.sampled_from([0.0, 1.0, 0.5, -2.5, 1e15, 2**53, 2**63, -(2**63)])
+    | st.sampled_from(["", "a", "ab", "äöü", "a b", "\n", "1", "😀"])
+)
+values = st.recursive(
+    scalars,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(names, children, max_size=4),
+    max_leaves=8,
+)
+small = st.integers(0, 3)
+patterns = st.sampled_from(["^a", "b", "^[a-z]+", "a|1", "^.{2,3}", "(ab)*", " "])
+types = st.sampled_from(["string", "integer", "number", "boolean", "null", "array", "object"])
+
+
+def keywords(children: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
+    """Schemas whose subschemas are `children`."""
+    several = st.lists(children, min_size=1, max_size=3)
+    named = st.dictionaries(names, children, max_size=3)
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": types | st.lists(types, min_size=1, max_size=3, unique=True),
+            "const": values,
+            "enum": st.lists(values, min_size=1, max_size=3),
+            "minimum": st.integers(-3, 3),
+            "exclusiveMaximum": st.integers(-3, 3),
+            "multipleOf": st.sampled_from([1, 2, 3]),
+            "minLength": small,
+            "maxLength": small,
+            "pattern": patterns,
+            "items": children,
+            "prefixItems": several,
+            "contains": children,
+            "minContains": small,
+            "maxItems": small,
+            "uniqueItems": st.booleans(),
+            "properties": named,
+            "patternProperties": st.dictionaries(st.sampled_from(["^a", "b|c"]), children, max_size=2),
+            "additionalProperties": children,
+            "propertyNames": st.fixed_dictionaries({}, optional={"maxLength": small, "pattern": patterns}),
+            "required": st.lists(names, max_size=2, unique=True),
+            "dependentRequired": st.dictionaries(names, st.lists(names, max_size=2, unique=True), max_size=2),
+            "dependentSchemas": named,
+            "minProperties": small,
+            "allOf": several,
+            "anyOf": several,
+            "oneOf": several,
+            "not": children,
+            "if": children,
+            "then": children,
+            "else": children,
+            "unevaluatedProperties": children,
+            "unevaluatedItems": children,
+            "$ref": st.sampled_from(["#/$defs/one", "#/$defs/two"]),
+        },
+    )
+
+
+schemas: st.SearchStrategy[Json] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
+
+
+@settings(max_examples=50)
+@given(root=keywords(schemas), one=schemas, two=schemas, arguments=st.dictionaries(names, values, max_size=4))
+def test_both_engines_say_the_same(root: Json, one: Json, two: Json, arguments: dict[str, Json]) -> None:
+    schema = {**root, "type": "object", "$defs": {"one": one, "two": two}}
+    compiled = compiled_or_none(schema)
+    if compiled is None:
+        return
+    judge = jsonschema.Draft202012Validator(schema, registry=Registry())
+    try:
+        fits = judge.is_valid(arguments)
+    except RecursionError:  # a reference to itself: the judge has no opinion, ours has an end
+        compiled.violation(arguments)
+        return
+    violation = compiled.violation(arguments)
+    assert (violation is None) == fits
+    if violation is not None and violation.keyword != UNEXPLAINED:
+        assert resolves(violation.pointer, arguments)
+
+
+def compiled_or_none(schema: Json) -> ArgumentSchema | None:
+    """None where it is refused for its size; anything that both engines know as a schema must be used."""
+    jsonschema.Draft202012Validator.check_schema(schema)
+    try:
+        return compile_schema(schema)
+    except SchemaRefused as refused:
+        assert "too many" in refused.reason or "nested deeper" in refused.reason
+        return None
+
+
+def resolves(pointer: str, value: Json) -> bool:
+    for token in pointer.split("/")[1:]:
+        step = token.replace("~1", "/").replace("~0", "~")
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    return True
+
+
+broken_keywords = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("type", "properties", "required", "items", "enum", "minimum", "anyOf", "maxLength", "uniqueItems",
+         "additionalProperties", "patternProperties", "dependentRequired", "$defs", "not", "pattern"),
+        values,
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=75)
+@given(root=broken_keywords, below=broken_keywords)
+def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
+    schema = {**root, "type": "object", "items": below}
+    judge = jsonschema.Draft202012Validator(jsonschema.Draft202012Validator.META_SCHEMA)
+    try:
+        compile_schema(schema)
+        used = True
+    except SchemaRefused as refused:
+        used = "dialect" not in refused.reason and "pattern" not in refused.reason
+    assert used == judge.is_valid(schema)
+
+
+@given(schema=values | st.dictionaries(st.sampled_from(["type", "$ref", "$id", "properties", "$defs"]), values))
+def test_whatever_an_upstream_calls_a_schema_is_used_or_refused(schema: Json) -> None:
+    try:
+        compile_schema(json.loads(json.dumps(schema)))
+    except SchemaRefused:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "ours", "judges"),
+    [
+        ({"pattern": "^a$"}, "a\n", False, True),  # Python's $ also matches before a line end
+        ({"pattern": r"^\d$"}, "٣", False, True),  # ECMA 262 digits are ASCII; Python's are Unicode's
+        ({"pattern": r"^\w$"}, "ä", False, True),
+        ({"multipleOf": 0.01}, 0.07, True, False),  # the judge divides binary fractions
+        ({"multipleOf": 1e-8}, 12391239123, True, True),
+    ],
+)
+def test_where_the_engines_differ_we_know_it(keyword: Json, value: Json, ours: bool, judges: bool) -> None:
+    schema = of({"a": keyword})
+    assert (compile_schema(schema).violation({"a": value}) is None) == ours
+    assert jsonschema.Draft202012Validator(schema).is_valid({"a": value}) == judges
