@@ -22,6 +22,7 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, mal
 STATELESS_VERSIONS = ("2026-07-28",)
 SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 STATELESS_SET = frozenset(STATELESS_VERSIONS)
+ALL_VERSIONS = (*STATELESS_VERSIONS, *reversed(SESSION_VERSIONS))
 SESSION_VERSIONS_SET = frozenset(SESSION_VERSIONS)
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
@@ -82,7 +83,7 @@ def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, 
     if header is None or body != header:
         raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
     if header not in STATELESS_SET:
-        raise unsupported(header)
+        raise unsupported(header, STATELESS_VERSIONS)
     return Era.STATELESS, header
 
 
@@ -206,7 +207,7 @@ def _mismatch(detail: str) -> Refusal:
     return Refusal(Reason.HEADER_MISMATCH, detail)
 
 
-def unsupported(requested: str) -> Refusal:
-    """The refusal of a revision that no address serves. It names all that each serves, whichever era was meant."""
-    supported = [*STATELESS_VERSIONS, *reversed(SESSION_VERSIONS)]
-    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": supported, "requested": requested})
+def unsupported(requested: str, supported: Sequence[str] = ALL_VERSIONS) -> Refusal:
+    """The refusal of a revision. A stateless request is answered with the revisions that `server/discover` names, as
+    the official suite demands; any other request with all revisions of the address."""
+    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": [*supported], "requested": requested})

@@ -64,6 +64,10 @@ def test_an_unsupported_version_is_told_with_those_that_are() -> None:
         eras.version_of(EraHeaders(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
     every = ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]
     assert caught.value.data == {"supported": every, "requested": "2027-01-01"}
+    stateless = Request(1, "tools/list", {"_meta": {META_VERSION: "2027-01-01"}})
+    with pytest.raises(Refusal) as caught:
+        eras.version_of(EraHeaders(protocol_version=("2027-01-01",)), stateless)
+    assert caught.value.data == {"supported": ["2026-07-28"], "requested": "2027-01-01"}
 
 
 @pytest.mark.parametrize("header", ["2099-01-01", "2025-06-18", "2026-07-28", "nonsense", ""])
