@@ -1,10 +1,10 @@
-"""Reasons, refusals, and the one table from reason to answer.
+"""Defines refusal reasons, errors in the operator's files, and the table from reason to answer.
 
-Three kinds, never mixed:
+Errors are of three kinds, which are never mixed:
 
-    Refusal          the caller's: one `Reason` from a closed set, answered by the table below
-    ConfigError      the operator's: every fault of a file at once, with position and hint
-    anything else    a bug of ours: answered 500, recorded once, no detail outside
+    Refusal          the caller's error: one `Reason` from a closed set, answered by the table below
+    ConfigError      the operator's error: every fault in a file at once, with position and hint
+    anything else    a bug in sidecar: answered with 500, recorded once, without details for the caller
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 
 class Reason(StrEnum):
-    """Why a call was refused. The words stand in answers, audit records and metrics (CONTRACT 6)."""
+    """Why a call was refused. The values appear in answers, audit records and metrics (CONTRACT 6)."""
 
     UNAUTHENTICATED = "unauthenticated"
     BAD_CREDENTIAL = "bad-credential"
@@ -68,23 +68,23 @@ class Reason(StrEnum):
 
 
 class CredentialFault(StrEnum):
-    """What is wrong with a credential that was refused as `bad-credential`. The words stand in the audit."""
+    """Why a credential was refused as `bad-credential`. The values appear in audit records."""
 
-    MALFORMED = "malformed"  # it cannot be read, or is there more than once
+    MALFORMED = "malformed"  # cannot be parsed, or is present more than once
     ISSUER_UNKNOWN = "issuer-unknown"
-    KEY_UNKNOWN = "key-unknown"  # its issuer has no such key
-    KEYS_UNAVAILABLE = "keys-unavailable"  # its issuer's keys cannot be had
+    KEY_UNKNOWN = "key-unknown"  # the issuer has no such key
+    KEYS_UNAVAILABLE = "keys-unavailable"  # the issuer's keys are unavailable
     SIGNATURE = "signature"
     EXPIRED = "expired"
     NOT_YET_VALID = "not-yet-valid"
     AUDIENCE = "audience"
-    NOT_ACCEPTED = "not-accepted"  # its algorithm, type, lifetime or claims are not those that are believed here
-    SUBJECT = "subject"  # its issuer may not name its subject or actors so, or nobody is called so
-    UNKNOWN = "unknown"  # an API key, or an address's own token, that is none
-    PROOF = "proof"  # what it is bound to was not shown, or does not fit
+    NOT_ACCEPTED = "not-accepted"  # the algorithm, type, lifetime or claims are not accepted
+    SUBJECT = "subject"  # the issuer may not name this subject or these actors, or the name is not valid
+    UNKNOWN = "unknown"  # no such API key or address token
+    PROOF = "proof"  # the proof of possession is missing or does not match
     REPLAYED = "replayed"
-    NOT_EXCHANGED = "not-exchanged"  # its issuer gives no token of the upstream for it
-    REVOKED = "revoked"  # it was believed, and is not any more
+    NOT_EXCHANGED = "not-exchanged"  # the issuer did not exchange it for a token of the upstream
+    REVOKED = "revoked"  # was valid earlier and has been revoked
 
 
 ErrorCode = Literal[
@@ -96,17 +96,18 @@ ErrorCode = Literal[
     "Timeout",
     "InternalError",
 ]
-"""The seed's McpErrorCode."""
+"""McpErrorCode of the seed."""
 
 AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one reason is told. `http` is for the stateless era and plain HTTP, `session_http` for the session era,
-    where a 403 would cost the client its session. `live_http` is for a message in a live session, where it differs:
-    session-era clients stop at every 4xx that answers a message. `code` is the JSON-RPC error code: the HTTP status,
-    which lies outside every range that JSON-RPC, MCP and A2A reserve, unless the protocol names its own."""
+    """How one reason is answered. `http` is the HTTP status for the stateless era and plain HTTP, `session_http` for
+    the session era, where a 403 would end the client's session. `live_http` is for a message in a live session, where
+    it differs: session-era clients stop at every 4xx that answers a message. `code` is the JSON-RPC error code: the
+    HTTP status, which lies outside every range that JSON-RPC, MCP and A2A reserve, unless the protocol defines its
+    own."""
 
     http: int
     session_http: int
@@ -168,14 +169,15 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.PIN_MISMATCH: _carried(
         403, _UNAUTHORIZED, "permission_denied", "The tool is not as it was when it was approved"
     ),
-    Reason.METHOD_UNKNOWN: Answer(  # the stateless era has words of its own for it: 404, and -32601 (`mcp.call_from`)
+    Reason.METHOD_UNKNOWN: Answer(  # the stateless era defines its own answer: 404 and -32601 (`mcp.call_from`)
         404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
     ),
-    # At the address of all servers a live session goes on although one name in it leads nowhere.
+    # At the aggregate address a live session continues although one name in it is unknown.
     Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server", live_http=200),
-    # Session era: an HTTP 404 says there that the session is gone, and who asked for an old tool or task would lose it.
+    # In the session era HTTP 404 means that the session has ended, so a client that names an old tool or task would
+    # lose it.
     Reason.TOOL_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such tool"),
-    Reason.SESSION_UNKNOWN: _same(404, -32600, _NOT_FOUND, "error", "Session terminated"),  # clients look for this text
+    Reason.SESSION_UNKNOWN: _same(404, -32600, _NOT_FOUND, "error", "Session terminated"),  # clients match this text
     Reason.TASK_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such task"),
     Reason.NOT_CANCELABLE: _same(409, 409, _INVALID, "error", "The task cannot be cancelled"),
     Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),
@@ -194,15 +196,15 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),
     Reason.UPSTREAM_LIMITED: _carried(429, _LIMITED, "rate_limited", "The upstream limits how often it is called"),
     Reason.RESPONSE_REFUSED: _carried(502, _FAILED, "error", "The upstream's answer was refused"),
-    # Never told to anybody: the caller went away before its answer was complete (nginx's 499).
+    # Never sent: the caller disconnected before its answer was complete (nginx's 499).
     Reason.CALLER_GONE: _carried(499, _FAILED, "error", "The caller went away"),
     Reason.INTERNAL: _carried(500, "InternalError", "error", "Internal error"),
 }
 
 
 class LimitState(NamedTuple):
-    """Where a limit stands. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch. `charged` is
-    what this call takes of it. What has a `unit` is so much of that; all else is calls."""
+    """The state of one limit. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch; `charged`
+    is what this call consumes. A limit with a `unit` counts that unit; any other counts calls."""
 
     name: str
     limit: float
@@ -214,7 +216,7 @@ class LimitState(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Its name, for a caller: a row's limit by the name of its column, because no rule is told."""
+        """The limit's name for callers. A rule's limit is named by its column, so that the rule is not disclosed."""
         return ROW_LIMIT if self.name.startswith("rule:") else self.name
 
 
@@ -222,14 +224,14 @@ ROW_LIMIT = "max_calls_per_hour"
 
 
 class Refusal(Exception):
-    """The caller's call ends here, for one reason. Never carries a secret, an argument's value or a rule.
+    """Ends the caller's call for one reason. Never carries a secret, the value of an argument or a rule.
 
-    `detail` is a sentence of ours for the caller (what and where, e.g. "params.name must be a string");
-    `data` is what the protocol's own error carries beside ours (e.g. MCP's `supported` versions);
+    `detail` is a sentence for the caller that says what and where (e.g. "params.name must be a string").
+    `data` is added to the protocol's own error (e.g. MCP's `supported` versions).
     `code` overrides the table's JSON-RPC code (parse errors), `http` its status, and `words` its sentence, where an
-    upstream's own are passed on; `challenge` fills `WWW-Authenticate` after
-    `scheme`, `allow` are the verbs of `Allow`. `credential_fault` is for evidence alone: what was wrong with a bad
-    credential; one that was believed before, and is refused without a word on it, was revoked.
+    upstream's own are passed on. `challenge` fills `WWW-Authenticate` after `scheme`; `allow` lists `Allow`.
+    `credential_fault` is for audit records only: what is wrong with a bad credential. A credential that was accepted
+    earlier and is refused without a fault was revoked.
     """
 
     def __init__(
@@ -270,12 +272,13 @@ class Refusal(Exception):
 
 
 class Unsent(Refusal):
-    """Nothing was sent to the upstream, so nothing is charged: there was nothing to show to it, or no use in trying."""
+    """Nothing was sent to the upstream, so nothing is charged: no credential was available for it, or the breaker is
+    open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong in a file. `line` and `column` count from 1 (0 = the file as a whole); `width` in characters."""
+    """One error in a file. `line` and `column` count from 1 (0 is the file as a whole); `width` is in characters."""
 
     file: str
     line: int
@@ -298,7 +301,7 @@ class Fault:
         return "\n".join(lines)
 
     def _quoted(self) -> tuple[str, str]:
-        """The line, and below it a mark where the fault is."""
+        """Returns the line, and below it a marker at the position of the fault."""
         gutter, start = f"{self.line:5d} | ", self.column - 1
         before, marked = self.source[:start], self.source[start : start + self.width]
         width = max(self.width, len(visible_lines(marked)), 1)
@@ -307,7 +310,7 @@ class Fault:
 
 
 class ConfigError(Exception):
-    """Every fault that was found in the operator's files, at once."""
+    """All faults found in the operator's files."""
 
     def __init__(self, faults: list[Fault] | tuple[Fault, ...]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -315,46 +318,46 @@ class ConfigError(Exception):
 
 
 class SettingsError(ConfigError):
-    """`sidecar.yaml`, keys, or the environment."""
+    """Faults in `sidecar.yaml`, in keys, or in the environment."""
 
 
 class PolicyError(ConfigError):
-    """Models, rows, budgets."""
+    """Faults in models, rules or budgets."""
 
 
 @dataclass(slots=True)
 class Together:
-    """What several readers have against the operator's files: who mends them wants to hear all of it at once."""
+    """Collects the faults that several readers find, so that the operator sees all of them at once."""
 
     errors: list[ConfigError] = field(default_factory=list)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Go on behind a reader that raised ConfigError. What it would have made is not there: see `refuse`."""
+        """Continues after a reader that raised ConfigError. The reader's result is then missing: see `refuse`."""
         try:
             yield
         except ConfigError as error:
             self.errors.append(error)
 
     def refuse(self) -> None:
-        """Raise what was noted, each fault once, as the first of its kind; nothing if there was none."""
+        """Raises the collected faults, each once, as an error of the first one's class. Does nothing if there are
+        none."""
         if self.errors:
             raise type(self.errors[0])(tuple(dict.fromkeys(fault for error in self.errors for fault in error.faults)))
 
 
 def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fault:
-    """A fault of a file as a whole: missing, unreadable, empty."""
+    """A fault of the whole file: missing, unreadable, empty."""
     return Fault(str(path), 0, 0, code, message, hint)
 
 
 def visible(text: str) -> str:
-    """The same text where every character is printable; else with escapes for those that are not. A line end is one of
-    them: a name must not begin a line of its own."""
+    """Escapes characters that are not printable. Line ends are escaped too, so that a name cannot begin a line of its
+    own."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def visible_lines(text: str) -> str:
-    """A text of several lines: their ends and tabs stay."""
     return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.split("\n"))

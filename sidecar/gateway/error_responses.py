@@ -1,7 +1,7 @@
 """Writes refusals as each protocol and era expects them.
 
-One refusal, told in the protocol it came in: a JSON-RPC error with the HTTP status of its era, a tool result where
-the model itself should mend the arguments, or `application/problem+json` outside any protocol. The table is
+A refusal is written in the protocol of its request: a JSON-RPC error with the HTTP status of its era, a tool result
+where the model should correct the arguments, or `application/problem+json` outside any protocol. The table is
 `errors.ANSWERS`; CONTRACT 6 shows it.
 """
 
@@ -24,7 +24,7 @@ JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 UNEXPLAINED = "This call is not permitted"
 _EXPLANATION = re.compile(r', error_description="[^"]*"')
-RETRY_WITHOUT_HINT_S = 1  # a 503 always names a time; ours when nobody knows better
+RETRY_WITHOUT_HINT_S = 1  # a 503 always has Retry-After; used when no other time is known
 
 REFUSAL_URN = "urn:sidecar:refusal:"
 
@@ -33,17 +33,17 @@ Disclosure = Literal["reason", "kind", "hide"]
 
 
 class AnswerShape(StrEnum):
-    """In which form the caller is spoken to."""
+    """The form in which a request is answered."""
 
     STATELESS = "stateless"
     SESSION = "session"
-    LIVE = "live session"  # of the session era, and the session is there
+    LIVE = "live session"  # session era, and the session exists
     PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """An answer of ours, ready for any HTTP server."""
+    """An answer made here, independent of the HTTP server."""
 
     status: int
     body: bytes
@@ -53,7 +53,7 @@ class ErrorResponse:
 
 @dataclass(frozen=True, slots=True)
 class McpError:
-    """The seed's error, and at the same time a problem document (RFC 9457). What is None is left out."""
+    """The seed's error, which is also a problem document (RFC 9457). Members that are None are omitted."""
 
     type: Annotated[str, "what happened: `urn:sidecar:…`, or `about:blank` where that is kept back"]
     title: Annotated[str, "the same for people, from a closed set"]
@@ -72,14 +72,13 @@ class McpError:
     reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
 
     def encoded(self) -> bytes:
-        """As JSON."""
         members = ((each.name, getattr(self, each.name)) for each in fields(self))
         return orjson.dumps({name: value for name, value in members if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class DenyManner:
-    """How the operator wants refusals told (`answers:` in sidecar.yaml)."""
+    """How refusals are presented (`answers:` in sidecar.yaml)."""
 
     deny_style: DenyStyle = "auto"
     disclosure: Disclosure = "reason"
@@ -95,7 +94,7 @@ def tell(
     manner: DenyManner = DenyManner(),
     resource_metadata: str = "",
 ) -> ErrorResponse:
-    """The whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
+    """Returns the whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
     answer = refusal.answer
     facts = _facts(refusal, answer, decision_id, manner.disclosure)
     headers = headers_of(refusal, facts, resource_metadata)
@@ -108,13 +107,13 @@ def tell(
 
 
 def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
-    """The JSON-RPC error of a refusal."""
+    """Returns the JSON-RPC error of a refusal."""
     error = {"code": refusal.code, "message": message_of(refusal, facts), "data": _data(refusal, facts)}
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
 def facts_of(refusal: Refusal, decision_id: str, manner: DenyManner) -> Mapping[str, Any]:
-    """What every refusal carries, for an error inside a stream."""
+    """Returns the facts that every refusal carries, for an error inside a stream."""
     return _facts(refusal, refusal.answer, decision_id, manner.disclosure)
 
 
@@ -138,7 +137,7 @@ def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Discl
 
 
 def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: str) -> dict[str, str]:
-    """What HTTP's head says of a refusal, whatever protocol its body is in."""
+    """Returns the HTTP headers of a refusal, which are the same in every protocol."""
     answer, headers = refusal.answer, dict[str, str]()
     if answer.http == 401 or refusal.reason is Reason.INSUFFICIENT_SCOPE:
         parts = [f'resource_metadata="{resource_metadata}"'] if resource_metadata else []
@@ -146,7 +145,7 @@ def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: st
             told = _reason_told(refusal, facts)
             parts.append(refusal.challenge if told else _EXPLANATION.sub("", refusal.challenge))
         headers["WWW-Authenticate"] = f"{refusal.scheme} {', '.join(parts)}" if parts else refusal.scheme
-    if refusal.allow:  # RFC 9110 15.5.6 asks for it with every 405
+    if refusal.allow:  # required with every 405 (RFC 9110 15.5.6)
         headers["Allow"] = ", ".join(refusal.allow)
     if answer.http == 429 or answer.http == 503:
         headers["Retry-After"] = str(_whole_seconds(refusal.retry_after_s or RETRY_WITHOUT_HINT_S))
@@ -155,7 +154,7 @@ def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: st
         limit = refusal.limit
         name = '"limit"'
         window = f";w={max(1, round(limit.window_s))}" if limit.window_s else ""  # concurrency has none
-        # Its numbers are whole, so what costs is told in millionths, and that is said.
+        # The draft's numbers are integers, so costs are given in millionths, and the unit says so.
         scale, unit = (1_000_000, f';qu="micro-{limit.unit}"') if limit.unit else (1, "")
         headers["RateLimit-Policy"] = f"{name};q={round(limit.limit * scale)}{unit}{window}"
         left, wait_s = round(limit.remaining * scale), _whole_seconds(refusal.retry_after_s or 0)
@@ -168,7 +167,7 @@ def _whole_seconds(seconds: float) -> int:
 
 
 def message_of(refusal: Refusal, facts: Mapping[str, Any]) -> str:
-    """The refusal as a sentence, as far as the operator lets it be explained."""
+    """Returns the refusal as a sentence, with as much explanation as the operator allows."""
     if not _reason_told(refusal, facts):
         return UNEXPLAINED
     if refusal.words:
@@ -181,14 +180,14 @@ def _data(refusal: Refusal, facts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reason_told(refusal: Refusal, facts: Mapping[str, Any]) -> bool:
-    # No sentence may tell what the operator keeps back.
+    # The sentence must not disclose what the operator withholds.
     return facts.get("reason") == refusal.reason.value
 
 
 def _status(answer: Answer, shape: AnswerShape, manner: DenyManner) -> int:
     carried = answer.http != answer.session_http
     if carried and manner.deny_style == "http" and not (shape is not AnswerShape.STATELESS and answer.http == 404):
-        return answer.http  # in a session 404 has one meaning: it is over
+        return answer.http  # in a session, 404 means only that the session has ended
     if carried and manner.deny_style in ("jsonrpc", "tool_result"):
         return answer.session_http
     if shape is AnswerShape.LIVE:
@@ -215,8 +214,8 @@ def _tool_result(refusal: Refusal, shape: AnswerShape, request_id: Id | None, fa
 
 
 def plain_status(answer: Answer) -> int:
-    """The HTTP status outside of any protocol. What one carries in a success (a tool's own error) is the caller's
-    mistake there."""
+    """The HTTP status outside of any protocol. A reason that a protocol carries in a success (a tool's error) is an
+    error of the caller here."""
     return answer.http if answer.http >= 400 else 400
 
 

@@ -1,7 +1,7 @@
 """Carries out an authorized call at its upstream.
 
-One function for each kind of intent. What goes to the upstream is our own serialisation of what was decided; what
-comes back passes `response_stream.py`. Sessions begin and end here, because they do so with the upstream's word.
+There is one function for each kind of intent. The upstream receives a new serialisation of the parsed message; its
+answer passes `response_stream.py`. Sessions begin and end here, because the upstream must confirm both.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from sidecar.upstreams.statuses import refusal_of
 from sidecar.vocabulary import Caller, Decision, Question
 
 FAREWELL_DEADLINE_S = 5.0
-FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up no other's
+FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them does not delay the others
 MAX_FAREWELLS = 10_000
 INITIALIZED = "notifications/initialized"
 NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
-# How long the server's own stream stays closed after it broke: twice as long each time, while it breaks at once.
+# Delay before the server's own stream is reopened after it broke. It doubles each time the stream breaks at once.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
 
 class Farewell(NamedTuple):
-    """A session of ours at an upstream that is over, and that the upstream does not know to be."""
+    """A session that has ended here, while the upstream still holds it."""
 
     server: str
     upstream_id: str
@@ -69,8 +69,8 @@ class Farewell(NamedTuple):
 
 
 class SessionLost(Refusal):
-    """A server lost the session that was opened there for a session on the address of all servers: it did not execute
-    the call, which may be sent once more in a new one."""
+    """A server lost the session opened there for an aggregate session. It did not execute the call, which may be sent
+    once more in a new session."""
 
     def __init__(self) -> None:
         super().__init__(Reason.UPSTREAM_FAILED, "it lost the session; the next call opens another")
@@ -78,8 +78,6 @@ class SessionLost(Refusal):
 
 @dataclass(slots=True)
 class Forwarder:
-    """Carries decided calls to their upstreams."""
-
     live: Live
     sessions: Sessions
     switch: KillSwitch
@@ -93,7 +91,7 @@ class Forwarder:
 
     @property
     def streams(self) -> set[WatchedExchange]:
-        """All that pass an event stream on right now."""
+        """The exchanges that are passing on an event stream."""
         return self.oversight.streams
 
     async def carry_out(
@@ -105,8 +103,8 @@ class Forwarder:
         intent: Intent,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """The answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and denials
-        of what the upstream asked in return. The outcome is on record before the answer is complete."""
+        """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
+        denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
         exchange = self.opened(turn, service, caller, decision, intent, timeout_s)
         match intent:
             case AskIntent():
@@ -135,7 +133,7 @@ class Forwarder:
         intent: Intent,
         timeout_s: float | None,
     ) -> UpstreamExchange:
-        """The exchange that carries a decided call out."""
+        """Returns the exchange that carries out a decided call."""
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
         longest_s = min(service.longest_s, timeout_s or service.longest_s)
         until = end_of(caller, decision, turn.now)
@@ -174,8 +172,9 @@ class Forwarder:
             return await self.relay(exchange, (message.id,), creators).answer(answer)
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
-        """A session begins with the upstream's yes, and is told with it. Whatever comes between leaves nothing: no
-        entry here, no session there, and no other session of the caller's gone for it (threats S9)."""
+        """Begins a session once the upstream accepts it, and returns it with the upstream's answer. If anything fails
+        in between, no session remains here or at the upstream, and no other session of the caller is dropped for it
+        (threats S9)."""
         relay, server = self.relay(exchange, (message.id,)), exchange.turn.server
         if answer.status != 200:
             return await relay.answer(answer)
@@ -194,12 +193,12 @@ class Forwarder:
             return response
 
     def _abandon(self, session: Session) -> None:
-        """Its client was never told of it."""
+        """Drops a session that its client never learned of."""
         self.sessions.end(session)
         self.roaming.forget_soon(session)
 
     def _session(self, exchange: UpstreamExchange, version: str, upstream_id: str | None) -> Session:
-        """The session that the upstream agreed to: a new one, or the one whose stream is there already."""
+        """Returns the session that the upstream agreed to: a new one, or the one whose stream already exists."""
         if exchange.session is not None:
             exchange.session.begin(version, upstream_id)
             return exchange.session
@@ -212,7 +211,7 @@ class Forwarder:
         return session
 
     async def _deliver(self, exchange: UpstreamExchange, message: Message) -> web.StreamResponse:
-        """Send what has no answer: the upstream takes it, or the caller hears that it did not."""
+        """Sends a message that has no answer, and reports whether the upstream accepted it."""
         with await exchange.post(message) as answer:
             if exchange.session is not None:
                 self.check_alive(exchange.session, answer)
@@ -240,7 +239,7 @@ class Forwarder:
             session.close_stream(close)
 
     async def _pair(self, exchange: UpstreamExchange) -> web.StreamResponse:
-        """A session that is a stream: it begins with it, and ends with it here and at the upstream."""
+        """Serves an HTTP+SSE session, which begins and ends with its stream, here and at the upstream."""
         with self.place(exchange):
             return await self._pair_in(exchange)
 
@@ -262,7 +261,7 @@ class Forwarder:
             self.say_farewell(session)
 
     async def recall(self, turn: RequestContext, caller: Caller) -> None:
-        """Have the session here that a request names, wherever it began. Raises Refusal."""
+        """Loads the session that a request names, at whichever replica it began. Raises Refusal."""
         named = turn.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not turn.plain else ()
         if len(named) == 1:
             server = EVERY if turn.front == EVERY else turn.server
@@ -270,11 +269,11 @@ class Forwarder:
                 self.say_farewell(other)
 
     def place(self, exchange: UpstreamExchange) -> AbstractContextManager[None]:
-        """A place for one more stream without an end. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        """Reserves one endless stream. Raises Refusal(TOO_MANY_CONCURRENT)."""
         return self.places.place(exchange.caller, exchange.turn.now.settings.streams)
 
     def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, SseSession]:
-        """The caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
+        """Returns the caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
         session = self.sessions.find(session_id, caller, server, paired=True)
         paired = self.pairs.get(session.id)
         if paired is None:  # its stream is closing
@@ -282,8 +281,8 @@ class Forwarder:
         return session, paired
 
     async def _hear(self, exchange: UpstreamExchange, session: Session, outlet: EventStream) -> None:
-        """Pass on what the server says unasked. This caller cannot come back for what it missed: it is fetched for it.
-        Raises Refusal where the stream must not go on."""
+        """Passes on messages that the server sends unrequested. This caller cannot resume a stream, so missed messages
+        are fetched for it. Raises Refusal if the stream must not continue."""
         exchange.call = exchange.call._replace(protocol_version=session.version)
         relay, pause_s = self.relay(exchange, session.sent), MIN_PAUSE_S
         while True:
@@ -304,22 +303,23 @@ class Forwarder:
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
     async def leave(self, turn: RequestContext, session: Session) -> web.StreamResponse:
-        """End a session, at the caller's word. Raises Refusal(STORE_UNAVAILABLE), and then it goes on."""
+        """Ends a session at the caller's request. Raises Refusal(STORE_UNAVAILABLE), in which case the session
+        continues."""
         await self.roaming.forget(session)
         self.sessions.end(session)
         self.say_farewell(session)
         return await empty(turn, 204)
 
     async def metadata(self, turn: RequestContext, server: str, folder: str, alias: str = "") -> web.StreamResponse:
-        """RFC 9728: who issues tokens for this address. Open to all, and the same for every name."""
+        """Serves the RFC 9728 metadata of this address. Public, and the same for every name."""
         body = turn.now.resource_metadata(server, folder, alias)
         turn.method = "metadata"
         await turn.record.outcome(http_status=200, bytes_out=len(body))
         return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
 
     async def issuer(self, turn: RequestContext) -> web.StreamResponse:
-        """RFC 8414, as clients of MCP 2025-03-26 ask for it: at the server, which leads to its issuer. Open to all.
-        Raises Refusal(ROUTE_UNKNOWN) where there is none."""
+        """Serves RFC 8414 metadata for clients of MCP 2025-03-26, which request it at the server: redirects to the
+        issuer. Public. Raises Refusal(ROUTE_UNKNOWN) if there is none."""
         url = turn.now.issuer_metadata_url
         if not url:
             raise Refusal(Reason.ROUTE_UNKNOWN)
@@ -328,48 +328,49 @@ class Forwarder:
         return WholeResponse(307, headers={"Location": url, "Cache-Control": "max-age=300"})
 
     async def preflight(self, turn: RequestContext, verb: str) -> web.StreamResponse:
-        """A browser asks whether a page of an origin that may call us may send this."""
+        """Answers a CORS preflight."""
         turn.method = "preflight"
         await turn.record.outcome(http_status=204, bytes_out=0)
         return WholeResponse(204, headers=allowed(verb, turn.headers))
 
     async def key_set(self, turn: RequestContext) -> web.StreamResponse:
-        """RFC 7517: with which keys do we sign? Open to all."""
+        """Serves the public keys that sidecar signs with (RFC 7517). Public."""
         body = turn.now.key_set
         turn.method = "jwks"
         await turn.record.outcome(http_status=200, bytes_out=len(body))
         return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
 
     def drain(self) -> None:
-        """End the streams that would never end by themselves; calls in flight go on to their answers."""
-        for exchange in {*self.streams, *self.oversight.calls}:  # some wait for their first event still
+        """Ends endless streams; calls in flight continue to their answers."""
+        for exchange in {*self.streams, *self.oversight.calls}:  # some are still waiting for their first event
             if exchange.endless and not self._awaited(exchange):
                 exchange.cut_off(Reason.DRAINING)
 
     def cut_off(self) -> None:
-        """End all that is under way: the grace time is over."""
+        """Ends every exchange when the grace time is over."""
         for exchange in {*self.streams, *self.oversight.calls}:
             exchange.cut_off(Reason.DRAINING)
 
     def _awaited(self, exchange: WatchedExchange) -> bool:
-        """Whether answers are still to go out on this stream."""
+        """Reports whether answers are still to be sent on this stream."""
         session = exchange.session if isinstance(exchange, UpstreamExchange) else None
         paired = self.pairs.get(session.id) if session is not None else None
         return paired is not None and paired.busy
 
     def say_farewell(self, session: Session) -> None:
-        """Have the upstream told that a session is over, and the other replicas."""
+        """Schedules notice to the upstream, and to the other replicas, that a session has ended."""
         self.roaming.forget_soon(session)
         for one in (session, *session.parts.values()):
             self.part(one.server, one.upstream_id, one.version)
 
     def part(self, server: str, upstream_id: str | None, version: str) -> None:
-        """Have one upstream told that its session is over."""
-        if upstream_id is not None and not self.farewells.full():  # with so many waiting, its own time-out must do
+        """Schedules notice to one upstream that its session has ended."""
+        # if the queue is full, the upstream's own time-out must suffice
+        if upstream_id is not None and not self.farewells.full():
             self.farewells.put_nowait(Farewell(server, upstream_id, version))
 
     async def run_farewells(self) -> None:
-        """Send the DELETEs that ended sessions owe their upstreams. Runs as long as the process."""
+        """Sends the DELETE requests for ended sessions. Runs as long as the process."""
         async with asyncio.TaskGroup() as group:
             for _ in range(FAREWELLS_AT_ONCE):
                 group.create_task(self._send_farewells())
@@ -382,7 +383,7 @@ class Forwarder:
                 await service.upstream.end_session(farewell.upstream_id, farewell.version, FAREWELL_DEADLINE_S)
 
     async def run_sweeps(self) -> None:
-        """End what is over: sessions that nobody uses, streams that nobody may have. Runs as long as the process."""
+        """Ends idle sessions and streams that have lost their permission. Runs as long as the process."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.oversight.look()
@@ -394,27 +395,28 @@ class Forwarder:
     def relay(
         self, exchange: UpstreamExchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING
     ) -> ResponseStream:
-        """What moves the answer of this exchange to its caller; what `creators` asked may be answered with a task."""
+        """Returns the stream that passes this exchange's answer to its caller. Requests in `creators` may be answered
+        with a task."""
         passage = ResponseFilter(exchange, expected, creators, self.live.clock, self.switch, self.states)
         return ResponseStream(exchange, passage, Ownership(self.tasks, exchange.caller, exchange.call))
 
     def check_alive(self, session: Session, answer: UpstreamAnswer) -> None:
-        """The upstream forgot the session: so do we, and the caller starts anew."""
+        """Drops a session that the upstream no longer knows, so that the caller begins a new one."""
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
             self.roaming.forget_soon(session)
-            if session.whole is not None:  # the others of its session go on
+            if session.whole is not None:  # the other members of its aggregate session continue
                 raise SessionLost
             raise Refusal(Reason.SESSION_UNKNOWN)
 
 
 def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> dict[str, Any]:
-    # At the address of all servers an id does not say whose task it names: there are none.
+    # At the aggregate address a task id does not identify its server, so there are no tasks.
     tasks = not exchange.caller.is_anonymous and exchange.outward is None
     return messages.forwarded_params(message, exchange.call.protocol_version, tasks=tasks)
 
 
 async def empty(turn: RequestContext, status: int) -> web.StreamResponse:
-    """An answer that says all with its status, on record."""
+    """Sends and records an answer that consists of its status."""
     await turn.ended(status, 0)
     return WholeResponse(status)

@@ -1,8 +1,15 @@
 """Serves calls to agents over every version and binding of A2A.
 
-front      what happens to a request at an agent's address
-reading    what it wants: one canonical operation, whatever it is written in
-owning     whose tasks and conversations it is about
-contexts   what a conversation is called at its agent
-dialects   how answers and refusals look to who called
+frontend.py            handles a request at an agent's address
+request_reader.py      reads one canonical operation from any version and binding
+response_writers.py    writes answers and refusals in the caller's version and binding
+task_ownership.py      owners of tasks and contexts
+task_pages.py          lists of the caller's tasks
+context_ids.py         context ids as the agent sees them
+cards.py               agent cards
+push_configs.py        push configurations in requests and answers
+push_notifications.py  registration and forwarding of push notifications
+reported_costs.py      costs that agents report
+grpc.py                the gRPC listener
+grpc_connections.py    limits on its connections
 """

@@ -1,8 +1,8 @@
 """Writes an agent's card for its caller.
 
-The agent's own, written anew: our addresses, the skills that this caller may use, our signature. It is open to
-everybody, as A2A wants it (without a credential it shows what `anonymous` may use), and what a known caller sees is
-kept from shared caches. The seed's form is made of the same.
+The card is the agent's own, rewritten with the addresses of sidecar, the skills that this caller may use, and a
+signature. As A2A requires, it is public: without a credential it shows what `anonymous` may use. The card of an
+authenticated caller is excluded from shared caches. The seed's form of the card is made from the same data.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAX_WRITTEN: Final = 256
 MAX_WRITTEN_BYTES: Final = 32 * 1024 * 1024
 TRANSPORT_OF: Final[Mapping[Binding, Transport]] = {"jsonrpc": "json_rpc", "http_json": "http_json", "grpc": "grpc"}
 Key = tuple[str, str, str, "CardView"]
-"""The agent, the form, the key of the signature, and who sees it."""
+"""The agent, the form, the key that signs, and the view of the reader."""
 
 
 def named(now: Snapshot, name: str) -> AgentUpstream:
-    """An agent by its name, or by the UUID that the operator gave it. Raises Refusal(UPSTREAM_UNKNOWN)."""
+    """Returns an agent by its name, or by the UUID from the settings. Raises Refusal(UPSTREAM_UNKNOWN)."""
     if name in now.agents:
         return now.agents[name]
     try:
@@ -52,8 +52,8 @@ def named(now: Snapshot, name: str) -> AgentUpstream:
 
 
 class CardView(NamedTuple):
-    """What our card of an agent depends on, beside the agent's own: our addresses, the skills that it shows, what its
-    callers must prove, and whether its reader may read more of it."""
+    """What a written card depends on beside the agent's own card: the addresses, the skills shown, the required
+    credentials, and whether the reader may read the extended card."""
 
     interfaces: tuple[cards.Interface, ...]
     skills: frozenset[str]
@@ -62,8 +62,8 @@ class CardView(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a caller reads a card: the agent's address as it was called, and whether that is a local listener's, whose
-    caller needs no credential there and has none anywhere else."""
+    """Where a caller reads a card: the agent's address as it was called, and whether it belongs to a local listener,
+    whose callers need no credential there and have none elsewhere."""
 
     at: str
     is_local: bool
@@ -72,8 +72,8 @@ class Place(NamedTuple):
 def view_of(
     now: Snapshot, agent: AgentUpstream, card: Mapping[str, Any], chain: Chain, place: Place, now_s: float
 ) -> CardView:
-    """How this chain may see a card of the agent's. Raises Refusal(UPSTREAM_UNKNOWN) where nobody could call it: what
-    is spoken there came with a reload, and its listener needs a restart."""
+    """Returns how this chain may see a card of the agent. Raises Refusal(UPSTREAM_UNKNOWN) if the agent cannot be
+    called at all: its transport came with a reload, and the listener needs a restart."""
     if not (found := interfaces(now, agent, place)):
         raise Refusal(Reason.UPSTREAM_UNKNOWN)
     may_use = _may_use(now, agent, chain, now_s)
@@ -83,7 +83,7 @@ def view_of(
 
 
 def ours(agent: AgentUpstream, card: Mapping[str, Any], view: CardView) -> dict[str, Any]:
-    """A card of the agent's, canonical, as ours."""
+    """Returns the agent's canonical card, rewritten for the view."""
     return cards.ours(
         card,
         view.interfaces,
@@ -95,13 +95,13 @@ def ours(agent: AgentUpstream, card: Mapping[str, Any], view: CardView) -> dict[
 
 
 def place_of(now: Snapshot, agent: AgentUpstream, alias: str, base: str) -> Place:
-    """Where an agent's card is read: by the `alias` that it has, or as all agents are; `base` is ours as a local caller
-    knows it, "" for any other."""
+    """Returns where an agent's card is read: at its own path `alias`, or at the usual address. `base` is the base URL
+    of a local listener, "" for any other."""
     return Place(f"{base or now.base_url}{alias or f'/{AGENTS}/{agent.name}'}", bool(base))
 
 
 def interfaces(now: Snapshot, agent: AgentUpstream, place: Place) -> tuple[cards.Interface, ...]:
-    """Every address of ours for this agent that its reader can use, in the order in which we would be called."""
+    """Returns every address of this agent that the reader can use, in order of preference."""
     at = place.at
     found = [
         cards.Interface(f"{at}/", "jsonrpc", "1.0"),
@@ -109,13 +109,13 @@ def interfaces(now: Snapshot, agent: AgentUpstream, place: Place) -> tuple[cards
         cards.Interface(f"{at}/", "jsonrpc", "0.3"),
         cards.Interface(at, "http_json", "0.3"),
     ]
-    if not place.is_local:  # the gRPC listener would ask its caller for a credential
+    if not place.is_local:  # the gRPC listener would require a credential
         found += _grpc_interfaces(now, agent, at)
     return tuple(one for one in found if now.speaks(agent.name, TRANSPORT_OF[one.binding]))
 
 
 def _grpc_interfaces(now: Snapshot, agent: AgentUpstream, at: str) -> Iterator[cards.Interface]:
-    """The addresses over gRPC. One at which no other agent can be meant needs no tenant, and so serves 0.3 too."""
+    """Yields the gRPC addresses. An address of one agent only needs no tenant, and so also serves 0.3."""
     server, own = now.settings.server, agent.grpc_port
     if not isinstance(server.grpc, ListenAddress) or not (url := _grpc_url(server, own, at)):
         return
@@ -127,7 +127,7 @@ def _grpc_interfaces(now: Snapshot, agent: AgentUpstream, at: str) -> Iterator[c
 
 
 def _grpc_url(server: ServerSettings, own: int | None, at: str) -> str:
-    """Where callers reach gRPC; "" where the system chose the port, which is nobody's to tell from here."""
+    """Returns the gRPC address of callers; "" where the system chose the port, which is unknown here."""
     told, address = server.grpc_url, server.grpc
     if told is not None and (own is None or AGENT_PLACE in told):
         return told
@@ -142,7 +142,7 @@ def _grpc_url(server: ServerSettings, own: int | None, at: str) -> str:
 
 
 def security_of(now: Snapshot, agent: AgentUpstream) -> cards.Security:
-    """What callers of an agent must prove to us."""
+    """Returns the security schemes that callers of an agent must satisfy."""
     offer = now.offers.get(agent.name)
     auth = offer.authentication if offer is not None else None
     if auth is None:
@@ -152,13 +152,13 @@ def security_of(now: Snapshot, agent: AgentUpstream) -> cards.Security:
     if auth.type == "bearer_token":
         return cards.Security(
             (cards.CardInterface("bearer"),)
-        )  # where others are let in too, their tokens are in that header
+        )  # the header of the caller's token where other credentials are accepted too
     own = cards.CardInterface("agent-token", header=auth.header_name or "X-API-Key")
     return cards.Security((own,) if auth.required else (own, *cards.BEARER.ways))
 
 
 def _may_use(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) -> Callable[[str], bool]:
-    """Whether a skill may be asked for: the question of a message that names it."""
+    """Returns a check whether a message may name a skill."""
 
     def may(skill: str) -> bool:
         return now.shadows(now_s) or any(
@@ -170,33 +170,32 @@ def _may_use(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) ->
 
 
 def _may_read_more(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) -> bool:
-    """Whether a caller that we know may read the agent's extended card."""
+    """Reports whether an authenticated caller may read the agent's extended card."""
     question = Question(f"nhi:{agent.name}", CARD.action, "")
     return bool(chain) and (now.shadows(now_s) or now.engine.may_list(chain, question, now_s))
 
 
 def proofs_of(view: CardView) -> str:
-    """The headers by which callers say who they are."""
+    """Returns the headers that carry the caller's credentials."""
     usual = ("Authorization", "X-API-Key")
     return ", ".join(dict.fromkeys((*usual, *(way.header for way in view.security.ways if way.header))))
 
 
 def signer_of(now: Snapshot) -> cards.CardSigner | None:
-    """Our key, where we have one."""
     key = now.signer.key
     return None if key is None else cards.CardSigner(key.algorithm, key.kid, key.sign_bytes)
 
 
 @dataclass(slots=True)
 class CardText:
-    """The last documents that were written. A signature is another one each time, and the same card must be the same
-    bytes; and anybody may ask, as often as they like, for a card that an agent made to be long in the writing."""
+    """Caches the last documents written. Each signature differs, but the same card must have the same bytes; and the
+    cache bounds the work for cards, which are public and can be expensive to write."""
 
     kept: OrderedDict[Key, tuple[Mapping[str, Any], bytes]] = field(default_factory=OrderedDict)
     size: int = 0
 
     def of(self, card: Mapping[str, Any], key: Key, write: Callable[[], dict[str, Any]]) -> bytes:
-        """The document that is made of an agent's card; `key` is all that it depends on beside it."""
+        """Returns the document for an agent's card; `key` is everything else that it depends on."""
         of, body = self.kept.pop(key, (None, b""))
         self.size -= len(body)
         if of is not card:
@@ -210,8 +209,8 @@ class CardText:
 
 
 def told(body: bytes, *, public: bool, known: str, proofs: str) -> ErrorResponse:
-    """A card with its caching headers; `known` is the caller's `If-None-Match`, `proofs` the headers that say who it
-    is."""
+    """Returns a card with its caching headers; `known` is the caller's `If-None-Match`, `proofs` the headers that carry
+    the caller's credentials."""
     tag = f'"{sha256(body).hexdigest()[:32]}"'
     scope = "public" if public else "private"
     headers = {"Cache-Control": f"{scope}, max-age={MAX_AGE_S}", "ETag": tag, "Vary": proofs}

@@ -1,10 +1,9 @@
 """Maps context ids of callers to the ids that an agent sees, and back.
 
-Callers may choose the name (`contextId`) themselves, and an agent does not tell them apart: two who chose the same one
-would meet there, and a no to the second would tell them of the first. So whoever came first has it as it is. For
-everybody else the same words are a conversation of their own: on the way to the agent a prefix that nobody can guess
-stands before them, and from what the agent says it is taken away again. None of it is kept, so each replica with this
-secret knows it.
+Callers may choose a `contextId` themselves, and an agent does not tell callers apart: two callers with the same id
+would share a context, and refusing the second would disclose the first. So the first owner's id is sent unchanged. For
+any other owner, an unguessable prefix is added before the id goes to the agent, and removed from the agent's answers.
+The prefix is derived from a secret and not stored, so every replica with the secret knows it.
 """
 
 from __future__ import annotations
@@ -19,31 +18,32 @@ import orjson
 from sidecar.storage.task_owners import MAX_ID_CHARS
 
 _PURPOSE: Final = b"sidecar/context/1\0"
-_PREFIX_CHARS: Final = 32  # 128 bits in hexadecimal digits; in front, because a column that is too short cuts the end
+# 128 bits in hexadecimal digits; a prefix, because a column that is too short truncates the end
+_PREFIX_CHARS: Final = 32
 _BETWEEN: Final = "~"
 _URN, _UUID_CHARS = "urnuuid", 32
-# Where a canonical result has names of conversations. What else is in it is the agent's own.
+# The members of a canonical result that hold context ids. All other members are the agent's own.
 _WITHIN: Final = frozenset({"task", "tasks", "message", "statusUpdate", "artifactUpdate", "status", "history"})
 
 
 class ContextIds(NamedTuple):
-    """The conversations of one owner at one agent."""
+    """The contexts of one owner at one agent."""
 
     secret: bytes
     owner: str
     agent: str
 
     def own(self, context: str) -> str:
-        """What it is called there if the words themselves are another's."""
+        """Returns the id at the agent if another owner already has the plain id."""
         return f"{self._prefix(alike(context))}{_BETWEEN}{context}"
 
     def key(self, called: str) -> str:
-        """What all spellings of what it is called there come to."""
+        """Returns one form for all spellings of the id at the agent."""
         context = self._chosen(called)
         return alike(called) if context == called else self._prefix(alike(context)) + alike(context)
 
     def shown(self, said: Any) -> Any:
-        """A result, or a part of one, with the words that their owner chose."""
+        """Returns a result, or part of one, with the ids that their owner chose."""
         if isinstance(said, list):
             return [self.shown(one) for one in said]
         if not isinstance(said, Mapping):
@@ -54,7 +54,7 @@ class ContextIds(NamedTuple):
         return {**said, **changed}
 
     def _chosen(self, called: str) -> str:
-        """The words without our prefix; as they are where there is none."""
+        """Returns the id without the prefix; unchanged if it has none."""
         prefix, between, context = called[:_PREFIX_CHARS], called[_PREFIX_CHARS : _PREFIX_CHARS + 1], ""
         if between == _BETWEEN and len(called) <= MAX_ID_CHARS:
             context = called[_PREFIX_CHARS + 1 :]
@@ -67,9 +67,9 @@ class ContextIds(NamedTuple):
 
 
 def alike(context: str) -> str:
-    """What all spellings of a conversation's name come to that some agent may read as the same: one with a column for
-    UUIDs does not see case, hyphens and braces, one that counts no zeros in front. Since who names a conversation first
-    has begun it, another spelling would be a way into somebody's. Letters and digits alone, lower."""
+    """Returns one form for all spellings of a context id that some agent may read as equal: a UUID column ignores case,
+    hyphens and braces, a number column ignores leading zeros. The first caller that names a context owns it, so another
+    spelling would reach a context of another owner. The form has lower-case letters and digits only."""
     letters = filter(str.isalnum, normalize("NFKC", normalize("NFKC", context).casefold()))
     plain = "".join(str(decimal(one)) if one.isdecimal() else one for one in letters)
     if len(plain) == _UUID_CHARS + len(_URN):

@@ -1,8 +1,8 @@
 """The A2A frontend: reads operations, carries them out at agents, and answers.
 
-It is understood (`request_reader.py`), its tasks are looked up (`task_ownership.py`), and once policy, limits and
-evidence have had their say, it is carried out: the operation goes to the agent's wire, and what comes back is judged
-and written anew in the words of who called (`response_writers.py`).
+`request_reader.py` reads the operation and `task_ownership.py` looks up its tasks. After policy, limits and audit, the
+operation is sent to the agent; its answer is checked and written in the caller's version and binding
+(`response_writers.py`).
 """
 
 from __future__ import annotations
@@ -56,24 +56,23 @@ _OF_RPC = frozenset({"", "/", "/v1", "/v1/"})  # the seed's base path is /agents
 
 @dataclass(slots=True)
 class AgentFrontend:
-    """Serves the addresses of agents."""
-
     exchanges: Forwarder
     pushes: PushConfigs
     pages: TaskPages
     written: cards.CardText = field(default_factory=cards.CardText)
 
     def greet(self, turn: RequestContext) -> None:
-        """Who did not come by HTTP hears every no in their own words, whatever it is about."""
+        """Sets the writer of a caller that did not come by HTTP, so that every refusal is in its protocol."""
         if (called := _called(turn)) is not None:
             turn.dialect = called.dialect
 
     def enter(self, turn: RequestContext, route: Route) -> None:
-        """From here on refusals are told in the caller's dialect, as far as the address says it."""
+        """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
         turn.dialect = turn.dialect or _dialect_at(route, version_said(turn.headers))
 
     async def understand(self, turn: RequestContext, route: Route) -> AgentOperation:
-        """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
+        """Returns the operation requested. Raises Refusal, in the caller's version and binding as far as they are
+        known."""
         called = _called(turn)
         if called is not None:
             await turn.came(called.body)
@@ -89,7 +88,8 @@ class AgentFrontend:
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         envelope = jsonrpc.parse_json(await turn.body(a2a=True))
         dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.request_id_in(envelope)
-        dialect.version = version_of(turn.headers, _query(turn))  # a refusal of it is told to the request's id, too
+        # a refusal of the version also carries the request's id
+        dialect.version = version_of(turn.headers, _query(turn))
         message = jsonrpc.message_from(envelope)
         return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
 
@@ -116,21 +116,21 @@ class AgentFrontend:
         return _understood(turn, read_http(route.server, dialect, address, query, body, extensions))
 
     def card_call(self, turn: RequestContext, route: Route) -> Call:
-        """What reading a card is, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        """Returns the call that reads a card, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""
         agent = cards.named(turn.now, route.server)
         turn.goes_to(agent.name)
         turn.asks("card")
         return Call("a2a", "1.0", agent.name, "card", (Question(f"nhi:{agent.name}", CARD.action, ""),))
 
     def name_of(self, turn: RequestContext, route: Route) -> str:
-        """The agent whose card an address means; for none that we have, what the address says."""
+        """Returns the name of the agent whose card is requested; for an unknown agent, the name in the address."""
         try:
             return cards.named(turn.now, route.server).name
         except Refusal:
             return route.server
 
     async def card(self, turn: RequestContext, route: Route, caller: Caller) -> web.StreamResponse:
-        """An agent's card, as this caller may see it. Raises Refusal."""
+        """Answers with an agent's card, as this caller may see it. Raises Refusal."""
         agent = cards.named(turn.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
         now_s = self.exchanges.live.clock()
@@ -139,7 +139,7 @@ class AgentFrontend:
         except Refusal:
             if chain:
                 raise
-            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
         place = cards.place_of(turn.now, agent, route.alias, turn.base)
         view = cards.view_of(turn.now, agent, card, chain, place, now_s)
         signer = cards.signer_of(turn.now)
@@ -155,15 +155,15 @@ class AgentFrontend:
         return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
 
     def agent(self, turn: RequestContext, route: Route) -> AgentUpstream:
-        """The agent that was called. Asked after policy, so that only who may call it learns what is spoken there.
-        Raises Refusal: UPSTREAM_UNKNOWN, and ROUTE_UNKNOWN for a binding that is not."""
+        """Returns the agent that was called. Runs after policy, so that only callers with permission learn what the
+        agent speaks. Raises Refusal: UPSTREAM_UNKNOWN, or ROUTE_UNKNOWN for a binding that it does not have."""
         agent = turn.now.agent(route.server)
         if not turn.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(turn).binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
         return agent
 
     def owning(self, caller: Caller, intent: AgentOperation) -> TaskOwnership:
-        """Whose the tasks are that the operation is about."""
+        """Returns the ownership of the tasks that the operation names."""
         return TaskOwnership(self.exchanges.tasks, caller, intent)
 
     async def carry_out(
@@ -176,8 +176,8 @@ class AgentFrontend:
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """The answer to the caller. Raises Refusal. The outcome is on record before the answer is complete. What is
-        refused before the agent was written to costs nothing."""
+        """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
+        call that is refused before anything was sent to the agent costs nothing."""
         if (unable := agent.unable(intent.operation)) is not None:
             return await _whole(turn, _dialect(turn).error(unable))
         limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
@@ -221,7 +221,7 @@ class AgentFrontend:
                 await pushing.undo()
 
     async def _admitted(self, turn: RequestContext, owning: TaskOwnership, result: dict[str, Any]) -> dict[str, Any]:
-        """What its caller may have of an answer or an event; the record names the task that it is about."""
+        """Returns what the caller may see of an answer or an event; the audit record names its task."""
         admitted = await owning.admit(result)
         turn.record.task_id = owning.task
         return admitted
@@ -246,7 +246,7 @@ class AgentFrontend:
     async def _extended(
         self, overseen: WatchedExchange, agent: AgentUpstream, outgoing: OutgoingOperation
     ) -> web.StreamResponse:
-        """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""
+        """Answers an authenticated caller with the agent's extended card, or with its rewritten card if it has none."""
         turn, now = overseen.turn, overseen.turn.now
         card: dict[str, Any] | AgentError = await agent.cards.card()
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
@@ -271,10 +271,11 @@ class AgentFrontend:
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """Event by event, up to the agent's end. Until the first one is there, the answer can still be a plain no, and
-        who waits for it is watched over as one who waits for an answer."""
+        """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
+        refusal, and the call is watched as one that waits for an answer."""
         turn, dialect, calls = overseen.turn, _dialect(overseen.turn), self.exchanges.oversight.calls
-        overseen.endless, overseen.timeout_s = True, timeout_s  # it lasts as long as the task; a budget may say less
+        # lasts as long as the task, unless a budget ends it earlier
+        overseen.endless, overseen.timeout_s = True, timeout_s
         pushing = PushRewriter(self.pushes, owning.caller, owning.intent)
         try:
             async with overseen.under_way(calls):
@@ -308,7 +309,8 @@ class AgentFrontend:
             await pushing.undo()
 
     async def pushed(self, turn: RequestContext, route: Route) -> web.StreamResponse:
-        """What an agent pushes at an address of ours: it proves itself by the secret that it was told with it."""
+        """Accepts an agent's push notification. The agent authenticates with the secret that it received with the
+        address."""
         turn.asks("push")
         token, authorization = (turn.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
         if len(token) > 1 or len(authorization) > 1:
@@ -350,7 +352,7 @@ class AgentFrontend:
             await sent.end()
         except asyncio.CancelledError:
             if not turn.record.done:
-                await turn.ended(200, sent.bytes_out)  # leaving is how a reader ends a stream
+                await turn.ended(200, sent.bytes_out)  # a reader ends a stream by disconnecting
             raise
         except Refusal as refusal:
             told = await turn.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
@@ -359,18 +361,18 @@ class AgentFrontend:
         return sent.response
 
     async def _last_word(self, turn: RequestContext, sent: Any, dialect: ResponseWriter, told: Refusal) -> None:
-        """The status line is out: why it ends follows in the protocol."""
+        """Ends a stream with a refusal in the protocol, because the status line has been sent."""
         try:
             await sent.write(dialect.refusal_event(told, turn.record.decision_id, turn.now.manner))
             await sent.end()
-        except Refusal:  # the caller left meanwhile; what happened is on record
+        except Refusal:  # the caller disconnected; the outcome is recorded
             return
 
 
 async def _begun(
     heard: AgentEvents, overseen: WatchedExchange, idle_s: float
 ) -> AsyncGenerator[dict[str, Any] | AgentError | None, None]:
-    """The events, signs of life left out before the first."""
+    """Yields the events, without keep-alives before the first."""
     begun = False
     async with aclosing(heard.events(overseen.clock(), idle_s)) as events:
         async for event in events:
@@ -386,7 +388,7 @@ def _dialect_at(route: Route, said: Version | None) -> ResponseWriter:
 
 
 def _dialect(turn: RequestContext) -> ResponseWriter:
-    return cast(ResponseWriter, turn.dialect)  # `enter` said which
+    return cast(ResponseWriter, turn.dialect)  # set by `enter`
 
 
 def _called(turn: RequestContext) -> CalledName | None:
@@ -402,7 +404,7 @@ def _query(turn: RequestContext) -> Any:
 
 
 async def _json(turn: RequestContext, operation: Operation) -> Any:
-    """The body of HTTP+JSON. What has all that it needs in its address may leave it out."""
+    """Reads the body of an HTTP+JSON request. It may be absent if the address holds all parameters."""
     if not turn.request.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
     return jsonrpc.parse_json(await turn.body(a2a=True))
@@ -416,6 +418,6 @@ def _understood(turn: RequestContext, intent: AgentOperation) -> AgentOperation:
 
 
 async def _whole(turn: RequestContext, told: Any) -> WholeResponse:
-    """A whole answer, on record before it is complete."""
+    """Sends a complete answer, which is recorded first."""
     await turn.ended(told.status, len(told.body))
     return WholeResponse(told.status, told.body, told.content_type, told.headers)

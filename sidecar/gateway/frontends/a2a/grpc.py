@@ -1,13 +1,12 @@
 """Serves A2A over gRPC.
 
-A listener of its own, with one handler for every method of both versions, unary and streaming alike (threats G4): each
-call becomes a request like any other, and goes the one way (`gateway/pipeline.py`). What differs is the dialect: bytes
-of Protocol Buffers, and gRPC's own status where HTTP has one. Whom a call is for says the port that it came to, its
-tenant (1.0), or the authority that it was sent to, which a proxy passes on in a header, as grpc does not show it; where
-there is one agent only, it is that.
+A listener of its own with one handler for every method of both versions, unary and streaming (threats G4). Each call
+becomes a request like any other and passes `gateway/pipeline.py`; only its encoding differs: Protocol Buffers, and
+gRPC's own status in place of HTTP's. The called agent is given by the port, by the tenant (1.0), or by the authority,
+which a proxy passes on in a header because grpc does not expose it; if there is only one agent, it is that one.
 
-grpc itself waits for ever, for a message that does not come and for a reader who does not read; so messages are read
-and written here, each within its time.
+grpc has no deadline for a message that does not arrive or a reader that does not read, so messages are read and
+written here, each within a deadline.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, has_nul, ma
 
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-NOWHERE: Final = "/agents/-"  # no agent can be called so
-# A client takes 8 KiB of trailers; a sentence is in them twice, and once with three characters for a byte.
+NOWHERE: Final = "/agents/-"  # no agent can have this name
+# Clients accept 8 KiB of trailers; a sentence is in them twice, once with three characters for each byte.
 MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
-READING_S: Final = 30.0  # as long as a reader over HTTP has (http/server/listeners.py), who is seen to read
+READING_S: Final = 30.0  # the same as for an HTTP reader (http/server/listeners.py)
 PING_S: Final = 30.0
 CONFIRM_S: Final = 2.0
-STREAMS: Final = 100  # of one connection, as HTTP/2 asks for at least
-MAX_SENT_VALUES: Final = 40_000  # in what a caller sends: what is made of them is made in Python, at 1 us for each
+STREAMS: Final = 100  # of one connection; the minimum that HTTP/2 recommends
+MAX_SENT_VALUES: Final = 40_000  # in one request: each value becomes a Python object, at 1 us each
 READ_BYTES_PER_S: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _STATUS = {code.name: code for code in grpc.StatusCode}
@@ -65,7 +64,7 @@ _STATUS = {code.name: code for code in grpc.StatusCode}
 
 @dataclass(slots=True)
 class GrpcWriter:
-    """Answers in Protocol Buffers. `failure` is the status of a call that came to nothing."""
+    """Writes answers in Protocol Buffers. `failure` is the status of a failed call."""
 
     version: Version
     failure: tuple[str, str, bytes] | None = None
@@ -74,15 +73,12 @@ class GrpcWriter:
 
     @property
     def form(self) -> WireForm:
-        """In which parameters and results travel."""
         return form_of(self.version, self.binding)
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
-        """The whole answer."""
         return ErrorResponse(200, self.event(operation, result), "application/grpc")
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        """One message of an answer."""
         name = operation.response if self.version == "1.0" else response_name(operation, streamed=operation.streams)
         said = written(self.form, operation, event) if name else {}
         try:
@@ -91,26 +87,22 @@ class GrpcWriter:
             raise unsayable(error) from None
 
     def error(self, error: AgentError) -> ErrorResponse:
-        """An agent's no as the whole answer."""
         kind = error.kind
         self._fail(kind.grpc, kind, error.message or kind.message, details_of(error))
         return ErrorResponse(kind.http, b"", "application/grpc")
 
     def error_event(self, error: AgentError) -> bytes:
-        """An agent's no as the end of a stream."""
         self.error(error)
         return b""
 
     def tell(
         self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
     ) -> ErrorResponse:
-        """A refusal of ours as the whole answer."""
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
         self._fail(grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)])
         return ErrorResponse(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        """A refusal of ours as the end of a stream."""
         self.tell(refusal, decision_id=decision_id, request_id=None, manner=manner, resource_metadata="")
         return b""
 
@@ -118,15 +110,15 @@ class GrpcWriter:
         said = f"{word.name}: {message}" if word is not None and self.version == "0.3" else message
         said = said.encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
         details = encode_status(status, said, list(infos))
-        if len(details) > MAX_DETAILS_BYTES:  # clients cut off a call whose trailers are longer than they like
+        if len(details) > MAX_DETAILS_BYTES:  # clients abort a call whose trailers are too long
             details = encode_status(status, said, [{**info, "metadata": {}} for info in infos[:1]])
         self.failure = status, said, details
 
 
 @dataclass(slots=True)
 class GrpcRequest(CalledName):
-    """A call, as the request's way sees it: what it reads of an HTTP request, and the call itself. `broken` is why its
-    message is none, "" for one that came whole."""
+    """A call as the pipeline sees it: the parts that it reads of an HTTP request, and the call itself. `broken` says
+    why the message is unusable, "" for a complete one."""
 
     agent: str
     operation: Operation
@@ -149,7 +141,7 @@ class GrpcRequest(CalledName):
         return _peer(self.context)[0]
 
     def params(self) -> dict[str, Any]:
-        """The canonical parameters. Raises Refusal."""
+        """Returns the canonical parameters. Raises Refusal."""
         if self.broken:
             raise malformed(self.broken)
         name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
@@ -158,20 +150,20 @@ class GrpcRequest(CalledName):
             params = self.dialect.form.read_params(self.operation, given)
         except UnreadableMessage as error:
             raise malformed(str(error), INVALID_PARAMS) from None
-        if b"\0" in self.body and has_nul(params):  # as in JSON; that a byte is one says nothing yet
+        if b"\0" in self.body and has_nul(params):  # as in JSON; a zero byte alone does not prove a NUL character
             raise malformed("the message has a NUL character", INVALID_PARAMS)
         if params.get("tenant") == self.agent:
-            del params["tenant"]  # it named the agent to us
+            del params["tenant"]  # it named the agent
         return params
 
     def outlet(self) -> EventStream:
-        """Where the messages of its answer go."""
+        """Returns the stream that takes the messages of the answer."""
         return self.sent
 
 
 @dataclass(slots=True)
 class GrpcEventStream:
-    """The messages of an answer. `is_stuck`: nobody reads them."""
+    """The messages of an answer. `is_stuck` is set when the caller does not read them."""
 
     context: Any
     response: web.StreamResponse = field(default_factory=web.StreamResponse)
@@ -181,36 +173,35 @@ class GrpcEventStream:
     shared: bool = False
 
     async def write(self, data: bytes) -> None:
-        """As `EventStream.write`; comments, which gRPC has none of, and failures, which are its status, are no
-        messages."""
+        """Sends events as messages. Comments are dropped, because gRPC has none; failures become the status."""
         if not data or data.startswith(b":"):
             return
         self.bytes_out += len(data)
         await self.send(data)
 
     async def send(self, message: bytes) -> None:
-        """One message. Raises Refusal(CALLER_GONE) for a reader who left, or does not read."""
+        """Sends one message. Raises Refusal(CALLER_GONE) if the caller left or does not read."""
         try:
             async with asyncio.timeout(READING_S + len(message) / READ_BYTES_PER_S):
                 await self.context.write(message)
         except TimeoutError:
             self.is_stuck = True
             raise Refusal(Reason.CALLER_GONE) from None
-        except (aio.BaseError, grpc.RpcError, RuntimeError):  # it left, before this message or in the midst of it
+        except (aio.BaseError, grpc.RpcError, RuntimeError):  # the caller left before or during this message
             raise Refusal(Reason.CALLER_GONE) from None
 
     async def keep_alive(self) -> None:
-        """As `EventStream.keep_alive`: HTTP/2 has pings of its own."""
+        """Does nothing: HTTP/2 has its own pings."""
 
     async def end(self) -> None:
-        """As `EventStream.end`: the call's return is its end."""
+        """Does nothing: the return of the call ends the answer."""
 
 
 class GrpcCalls(grpc.GenericRpcHandler):
-    """Every method of every version, at one port. `agent` is whom the port is for; of a call that names none, `meant`
-    says it by the first label of the authority that a proxy passes on in the header `authority` ("" for none).
-    `patience_s` how long a message may take to come, and `at_once` how many calls there may be; `turned_away` hears of
-    each beyond (grpc's own bound would tell nobody). `guests` are those who are connected."""
+    """Handles every method of every version at one port. `agent` is the agent of the port; for a call that names no
+    agent, `meant` finds one by the first label of the authority that a proxy passes on in the header `authority` (""
+    for none). `patience_s` is the deadline of a message, and `at_once` the number of concurrent calls; `turned_away` is
+    called for each call beyond it, because grpc's own bound leaves no trace. `guests` are the open connections."""
 
     def __init__(
         self,
@@ -234,7 +225,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
         self.guests = guests
 
     def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """As grpc asks for it."""
+        """Returns the handler of a method (grpc's interface)."""
         service, _, method = details.method[1:].partition("/")
         version = SERVICES.get(service)
         operation = BY_GRPC[version].get(method) if version is not None else None
@@ -249,7 +240,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
             with self.guests.answering(peer):
                 await self._answer(operation, version, messages, context)
 
-        return grpc.stream_stream_rpc_method_handler(called)  # on the wire, all four kinds are this one
+        return grpc.stream_stream_rpc_method_handler(called)  # all four kinds of method are the same on the wire
 
     async def _answer(
         self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
@@ -260,7 +251,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
         name = agent if _NAME.fullmatch(agent) else ""
         request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
         response = await self._handle(request)  # type: ignore[arg-type]
-        if isinstance(response, SilentResponse):  # the connection may carry others' calls: this one alone ends
+        if isinstance(response, SilentResponse):  # the connection may carry other callers' calls: end this call only
             dialect.failure = "CANCELLED", "", b""
         if dialect.failure is None and isinstance(response, WholeResponse):
             with suppress(Refusal):
@@ -271,14 +262,14 @@ class GrpcCalls(grpc.GenericRpcHandler):
             status, message, details = dialect.failure
             if details:
                 context.set_trailing_metadata(((DETAILS, details),))
-            with suppress(aio.InternalError):  # who left is told nothing
+            with suppress(aio.InternalError):  # the caller may have left
                 await context.abort(_STATUS[status], message)
 
     async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
-        """The one message of a call, or why there is none."""
+        """Returns the one message of a call, or why there is none."""
         try:
             async with asyncio.timeout(self._patience_s):
-                return await anext(aiter(messages)), ""  # a call has one; what follows it is not read
+                return await anext(aiter(messages)), ""  # a call has one message; anything after it is not read
         except TimeoutError:
             return b"", "the message did not arrive in time"
         except StopAsyncIteration:
@@ -286,7 +277,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
 
 
 def _peer(context: Any) -> Peer:
-    peer = unquote(context.peer())  # an IPv6 address comes with its brackets encoded
+    peer = unquote(context.peer())  # the brackets of an IPv6 address arrive percent-encoded
     host, _, port = peer.partition(":")[2].rpartition(":")
     return host.strip("[]") or "local", int(port) if port.isdecimal() else 0
 
@@ -298,14 +289,14 @@ def _tenant(operation: Operation, version: Version, body: bytes) -> str:
 
 
 def _label(context: Any, header: str) -> str:
-    """The first label of the authority that a call was sent to, as far as a proxy says so, once."""
+    """Returns the first label of the authority that the call was sent to, if a proxy passes it on exactly once."""
     found = {value for name, value in context.invocation_metadata() or () if name == header}
     label, dot, _ = str(found.pop()).partition(".") if len(found) == 1 else ("", "", "")
     return label if dot else ""
 
 
 def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:
-    """Metadata as headers, every line of it; the version is the service's, whatever is said beside."""
+    """Returns all metadata as headers. The version is that of the service, whatever the metadata says."""
     found = [(b"a2a-version", version.encode())]
     for name, value in context.invocation_metadata() or ():
         if name != "a2a-version" and not name.endswith("-bin"):
@@ -322,21 +313,21 @@ async def serve(
     greeting_s: float,
     idle_s: float,
 ) -> tuple[aio.Server, int]:
-    """Begin to listen; the server, and the port that it has. Whoever connects has `greeting_s` to say that it speaks
-    HTTP/2, and may do nothing for `idle_s`. Raises OSError."""
+    """Begins to listen. Returns the server and its port. A new connection has `greeting_s` to begin HTTP/2, and may be
+    idle for `idle_s`. Raises OSError."""
     server = aio.server(
         handlers=[calls],
         options=[
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", STREAMS),
-            # Nothing is remembered from one head for the next: a head of four kilobytes that only names what was
-            # remembered would be sixteen megabytes. Whoever does not confirm that in time has not heard of it.
+            # Disable the dynamic table: a head of four kilobytes that only references table entries could expand to
+            # sixteen megabytes. A client that does not acknowledge the setting in time has not received it.
             ("grpc.http2.hpack_table_size.decoder", 0),
             ("grpc.http2.settings_timeout", int(CONFIRM_S * 1000)),
             ("grpc.server_handshake_timeout_ms", int(greeting_s * 1000)),
             ("grpc.max_connection_idle_ms", int(idle_s * 1000)),
-            # Who vanished without a word is found out, and what it had is given back.
+            # Detects peers that vanished without closing, and frees their resources.
             ("grpc.keepalive_time_ms", int(PING_S * 1000)),
             ("grpc.http2.ping_timeout_ms", int(PING_S * 1000)),
         ],
@@ -355,7 +346,7 @@ async def serve(
 
 
 def credentials_from(current: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
-    """The listener's key and certificate (PEM), as they are at each handshake."""
+    """Returns the listener's credentials, whose key and certificate (PEM) are read at each handshake."""
 
     def now() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([current()])

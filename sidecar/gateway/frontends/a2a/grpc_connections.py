@@ -1,9 +1,9 @@
 """Limits the connections of the gRPC server, which accepts without a bound of its own.
 
-Its listener is not ours: nobody asks us before, and nothing tells us after. But its connections are this process's, and
-the kernel says which descriptors they are and who is at the other end. So there is a look twice a second, as long as
-there may be too many, or descriptors are short; and of those that are too many the ones on which no call is under way
-are hung up on, those of the address that has most of them first.
+grpc's listener has no hook before a connection is accepted or after it is closed. But the connections belong to this
+process, and the kernel lists their descriptors and peers. They are inspected twice a second while there may be too many
+or descriptors are short. Surplus connections without a running call are closed, those of the peer with most connections
+first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("sidecar.guests")
 
 LOOK_EVERY_S: Final = 0.5
 TELL_EVERY_S: Final = 10.0
-KEPT_FREE: Final = 32  # descriptors, for files, reloads, and those who ask for health
+KEPT_FREE: Final = 32  # descriptors for files, reloads and health checks
 _DESCRIPTORS: Final = Path("/dev/fd")
 
 Peer = tuple[str, int]
@@ -34,7 +34,7 @@ Peer = tuple[str, int]
 
 @dataclass(slots=True)
 class GrpcConnections:
-    """The connections of one port, which is known once it is open. `max_per_peer` 0 is no bound."""
+    """The connections of one port, which is known once it is open. `max_per_peer` 0 means no bound."""
 
     max_connections: int
     max_per_peer: int = 0
@@ -44,12 +44,12 @@ class GrpcConnections:
 
     @property
     def calls(self) -> int:
-        """How many are under way."""
+        """The number of running calls."""
         return self._calls
 
     @contextmanager
     def answering(self, peer: Peer) -> Iterator[None]:
-        """While a call of theirs is under way."""
+        """Marks a peer as having a running call."""
         self._busy[peer] += 1
         self._calls += 1
         try:
@@ -61,7 +61,7 @@ class GrpcConnections:
                 del self._busy[peer]
 
     async def run(self) -> None:
-        """Look. Runs as long as the process."""
+        """Inspects the connections periodically. Runs as long as the process."""
         loop, gone, told_s = asyncio.get_running_loop(), 0, float("-inf")
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -74,13 +74,13 @@ class GrpcConnections:
                 gone, told_s = 0, loop.time()
 
     def look(self, short: int = 0) -> int:
-        """Hang up on those that are too many, and on as many as descriptors are short; how many that were."""
+        """Closes surplus connections, and as many as descriptors are `short`. Returns how many."""
         there = dict(_connected(self.port, _descriptors()))
         leaves = self.too_many(list(there.values()), short)
         return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
 
     def too_many(self, there: list[Peer], short: int = 0) -> set[Peer]:
-        """Of those who are there, who has to leave."""
+        """Returns which of the peers in `there` must be closed."""
         of: dict[str, list[Peer]] = {}
         for peer in there:
             of.setdefault(peer_of(peer[0]), []).append(peer)
@@ -96,7 +96,7 @@ class GrpcConnections:
 def _how_many() -> int:
     try:
         return sum(1 for _ in _DESCRIPTORS.iterdir())
-    except OSError:  # there is not one left to look with
+    except OSError:  # no descriptor is left for the inspection
         return _limit()
 
 
@@ -119,21 +119,21 @@ def _connected(port: int, descriptors: Iterable[int]) -> Iterable[tuple[int, Pee
 
 
 def _peer_at(descriptor: int, port: int) -> Peer | None:
-    """Who is at the other end, if this is a connection to the port."""
+    """Returns the peer of a descriptor if it is a connection to the port."""
     with suppress(OSError):
         sock = socket.socket(fileno=descriptor)
         try:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == port:
                 host, peer_port = sock.getpeername()[:2]
-                return host.removeprefix("::ffff:"), peer_port  # as grpc calls them
+                return host.removeprefix("::ffff:"), peer_port  # the form in which grpc writes it
         finally:
-            sock.detach()  # it is grpc's
+            sock.detach()  # grpc owns the descriptor
     return None
 
 
 def _hang_up(descriptor: int, port: int, peer: Peer) -> bool:
-    """For grpc it is as if they had left, and it closes what is its own."""
-    if _peer_at(descriptor, port) != peer:  # it left meanwhile
+    """Shuts the connection down. grpc sees a disconnect, and closes its descriptor."""
+    if _peer_at(descriptor, port) != peer:  # it was closed in the meantime
         return False
     with suppress(OSError):
         sock = socket.socket(fileno=descriptor)

@@ -1,8 +1,8 @@
 """Rewrites push configurations in A2A requests and answers.
 
-The agent is told an address of ours, and what it pushes comes to us (`push_notifications.py`); its owner sees what they
-wrote, and nobody sees anybody else's. So the receiver is judged when it is named and each time that something leaves,
-whether it came by a call of its own or inside a send (threats N1, N2).
+The agent receives an address of sidecar, and its pushes arrive there (`push_notifications.py`). Each owner sees only
+its own configurations, as it wrote them. The receiver is checked when it is named and each time something is sent to
+it, whether it came in a call of its own or inside a send (threats N1, N2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidecar.vocabulary import Caller
 
 @dataclass(slots=True)
 class PushRewriter:
-    """The push configuration that one operation brings, if it does. `handle` is ours for it, "" for none."""
+    """The push configuration that an operation may bring. `handle` identifies the rewritten one, "" for none."""
 
     pushes: PushConfigs
     caller: Caller
@@ -29,7 +29,7 @@ class PushRewriter:
     handle: str = ""
 
     async def rewritten(self) -> dict[str, Any]:
-        """The parameters as the agent is to have them. Raises Refusal: MALFORMED_CALL for where nothing is sent to,
+        """Returns the parameters for the agent. Raises Refusal: MALFORMED_CALL for a receiver that is not allowed,
         TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         params = self.intent.params
         if self.intent.operation is PUSH_SET:
@@ -42,7 +42,7 @@ class PushRewriter:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a message is one into a task that there is already."""
+        """Reports whether a message belongs to an existing task."""
         return bool(self.intent.params.get("message", {}).get("taskId"))
 
     async def _registered(self, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class PushRewriter:
         return made.config
 
     async def settle(self, result: Mapping[str, Any]) -> None:
-        """The agent answered: what it was told is for this task from now on. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Binds the configuration to the task in the agent's answer. Raises Refusal(STORE_UNAVAILABLE)."""
         if not self.handle:
             return
         task = _task_in(result)
@@ -67,17 +67,18 @@ class PushRewriter:
         return self.intent.operation is PUSH_SET
 
     async def undo(self) -> None:
-        """The agent took nothing."""
+        """Drops the configuration, because the agent accepted nothing."""
         if self.handle:
             try:
                 await self.pushes.abandon(self.handle)
             except Refusal:
-                return  # it ends by its time; nobody was told its secret
+                return  # it expires by itself, and its secret was not sent
             finally:
                 self.handle = ""
 
     async def shown(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result as its owner wrote it. What a deletion took away is forgotten. Raises Refusal."""
+        """Returns a result as its owner wrote it, and forgets a configuration that the agent deleted. Raises
+        Refusal."""
         operation, call = self.intent.operation, self.intent.call
         owner = self.caller.binding
         if operation in (PUSH_SET, PUSH_GET):
@@ -85,7 +86,7 @@ class PushRewriter:
             if original is None and self._is_set:
                 raise Refusal(Reason.RESPONSE_REFUSED, "its answer is not the configuration that it was given")
             if original is None:
-                raise Refusal(Reason.TASK_UNKNOWN)  # one that never passed here is nobody's
+                raise Refusal(Reason.TASK_UNKNOWN)  # a configuration that was not registered here has no owner
             return original
         if operation is PUSH_LIST:
             found = [await self.pushes.original(owner, call.upstream, one) for one in result.get("configs", [])]
@@ -97,7 +98,7 @@ class PushRewriter:
 
 
 def _task_in(result: Mapping[str, Any]) -> str:
-    """The task that an answer, or the first event of one, is about."""
+    """Returns the task of an answer, or of the first event of one."""
     for member in ("task", "statusUpdate", "artifactUpdate", "message"):
         if member in result:
             return str(result[member].get("id" if member == "task" else "taskId", ""))

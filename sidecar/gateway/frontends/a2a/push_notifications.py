@@ -1,15 +1,15 @@
 """Registers push configurations and forwards agents' push notifications.
 
-What a caller registers at an agent (address, token, credentials) is kept here, and the agent is told an address of ours
-with a secret of ours instead. So it never dials what a caller wrote, and never holds what proves it to the receiver.
-What it pushes comes here, is read like every answer of an agent, belongs to the owner of its task, and leaves by the
-outbox in the version of A2A that the owner speaks:
+A caller's configuration (address, token, credentials) is stored here, and the agent receives an address and a secret of
+sidecar instead. So the agent never dials an address that a caller wrote, and never holds the caller's credentials for
+the receiver. A push arrives here, is read like any answer of an agent, belongs to the owner of its task, and leaves by
+the outbox in the version of A2A that the owner speaks:
 
-    caller ── register ──▶ we keep url, token, credentials ── our address, our secret ──▶ agent
-    receiver ◀── outbox, signed ── pushed: matched, read, written anew ◀── our address, our secret ── agent
+    caller ── register ──▶ url, token, credentials stored ── own address, own secret ──▶ agent
+    receiver ◀── outbox, signed ── pushed: matched, read, rewritten ◀── own address, own secret ── agent
 
-A send may bring a configuration before its task has a name: it is bound to the first task that the agent's answer, or
-its first push, is about, and to no other from then on.
+A send may bring a configuration before its task has an id. It is bound to the first task in the agent's answer, or in
+its first push, and to no other afterwards.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ MAX_SECRET_CHARS: Final = 4096
 HANDLE_CHARS: Final = 43  # 256 bits in base64url
 _OURS = re.compile(rf"https?://[^?#]*{PATH}([A-Za-z0-9_-]{{{HANDLE_CHARS}}})")
 _HANDLE = re.compile(rf"[A-Za-z0-9_-]{{{HANDLE_CHARS}}}")
-_VALUE = re.compile(r"[!-~](?:[ !-~]*[!-~])?")  # what a header can carry
+_VALUE = re.compile(r"[!-~](?:[ !-~]*[!-~])?")  # valid in a header
 _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _MEMBERS: Final = ("task", "statusUpdate", "artifactUpdate", "message")
 _CONTENT_TYPES: Final[Mapping[Version, str]] = {"0.3": "application/json", "1.0": "application/a2a+json"}
 
 
 IsAnothers = Callable[[str, str, str], Awaitable[bool]]
-"""Whether a task at an agent is somebody's who is not this owner. Raises Refusal."""
+"""Reports whether a task at an agent belongs to another owner. Raises Refusal."""
 
 Shows = Callable[[str, str, dict[str, Any]], dict[str, Any]]
-"""What an agent says, as this owner is shown it."""
+"""Returns an agent's event as this owner may see it."""
 
 
 class Outbox(Protocol):
-    """Where notifications leave for their receivers."""
+    """Delivers notifications to their receivers."""
 
     @property
     def objection(self) -> Callable[[Kind, OnBehalfOf], Reason | None]:
-        """Why nothing is sent on this behalf any more; None if it may be."""
+        """Returns why nothing may be sent on this behalf; None if it may be."""
 
     async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
-        """Store one delivery; its id. Raises Refusal."""
+        """Stores one delivery and returns its id. Raises Refusal."""
 
     async def drop(self, kind: Kind, ref: str) -> None:
-        """Forget the deliveries of `ref` that wait."""
+        """Drops the pending deliveries of `ref`."""
 
 
 class RewrittenConfig(NamedTuple):
-    """What the agent is told instead of the caller's configuration, in its canonical form; `handle` is ours for it."""
+    """The configuration that the agent receives, in canonical form; `handle` identifies it."""
 
     handle: str
     config: dict[str, Any]
@@ -74,8 +74,8 @@ class RewrittenConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PushConfigs:
-    """Every push configuration that passed here. `check` is the guard's; `is_anothers` knows whose tasks are, and
-    `shows` what their owner is shown; `new_secret` gives 43 characters of base64url that nobody can guess; nothing is
+    """The push configurations of all callers. `check` checks a receiver's address; `is_anothers` knows the owners of
+    tasks, and `shows` what an owner may see; `new_secret` returns 43 unguessable characters of base64url; nothing is
     kept longer than `keep_s` seconds."""
 
     store: DeliveryStore
@@ -92,8 +92,8 @@ class PushConfigs:
     async def register(
         self, behalf: OnBehalfOf, task_id: str, config: Mapping[str, Any], version: Version
     ) -> RewrittenConfig:
-        """Keep a caller's configuration, canonical and read; what the agent is to be told. `task_id` is "" inside a
-        send that begins a task. Raises Refusal: MALFORMED_CALL for an address or a header that is not sent,
+        """Stores a caller's configuration, canonical and parsed, and returns the one for the agent. `task_id` is ""
+        inside a send that begins a task. Raises Refusal: MALFORMED_CALL for an address or a header that cannot be used,
         TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         authentication = config.get("authentication", {})
         token, scheme = config.get("token", ""), authentication.get("scheme", "")
@@ -119,8 +119,8 @@ class PushConfigs:
         )
 
     async def accepted(self, handle: str, task_id: str, config_id: str = "") -> None:
-        """The agent took it: for this task, under this name. An older one of the same name is replaced by it. Raises
-        Refusal(STORE_UNAVAILABLE)."""
+        """Binds a configuration to this task and name once the agent accepts it. An older one of the same name is
+        replaced. Raises Refusal(STORE_UNAVAILABLE)."""
         try:
             replaced = await self.store.name_push(handle, task_id, config_id)
         except DeliveryStoreOut:
@@ -129,12 +129,12 @@ class PushConfigs:
             await self.outbox.drop("push", older)
 
     async def abandon(self, handle: str) -> None:
-        """The agent did not take it. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Drops a configuration that the agent did not accept. Raises Refusal(STORE_UNAVAILABLE)."""
         await self._forget([handle])
 
     async def original(self, owner: str, server: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A configuration as its owner gave it, from what the agent says of it; None for one that is not theirs, or not
-        ours: such a one is shown to nobody. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Returns a configuration as its owner gave it, from the agent's version of it. Returns None for one of another
+        owner, or one that was not registered here. Raises Refusal(STORE_UNAVAILABLE)."""
         found = _OURS.fullmatch(config.get("url", ""))
         record = await self._record(found[1]) if found else None
         if record is None or (record.owner, record.server) != (owner, server):
@@ -145,29 +145,30 @@ class PushConfigs:
         return {**record.config(), **said}
 
     async def forget(self, owner: str, server: str, task_id: str, config_id: str) -> None:
-        """The agent deleted it: what still waits for its receiver is not sent. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Drops a configuration that the agent deleted, with its pending deliveries. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         try:
             mine = await self.store.pushes_of(owner, server, task_id, self.clock())
         except DeliveryStoreOut:
             raise _unavailable() from None
-        # A config without a name is called like its task by the official agents.
+        # The official agents name a configuration without a name after its task.
         names = (config_id, "") if config_id == task_id else (config_id,)
         await self._forget([record.handle for record in mine if record.config_id in names])
 
     async def knocked(self, handle: str, token: str, authorization: str) -> PushRecord:
-        """Who an agent that is at an address of ours pushes for, asked before its body is read. `token` is its
-        `X-A2A-Notification-Token`, `authorization` its header of that name; one of them must hold our secret. Raises
-        Refusal: ROUTE_UNKNOWN, and why its owner may not have it any more."""
+        """Authenticates an agent's push before its body is read, and returns the record of its configuration. `token`
+        is its `X-A2A-Notification-Token`, `authorization` its header of that name; one of them must hold the secret.
+        Raises Refusal: ROUTE_UNKNOWN, or the reason why the owner may not receive it any more."""
         record = await self._record(handle) if _HANDLE.fullmatch(handle) else None
         if record is None or not _proves(record.secret, token, authorization):
-            raise Refusal(Reason.ROUTE_UNKNOWN)  # whoever guesses learns nothing
+            raise Refusal(Reason.ROUTE_UNKNOWN)  # so that guesses disclose nothing
         if (reason := self.outbox.objection("push", record.behalf)) is not None:
             raise Refusal(reason)
         return record
 
     async def pushed(self, record: PushRecord, body: bytes) -> None:
-        """What the agent says. When this returns, no crash loses it. Raises Refusal: MALFORMED_CALL, and what
-        `Outbox.put` raises."""
+        """Stores an agent's push for delivery. After it returns, a crash does not lose the push. Raises Refusal:
+        MALFORMED_CALL, and what `Outbox.put` raises."""
         event = _event(body)
         task_id = _task_of(event)
         if not task_id or task_id != (record.task_id or await self._bound(record, task_id)):
@@ -183,8 +184,8 @@ class PushConfigs:
         await self.outbox.put("push", record.handle, record.behalf, record.url, tuple(headers), said)
 
     async def _bound(self, record: PushRecord, task_id: str) -> str:
-        """What came inside a send is for the first task that is pushed there, however many are at once; never for
-        another's."""
+        """Binds a configuration that came inside a send to the first task pushed to it, also under concurrent pushes;
+        never to a task of another owner."""
         if await self.is_anothers(record.owner, record.server, task_id):
             return ""
         try:
@@ -208,7 +209,7 @@ class PushConfigs:
 
 
 def _check_headers(token: str, scheme: str, credentials: str) -> None:
-    """Refuse at once what could not be sent later."""
+    """Refuses headers that could not be sent later."""
     for name, value in (("token", token), ("authentication.credentials", credentials)):
         if value and (len(value) > MAX_SECRET_CHARS or not _VALUE.fullmatch(value)):
             raise jsonrpc.malformed(f"{name} is not one line of printable ASCII", jsonrpc.INVALID_PARAMS)
@@ -217,14 +218,14 @@ def _check_headers(token: str, scheme: str, credentials: str) -> None:
 
 
 def _proves(secret: str, token: str, authorization: str) -> bool:
-    """Agents of 0.3 send the token only, those of 1.0 both."""
+    """Reports whether a push holds the secret. Agents of 0.3 send only the token, those of 1.0 both."""
     scheme, _, credentials = authorization.partition(" ")
     shown = credentials.strip() if scheme.lower() == "bearer" else ""
     return any(hmac.compare_digest(secret.encode(), each.encode("utf-8", "replace")) for each in (token, shown) if each)
 
 
 def _event(body: bytes) -> dict[str, Any]:
-    """What an agent pushed, as a canonical `StreamResponse`: 1.0 pushes these, 0.3 a task."""
+    """Returns a push as a canonical `StreamResponse`: 1.0 pushes these, 0.3 pushes a task."""
     given = jsonrpc.parse_json(body)
     try:
         if isinstance(given, dict) and any(
@@ -244,8 +245,8 @@ def _task_of(event: Mapping[str, Any]) -> str:
 
 
 def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
-    """The body for the receiver. To 0.3 every notification is a task, with as much of it as is known: of a status the
-    task with that status, of an artifact nothing, because a task without a status is none."""
+    """Returns the body for the receiver. 0.3 receives a task with what is known of it: for a status update a task with
+    that status; for an artifact update nothing, because a task requires a status."""
     if version == "1.0":
         return orjson.dumps(event)
     if "task" in event:
@@ -262,5 +263,5 @@ def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
 
 
 def _unavailable() -> Refusal:
-    # Fail closed: without its record nobody knows whom an agent pushes to.
+    # Fail closed: without the record the receiver is unknown.
     return Refusal(Reason.STORE_UNAVAILABLE)

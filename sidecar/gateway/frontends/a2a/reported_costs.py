@@ -1,7 +1,7 @@
 """Reads the reported cost of a call from a complete answer of an agent.
 
-A task that goes on has not cost yet what it will. One that ended has, and so has one that waits for its caller: what
-it is told next is a call of its own, with a cost of its own.
+The cost of a running task is not final. The cost is final when the task has ended, and when it waits for its caller:
+the caller's next message is a call of its own, with its own cost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", 
 
 @dataclass(slots=True)
 class CostReader:
-    """What one call's results, or events, say of that."""
+    """Reads the cost from the results or events of one call."""
 
     turn: RequestContext
     whole: bool = False
 
     def hear(self, result: Mapping[str, Any]) -> None:
-        """One of them."""
         if self.turn.lease is not None:
             self.turn.lease.heard(result)
         if "message" in result:
@@ -37,11 +36,9 @@ class CostReader:
                     self.turn.tool_failed()
 
     def failed(self) -> None:
-        """The agent answered with an error."""
         self.turn.answered()
         self.turn.tool_failed()
 
     def end(self) -> None:
-        """There are no more of them."""
         if self.whole:
             self.turn.answered()

@@ -4,8 +4,7 @@
     …    /agents/{agent}/v1/…                   HTTP+JSON of 0.3
     …    /agents/{agent}/[{tenant}/]…           HTTP+JSON of 1.0
 
-All of them come to one `AgentOperation`: the canonical operation with canonical parameters. From there on nobody knows
-how it was said, but for the `ResponseWriter` that answers.
+Each yields one `AgentOperation` with canonical parameters. Only the `ResponseWriter` depends on the binding after that.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ _OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
 
 
 class CalledName(ABC):
-    """A request that came as a call of one operation already, and not as HTTP: what it reads and how it is answered."""
+    """A request that is already a call of one operation rather than HTTP: its parameters, and the stream of its
+    answer."""
 
     operation: Operation
     dialect: ResponseWriter
@@ -58,16 +58,16 @@ class CalledName(ABC):
 
     @abstractmethod
     def params(self) -> dict[str, Any]:
-        """The canonical parameters. Raises Refusal."""
+        """Returns the canonical parameters. Raises Refusal."""
 
     @abstractmethod
     def outlet(self) -> EventStream:
-        """Where the events of its answer go."""
+        """Returns the stream that takes the events of the answer."""
 
 
 class AgentOperation(NamedTuple):
-    """One operation on one agent. `tasks` are those that it names, each of which must be its caller's; `context` is the
-    conversation that it goes on with or begins."""
+    """One operation on one agent. `tasks` are the tasks that it names, each of which must be the caller's; `context` is
+    the context that it continues or begins."""
 
     call: Call
     operation: Operation
@@ -79,7 +79,7 @@ class AgentOperation(NamedTuple):
 
 
 def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
-    """The version that a request is in. Raises Refusal(VERSION_UNSUPPORTED)."""
+    """Returns the protocol version of a request. Raises Refusal(VERSION_UNSUPPORTED)."""
     said = headers.get("a2a-version", ())
     if len(said) > 1 or (said and "A2A-Version" in query and query["A2A-Version"] != said[0]):
         raise malformed("A2A-Version must be there once")
@@ -90,13 +90,13 @@ def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
 
 
 def version_said(headers: Headers) -> Version | None:
-    """The version in the header, before anything is checked; None for none that is known."""
+    """Returns the version in the header, unchecked; None for an unknown one."""
     said = headers.get("a2a-version", ())
     return version_meant(said[0].strip()) if len(said) == 1 else None
 
 
 def extensions_of(headers: Headers) -> tuple[str, ...]:
-    """The extensions that a caller asks for, in the header of either version. Raises Refusal."""
+    """Returns the extensions that a caller requests, in the header of either version. Raises Refusal."""
     lines = (*headers.get("a2a-extensions", ()), *headers.get("x-a2a-extensions", ()))
     found = tuple(dict.fromkeys(part.strip() for line in lines for part in line.split(",") if part.strip()))
     if len(found) > MAX_EXTENSIONS or not all(map(_EXTENSION.match, found)):
@@ -107,7 +107,7 @@ def extensions_of(headers: Headers) -> tuple[str, ...]:
 def read_rpc(
     agent: str, dialect: JsonRpcWriter, message: jsonrpc.Message, extensions: tuple[str, ...]
 ) -> AgentOperation:
-    """What a JSON-RPC message wants. Raises Refusal."""
+    """Reads a JSON-RPC message. Raises Refusal."""
     if isinstance(message, jsonrpc.Response):
         raise malformed("A2A has requests only")
     operation = BY_RPC[dialect.version].get(message.method)
@@ -128,7 +128,7 @@ def read_http(
     body: object,
     extensions: tuple[str, ...],
 ) -> AgentOperation:
-    """What a request of HTTP+JSON wants; `body` is None where its address has none. Raises Refusal."""
+    """Reads an HTTP+JSON request; `body` is None where the address takes none. Raises Refusal."""
     operation, route = address.operation, address.route
     assert operation is not None and route is not None
     try:
@@ -139,12 +139,12 @@ def read_http(
 
 
 def read_call(agent: str, called: CalledName, extensions: tuple[str, ...]) -> AgentOperation:
-    """What a call wants. Raises Refusal."""
+    """Reads a call. Raises Refusal."""
     return _operate(agent, called.operation, called.params(), called.dialect.version, extensions)
 
 
 def canonical(agent: str, operation: Operation, params: dict[str, Any]) -> AgentOperation:
-    """An operation of our own making, with parameters of 1.0. Raises Refusal where they are none."""
+    """Returns an operation with 1.0 parameters made by sidecar. Raises Refusal for invalid ones."""
     return _operate(agent, operation, _read(JsonRpcWriter("1.0"), operation, params), "1.0", ())
 
 
@@ -156,7 +156,8 @@ def _given(
     body: object,
     version: Version,
 ) -> dict[str, Any]:
-    """Parameters as the body or the query has them, beside those of the path, which they may repeat only."""
+    """Returns the parameters of the body or the query together with those of the path, which they must not
+    contradict."""
     if route.has_body and not isinstance(body, dict):
         raise UnreadableMessage("", "must be an object")
     schema, message = (V10, operation.request) if version == "1.0" else (PROTO03, request_name(operation))
@@ -172,7 +173,7 @@ def _given(
 
 
 def _named_10(operation: Operation, address: http.RestAddress) -> Iterator[tuple[str, str]]:
-    """What the path names, as the parameters of 1.0 do."""
+    """Yields the parameters in the path, named as in 1.0."""
     if "task" in address.ids:
         yield ("taskId" if operation in _OF_TASK else "id"), address.ids["task"]
     if "config" in address.ids:
@@ -182,7 +183,7 @@ def _named_10(operation: Operation, address: http.RestAddress) -> Iterator[tuple
 
 
 def _named_03(operation: Operation, ids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The same as those of 0.3 do: a resource's name."""
+    """Yields the parameters in the path, named as in 0.3: a resource's name."""
     if "config" in ids:
         yield "name", f"tasks/{ids['task']}/pushNotificationConfigs/{ids['config']}"
     elif "task" in ids:
@@ -204,12 +205,12 @@ def _operate(
     agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
 ) -> AgentOperation:
     for name in ("tenant", "id", "taskId"):
-        if params.get(name) in (".", ".."):  # in an address of the agent's it would be a way to another
+        if params.get(name) in (".", ".."):  # in the path of an agent's address it would name another resource
             raise malformed(f"params.{name} is no name", INVALID_PARAMS)
     _check_skill(params)
     first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
-    questions = [first._replace(name=first.tool)]  # so that the record of it says which skill was asked for
-    if pushes(params):  # what is smuggled inside a send is asked like the call of its own (CONTRACT 1.4)
+    questions = [first._replace(name=first.tool)]  # so that the audit record names the skill requested
+    if pushes(params):  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
         questions.append(questions[0]._replace(action=PUSH_SET.action))
     call = Call("a2a", version, agent, operation.action, tuple(questions))
     return AgentOperation(
@@ -218,15 +219,15 @@ def _operate(
 
 
 def _check_skill(params: Mapping[str, Any]) -> None:
-    """Raises Refusal where a message asks for one skill outside and for another inside: rules would read the one, and
-    its agent perhaps the other."""
+    """Raises Refusal if a message names one skill outside and another inside: rules would read the one, and the agent
+    perhaps the other."""
     outside, inside = meta_of(params), meta_of(params.get("message", {}))
     if SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
         raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
 
 
 def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tasks that an operation names. Raises Refusal where it must name one and does not."""
+    """Returns the tasks that an operation names. Raises Refusal if it must name one and does not."""
     if operation in (SEND, STREAM):
         message = params.get("message", {})
         named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push_in(params).get("taskId", ""))
@@ -244,7 +245,7 @@ def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
-    """The conversation that an operation names, "" for none. Raises Refusal for a send without a message."""
+    """Returns the context that an operation names, "" for none. Raises Refusal for a send without a message."""
     if operation is LIST:
         return str(params.get("contextId", ""))
     if operation not in (SEND, STREAM):
@@ -256,26 +257,25 @@ def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
 
 
 def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The push configuration inside a send, empty for none."""
+    """Returns the push configuration inside a send, empty for none."""
     found: Mapping[str, Any] = params.get("configuration", {}).get("taskPushNotificationConfig", {})
     return found
 
 
 def pushes(params: Mapping[str, Any]) -> bool:
-    """Whether a send brings a push configuration."""
     return bool(push_in(params))
 
 
 def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the caller wrote beside the call."""
+    """Returns the caller's metadata."""
     found: Mapping[str, Any] = params.get("metadata", {})
     return found
 
 
 def asked(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as conditions and evidence see them (CONTRACT 7): the same for the same call, so without the
-    message's own id and the credentials of push configurations. The tenant is in them: an agent that has some does
-    something else for each."""
+    """Returns the parameters as conditions and audit records see them (CONTRACT 7). Equal calls have equal parameters,
+    so the message's own id and the credentials of push configurations are removed. The tenant stays: an agent may act
+    differently for each."""
     shown = {name: value for name, value in params.items() if name not in ("token", "authentication")}
     if "message" in shown:
         shown["message"] = {name: value for name, value in shown["message"].items() if name != "messageId"}

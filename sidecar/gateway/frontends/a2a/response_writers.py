@@ -1,8 +1,8 @@
 """Writes answers and refusals in the version and binding that the caller speaks.
 
-A `ResponseWriter` is one of them. Results and an agent's own errors come in the canonical form; our refusals come as
-they are, and are told as the table below says (CONTRACT 6). JSON-RPC carries what A2A and JSON-RPC have words for in
-HTTP 200, as the official SDK does; what only HTTP can say has its own status.
+There is one `ResponseWriter` for each. Results and an agent's errors come in canonical form; refusals are mapped by the
+table below (CONTRACT 6). JSON-RPC carries errors that A2A and JSON-RPC define in HTTP 200, as the official SDK does;
+errors that only HTTP defines have their own status.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sidecar.protocols.jsonrpc import Id
 
 A2A_JSON: Final = "application/a2a+json"
 OUR_DOMAIN: Final = "sidecar"
-# What A2A has a word of its own for. Everything else is ours, told with HTTP's status as the code.
+# Reasons for which A2A defines an error. All others have the HTTP status as their code.
 WORDS: Final[Mapping[Reason, str]] = {
     Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
     Reason.METHOD_UNKNOWN: "METHOD_NOT_FOUND",
@@ -50,7 +50,7 @@ _CODE_WORDS: Final[Mapping[int, str]] = {kind.code: kind.reason for kind in KIND
 
 
 def word_for(refusal: Refusal) -> AgentErrorKind | None:
-    """A2A's or JSON-RPC's own word for a refusal, where there is one."""
+    """Returns the A2A or JSON-RPC error of a refusal, if one is defined."""
     word = WORDS.get(refusal.reason)
     if refusal.reason is Reason.MALFORMED_CALL:
         word = _CODE_WORDS.get(refusal.code, "INVALID_REQUEST")
@@ -58,16 +58,16 @@ def word_for(refusal: Refusal) -> AgentErrorKind | None:
 
 
 def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
-    """What a refusal says in words. Of a task that is not there, what agents say: another's is told from none by
-    nothing, and clients of 0.3 read the words."""
+    """Returns the sentence of a refusal. For an unknown task it is the sentence of the agents, because clients of 0.3
+    match it, and so that another owner's task looks like none."""
     if refusal.reason is Reason.TASK_UNKNOWN:
         return BY_REASON["TASK_NOT_FOUND"].message
     return message_of(refusal, facts)
 
 
 def written(form: WireForm, operation: Operation, result: dict[str, Any]) -> Any:
-    """An agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED) for what that has no
-    words for: it is the agent's doing, and the caller's choice."""
+    """Returns an agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED) for a result that
+    this form cannot express."""
     try:
         return form.write_result(operation, result)
     except UnreadableMessage as error:
@@ -75,50 +75,50 @@ def written(form: WireForm, operation: Operation, result: dict[str, Any]) -> Any
 
 
 def unsayable(error: UnreadableMessage) -> Refusal:
-    """The refusal of a result that the caller's form has no words for."""
+    """Returns the refusal of a result that the caller's form cannot express."""
     return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be said here: {error}")
 
 
 def grpc_status(refusal: Refusal) -> str:
-    """The status of gRPC that a refusal has."""
+    """Returns the gRPC status of a refusal."""
     word = word_for(refusal)
     return word.grpc if word is not None else _STATUS_OF.get(refusal.answer.http, "UNKNOWN")
 
 
 class ResponseWriter(Protocol):
-    """One version in one binding."""
+    """Writes one version in one binding."""
 
     version: Version
     binding: Binding
 
     @property
     def form(self) -> WireForm:
-        """In which parameters and results travel."""
+        """The form of parameters and results."""
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
-        """The whole answer."""
+        """Returns a complete answer."""
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        """One event of a stream."""
+        """Returns one event of a stream."""
 
     def error(self, error: AgentError) -> ErrorResponse:
-        """An agent's no as the whole answer."""
+        """Returns an agent's error as a complete answer."""
 
     def error_event(self, error: AgentError) -> bytes:
-        """An agent's no as the end of a stream."""
+        """Returns an agent's error as the last event of a stream."""
 
     def tell(
         self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
     ) -> ErrorResponse:
-        """A refusal of ours as the whole answer."""
+        """Returns a refusal as a complete answer."""
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        """A refusal of ours as the end of a stream."""
+        """Returns a refusal as the last event of a stream."""
 
 
 @dataclass(slots=True)
 class JsonRpcWriter:
-    """JSON-RPC. `request_id` is known once the message is read, and whether what it asks for `streams`."""
+    """Writes JSON-RPC. `request_id`, and whether the operation `streams`, are known once the message is read."""
 
     version: Version
     request_id: Id | None = None
@@ -128,30 +128,24 @@ class JsonRpcWriter:
 
     @property
     def form(self) -> WireForm:
-        """In which parameters and results travel."""
         return form_of(self.version, self.binding)
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
-        """The whole answer."""
         said = written(self.form, operation, result) if operation.response else None
         return ErrorResponse(200, self._response({"result": said}), JSON)
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        """One event of a stream."""
         return _event(self._response({"result": written(self.form, operation, event)}))
 
     def error(self, error: AgentError) -> ErrorResponse:
-        """An agent's no as the whole answer."""
         return self._told(200, self._response({"error": self._error(error)}), {})
 
     def error_event(self, error: AgentError) -> bytes:
-        """An agent's no as the end of a stream."""
         return _event(self._response({"error": self._error(error)}))
 
     def tell(
         self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
     ) -> ErrorResponse:
-        """A refusal of ours as the whole answer."""
         facts = facts_of(refusal, decision_id, manner)
         word = word_for(refusal)
         body = self._response({"error": self._refusal(refusal, word, facts)})
@@ -159,13 +153,13 @@ class JsonRpcWriter:
         return self._told(status, body, headers_of(refusal, facts, resource_metadata))
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
-        """A no; to who asked for a stream in 0.3, as a stream of one event: the official client reads no other."""
+        """Returns an error; for a streaming request of 0.3, as a stream of one event, because the official client reads
+        no other."""
         if self.version == "0.3" and self.streams:
             return ErrorResponse(status, _event(body), EVENT_STREAM, headers)
         return ErrorResponse(status, body, JSON, headers)
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        """A refusal of ours as the end of a stream."""
         facts = facts_of(refusal, decision_id, manner)
         return _event(self._response({"error": self._refusal(refusal, word_for(refusal), facts)}))
 
@@ -191,7 +185,7 @@ class JsonRpcWriter:
 
 @dataclass(slots=True)
 class HttpJsonWriter:
-    """HTTP+JSON."""
+    """Writes HTTP+JSON."""
 
     version: Version
 
@@ -199,35 +193,29 @@ class HttpJsonWriter:
 
     @property
     def form(self) -> WireForm:
-        """In which parameters and results travel."""
         return form_of(self.version, self.binding)
 
     @property
     def media_type(self) -> str:
-        """Of a result. Errors are JSON, as the official SDK has them."""
+        """The media type of a result. Errors are JSON, as in the official SDK."""
         return A2A_JSON if self.version == "1.0" else JSON
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
-        """The whole answer."""
         said = written(self.form, operation, result) if operation.response else {}
         return ErrorResponse(200, orjson.dumps(said), self.media_type)
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        """One event of a stream."""
         return _event(orjson.dumps(written(self.form, operation, event)))
 
     def error(self, error: AgentError) -> ErrorResponse:
-        """An agent's no as the whole answer."""
         return ErrorResponse(error.kind.http, orjson.dumps(self._error(error)), JSON)
 
     def error_event(self, error: AgentError) -> bytes:
-        """An agent's no as the end of a stream."""
         return _event(orjson.dumps(self._error(error)), b"error")
 
     def tell(
         self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
     ) -> ErrorResponse:
-        """A refusal of ours as the whole answer."""
         facts = facts_of(refusal, decision_id, manner)
         word = word_for(refusal)
         status = refusal.answer.http if word is None else word.http
@@ -237,7 +225,6 @@ class HttpJsonWriter:
         return ErrorResponse(status, body, JSON, headers_of(refusal, facts, resource_metadata))
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        """A refusal of ours as the end of a stream."""
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
         status = refusal.answer.http if word is None else word.http
         return _event(orjson.dumps(self._refusal(refusal, word, facts, status)), b"error")
@@ -261,7 +248,7 @@ class HttpJsonWriter:
 
 
 def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """`google.rpc.ErrorInfo` of a refusal: every fact is text there."""
+    """Returns the `google.rpc.ErrorInfo` of a refusal, where every value is text."""
     told = str(facts.get("reason", "denied")).replace("-", "_").upper()
     return {
         "@type": ERROR_INFO,
@@ -272,7 +259,8 @@ def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, A
 
 
 def details_of(error: AgentError) -> list[dict[str, Any]]:
-    """An agent's details, but for those that claim to be ours; where it gave none, the one that A2A 1.0 demands."""
+    """Returns an agent's error details without those in sidecar's name; if it gave none, the one that A2A 1.0
+    requires."""
     theirs = [dict(one) for one in error.data if one.get("domain") != OUR_DOMAIN]
     if theirs:
         return theirs
@@ -280,8 +268,8 @@ def details_of(error: AgentError) -> list[dict[str, Any]]:
 
 
 def _rpc_status(refusal: Refusal, word: AgentErrorKind | None, manner: DenyManner) -> int:
-    """The HTTP status of a refusal in JSON-RPC. What A2A has a word for is said by that; a denial, a limit or a failure
-    by the status as well, unless `deny_style` says that JSON-RPC carries it."""
+    """Returns the HTTP status of a refusal in JSON-RPC. Errors that A2A defines are carried by JSON-RPC alone; denials,
+    limits and failures have the status too, unless `deny_style` says that JSON-RPC carries it."""
     answer = refusal.answer
     if answer.http < 300 or refusal.reason is Reason.METHOD_UNKNOWN or (word is not None and answer.http in (400, 404)):
         return 200
@@ -289,6 +277,6 @@ def _rpc_status(refusal: Refusal, word: AgentErrorKind | None, manner: DenyManne
 
 
 def _event(data: bytes, name: bytes = b"") -> bytes:
-    """One event; `data` is JSON of our own writing, and so one line."""
+    """Returns one event; `data` is JSON written here, and so one line."""
     head = b"event: " + name + b"\n" if name else b""
     return head + b"data: " + data + b"\n\n"

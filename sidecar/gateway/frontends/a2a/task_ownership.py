@@ -1,9 +1,9 @@
-"""Checks and records who owns tasks and conversations at agents.
+"""Checks and records who owns tasks and contexts at agents.
 
-Everything that A2A asks of the one ownership (`tasks/`) stands here. Before a call goes out, every task that it names
-must be its caller's, and its conversation is theirs or becomes theirs, by a name that nobody else has
-(`context_ids.py`); before an answer reaches the caller, every task in it must be theirs, and one that is new is on
-record. Another's and none look alike (threats G1-G3).
+Before a call goes out, every task that it names must belong to its caller, and its context belongs to the caller or is
+claimed for it, under an id that no other owner has (`context_ids.py`). Before an answer reaches the caller, every task
+in it must belong to the caller, and the owner of a new one is recorded. A task of another owner and an unknown task are
+answered alike (threats G1-G3).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sidecar.vocabulary import Caller
 
 TASKS: Final[Namespace] = "a2a"
 CONTEXTS: Final[Namespace] = "a2a-context"
-# A conversation never ends. Its record says so from the beginning, so that the oldest of them gives way as what has
-# ended does: else who had many would lose each task with its end.
+# A context never ends. Its record is marked as ended from the beginning, so that the oldest contexts are evicted as
+# ended tasks are; otherwise a caller with many contexts would lose each task as soon as it ends.
 ENDLESS: Final = "endless"
 TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_COMPLETED": "completed",
@@ -35,14 +35,15 @@ _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"
 
 @dataclass(slots=True)
 class TaskOwnership:
-    """The tasks of one caller at one agent, for one operation. `known` is what has become theirs by this operation,
-    `context` what its conversation is called at the agent.
+    """The tasks of one caller at one agent, for one operation. `known` is what became the caller's by this operation,
+    `context` the context's id at the agent.
 
-    An id is one owner's at the agent, whatever tenant it was named below; and it is of no use below another, because
-    an agent may count for each tenant of its own, and the same id would be another's task there.
+    An id has one owner at the agent, whatever tenant it was named under, and is refused under any other tenant: an
+    agent may number tasks for each tenant separately, and the same id would be another owner's task there.
 
-    What `anonymous` begins is told where it was begun, and is nobody's: no record of it is kept, so none of the many
-    who are called so can ask for it, or go on with it (threats G2)."""
+    Tasks of `anonymous` are answered in the call that begins them and have no owner: no record is kept, so no other
+    anonymous caller can query or continue them (threats G2).
+    """
 
     tasks: TaskOwners
     caller: Caller
@@ -54,8 +55,8 @@ class TaskOwnership:
         self.context = self.intent.context
 
     async def check(self) -> None:
-        """Before it goes out. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED where nobody could own what comes of it,
-        STORE_UNAVAILABLE."""
+        """Checks an operation before it is sent. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED if the operation would
+        create a task without an owner, STORE_UNAVAILABLE."""
         operation = self.intent.operation
         if operation in (SEND, STREAM) and self.caller.is_anonymous:
             self._check_nobodys()
@@ -80,7 +81,7 @@ class TaskOwnership:
 
     @property
     def task(self) -> str:
-        """The task that the operation is about: the one that it names, or that its answer began; "" for none."""
+        """The task of the operation: the one that it names, or that its answer began; "" for none."""
         params, operation = self.intent.params, self.intent.operation
         if operation not in (SEND, STREAM):
             return "".join(self.intent.tasks[:1])
@@ -88,8 +89,8 @@ class TaskOwnership:
         return str(params["message"].get("taskId", "")) or next(begun, "")
 
     async def can_find(self) -> bool:
-        """Whether there may be anything that is asked for. A list of another's conversation, and of one that there is
-        not, is empty, and the agent is not asked: its pages would tell the two apart."""
+        """Reports whether a list can have results. A list for another owner's context, or an unknown one, is empty
+        without asking the agent, whose pages would tell the two apart."""
         if self.intent.operation is not LIST or not self.intent.context:
             return True
         if len(self.intent.context) > MAX_ID_CHARS:
@@ -97,12 +98,12 @@ class TaskOwnership:
         return any(record.method == self._method for record in await self._conversations())
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Of what an agent lists, the caller's own. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Returns the caller's own entries of an agent's list. Raises Refusal(STORE_UNAVAILABLE)."""
         mine = await self._mine([entry["id"] for entry in entries if entry.get("id")], TASKS)
         return [self._contexts.shown(entry) for entry in entries if entry.get("id") in mine]
 
     def outward(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Parameters with what the conversation is called at the agent."""
+        """Returns the parameters with the context's id at the agent."""
         if self.context == self.intent.context:
             return params
         if self.intent.operation is LIST:
@@ -115,7 +116,7 @@ class TaskOwnership:
 
     @property
     def _method(self) -> str:
-        """What is on record as having made it: below which tenant, too."""
+        """The method that is recorded as the task's creator, with its tenant."""
         return f"{SEND.action} {self._tenant}" if self._tenant else SEND.action
 
     async def _mine(self, names: Collection[str], namespace: Namespace) -> Mapping[str, OwnerRecord]:
@@ -127,8 +128,7 @@ class TaskOwnership:
         return ContextIds(self.tasks.secret, self.caller.binding, self.intent.call.upstream)
 
     async def _conversations(self) -> Collection[OwnerRecord]:
-        """What the caller has that is called so, by itself or because the words were another's. Which of them is meant
-        is known then."""
+        """Returns the caller's contexts of this id, plain or prefixed, which determines the one meant."""
         contexts, chosen = self._contexts, self.intent.context
         own = contexts.own(chosen)
         keys = contexts.key(chosen), contexts.key(own)
@@ -137,16 +137,16 @@ class TaskOwnership:
         return mine.values()
 
     async def _check_context(self) -> None:
-        if len(self.intent.context) > MAX_ID_CHARS:  # before anything is made of it
+        if len(self.intent.context) > MAX_ID_CHARS:  # checked before anything is derived from it
             raise Refusal(Reason.TASK_UNKNOWN)
         mine = await self._conversations()
-        too_long = len(self._contexts.own(self.intent.context)) > MAX_ID_CHARS  # whoever may have begun it
+        too_long = len(self._contexts.own(self.intent.context)) > MAX_ID_CHARS  # the prefixed form must fit too
         if any(record.method != self._method for record in mine) or (not mine and too_long):
             raise Refusal(Reason.TASK_UNKNOWN)
 
     async def begin(self) -> None:
-        """Nothing is left to refuse it: a conversation that the caller does not have is begun with its first message.
-        The race for its name has one winner. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """Claims a context that the caller does not have yet, once nothing else can refuse the call. Of concurrent
+        claims one succeeds. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         chosen = self.intent.context
         if not chosen or self.intent.operation not in (SEND, STREAM):
             return
@@ -185,13 +185,13 @@ class TaskOwnership:
         self.known[namespace, name] = record
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result, or one event, that is about what is its caller's, as they are shown it; what is new in it is on
-        record. Lists are read by `task_pages.py`. Raises Refusal."""
+        """Returns a result, or one event, about the caller's tasks, as the caller may see it; new tasks in it are
+        recorded. Lists are read by `task_pages.py`. Raises Refusal."""
         operation = self.intent.operation
         if operation is PUSH_LIST:
             return result
         named = list(_named(operation.response, result))
-        about = any(task for task, _ in named) or "message" in result  # a message alone is of none
+        about = any(task for task, _ in named) or "message" in result  # a message alone belongs to no task
         if operation.response in _ABOUT_TASKS and not about:
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
         ended = dict(_ends(operation.response, result))
@@ -213,8 +213,8 @@ class TaskOwnership:
             await self._begin(CONTEXTS, self._contexts.key(context))
 
     async def _begin(self, namespace: Namespace, name: str, state: str = "") -> None:
-        """One message begins one task, in one conversation (A2A 1.0, 3.1.2): an agent that tells of ever more would
-        have its caller lose the oldest of theirs, wherever that is."""
+        """Records a new task or context. One message begins one task in one context (A2A 1.0, 3.1.2); otherwise an
+        agent could name ever more tasks and evict the oldest ones of the caller."""
         if (namespace, name) not in self.known and any(
             known == namespace for known, _ in self.known.keys() - self._named
         ):
@@ -232,7 +232,7 @@ class TaskOwnership:
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each task and conversation that a result is about."""
+    """Yields each task and context that a result names."""
     if message == "Task":
         yield str(result.get("id", "")), str(result.get("contextId", ""))
     elif message in ("SendMessageResponse", "StreamResponse"):
@@ -245,7 +245,7 @@ def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _ends(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The tasks that a result says ended, and how."""
+    """Yields the tasks that a result reports as ended, with their states."""
     task = result if message == "Task" else result.get("task", {})
     update = result.get("statusUpdate", {})
     for name, said in ((task.get("id", ""), task), (update.get("taskId", ""), update)):

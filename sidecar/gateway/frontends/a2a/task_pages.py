@@ -1,8 +1,9 @@
 """Pages through an agent's tasks, keeping only those of the caller.
 
-An agent may list everybody's. How many others have is nobody's to know, so its pages are read on until one of ours is
-full, a few at a time; and its page tokens, which may well be the id of somebody's task (the official SDK's are), are
-sealed: only this chain can use one, at this agent, and nobody can read it.
+An agent may list the tasks of all owners, and the number of other owners' tasks must not be disclosed. So the agent's
+pages are read, a few at a time, until one page for the caller is full. The agent's page tokens may contain the id of
+another owner's task (the official SDK's do), so they are sealed: only this chain can use one, at this agent, and no
+caller can read it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from sidecar.protocols import base64url
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 
-MOST_LISTED: Final = 100  # A2A 1.0: of one page
+MOST_LISTED: Final = 100  # of one page (A2A 1.0)
 DEFAULT_LISTED: Final = 50
-MAX_READ: Final = 10  # pages of the agent's for one of ours
-MAX_TOKEN_CHARS: Final = 4096  # of an agent's own
+MAX_READ: Final = 10  # of the agent's pages for one answered page
+MAX_TOKEN_CHARS: Final = 4096  # of an agent's token
 _NONCE_BYTES: Final = 12
 _PURPOSE: Final = b"sidecar/page/1\0"
 
 Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | AgentError]]
-"""Ask the agent for one of its pages. Raises Refusal."""
+"""Requests one page from the agent. Raises Refusal."""
 
 
 class TaskPages:
-    """Reads lists. Replicas that share the `secret` take each other's tokens."""
+    """Reads lists. Replicas that share the `secret` accept each other's tokens."""
 
     __slots__ = ("_seal",)
 
@@ -42,7 +43,7 @@ class TaskPages:
         self._seal = AESGCM(sha256(_PURPOSE + secret).digest())
 
     async def page(self, owning: TaskOwnership, ask: Ask) -> dict[str, Any] | AgentError:
-        """The page that is wanted. Raises Refusal: MALFORMED_CALL for a token that is not of this list."""
+        """Returns the page requested. Raises Refusal: MALFORMED_CALL for a token of another list."""
         params = owning.intent.params
         size = int(params.get("pageSize", DEFAULT_LISTED))
         if not 1 <= size <= MOST_LISTED:
