@@ -1,9 +1,9 @@
 """Starts, runs and stops one sidecar.
 
-It starts by taking its address, so that a second start on the same machine fails before it touches anything; then the
-evidence, the policy, what replicas share, a call's way, and last it serves. It stops the other way round: not ready at
-once, calls in flight finish, the evidence is closed. In between it runs what runs in the background, and does what its
-operators ask.
+The start binds the data address first, so that a second start on the same machine fails before it changes anything. It
+then opens the audit, loads the policy, opens the shared stores, builds the request path, and starts to serve. The stop
+runs in reverse: readiness fails at once, calls in flight finish, and the audit is closed last. In between, the
+application runs the background jobs and carries out operators' requests.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from sidecar.upstreams.mcp.sessions import Sessions
 from sidecar.upstreams.processes import Processes
 
 LOOK_EVERY_S = 0.5
-LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
+LAST_WORDS_S = 1.0  # granted to responses in progress even after the grace time
 
 log = logging.getLogger("sidecar")
 
 
 @dataclass(slots=True)
 class Application:
-    """A running sidecar: what it was started with, and below that what these lead to."""
+    """A running sidecar. The fields from `audit` on are built from those before them."""
 
     path: Path
     environ: Mapping[str, str]
@@ -101,7 +101,7 @@ class Application:
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
-        """Read everything, check everything, then serve. Raises ConfigError before anything is answered."""
+        """Read and check all settings, then serve. Raises ConfigError before any request is answered."""
         check_fast_parser()
         has_source = load(path, environ, check_files=False, all_at_once=True).settings.policy.source is not None
         loaded = load(path, environ, check_files=not has_source)
@@ -115,7 +115,7 @@ class Application:
             metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents), agents=agents)
             evidence = ControlRecords.open(settings, metrics)
             undo.push_async_callback(evidence.audit.close)
-            seen = look_at(path, settings)  # before it is read: what is written from now on is a change
+            seen = look_at(path, settings)  # before the files are read, so that later writes count as changes
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
             shared = SharedStore.open(settings, metrics, evidence.audit, undo)
@@ -140,7 +140,7 @@ class Application:
             await shared.greet()
             await evidence.look_back()
             await app.scheduler.recall()
-            await app.switch.sync()  # whom other replicas disabled, before the first call
+            await app.switch.sync()  # load principals disabled by other replicas before the first call
             await evidence.witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             await app.listening.open(data, app, undo)
             await app._now_serving()
@@ -190,25 +190,25 @@ class Application:
 
     @property
     def base_url(self) -> str:
-        """Our address as callers write it."""
+        """The URL under which callers reach this sidecar."""
         return self.live.current.base_url
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """Of HTTP: the data listener first, then local ones, then the operators'."""
+        """The HTTP listeners: data first, then local ones, then admin."""
         return self.listening.listeners
 
     @property
     def grpc_ports(self) -> Mapping[str, int]:
-        """The port of gRPC, and by name those of agents that have their own."""
+        """The gRPC port, and by name the ports of agents that have their own."""
         return self.listening.grpc_ports
 
     async def stop(self) -> None:
-        """Not ready at once; calls in flight finish within the grace time; the evidence is closed last."""
+        """Fail readiness at once, let calls in flight finish within the grace time, and close the audit last."""
         now_s, grace_s = asyncio.get_running_loop().time, self.settings.server.shutdown_grace_s
         until_s = now_s() + grace_s
         self.executions.drain()
-        await self.pipeline.drain(grace_s)  # who comes meanwhile hears 503, not silence
+        await self.pipeline.drain(grace_s)  # new calls meanwhile get 503
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
         await self.jobs.end()
         await self.scheduler.close()
@@ -220,7 +220,7 @@ class Application:
         await self.live.current.identity.close()
         await self.shared.tasks.store.close()
         await self.callbacks.close()
-        with suppress(SettingsError):  # logged; a disk that is full must not keep us here
+        with suppress(SettingsError):  # logged; a full disk must not block the shutdown
             await self.pipeline.refusals.tell(self.evidence.witness)
             await self.evidence.witness("stop", "sidecar")
         await self.evidence.seal()
@@ -255,7 +255,7 @@ class Application:
             self.jobs.begin(f"bounding who is connected to port {guests.port}", guests.run)
 
     async def _look_around(self) -> None:
-        """What is known only by looking. Runs as long as the process."""
+        """Poll state that has no change notification. Runs as long as the process."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.gauges.look()
@@ -264,10 +264,10 @@ class Application:
             await self.drift.look()
 
     async def _now_serving(self) -> None:
-        """A snapshot came into force: tell those who must know of it."""
+        """Notify all components that depend on the snapshot in force."""
         try:
             self.executions.offer(self.live.current.settings.agents)
-        except SettingsError as error:  # good when it was read, and gone since: what was offered goes on
+        except SettingsError as error:  # the files changed after they were read: keep the previous agents
             log.error("agents that are programs are as before\n%s", error)
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
@@ -275,7 +275,7 @@ class Application:
         await self.enforcement.look()
         for banner in self.banners():
             log.warning(banner)
-        self.watcher.hint()  # other files may count now
+        self.watcher.hint()  # the set of watched files may have changed
         self.follower.reconsider()
 
     def _serving(self) -> ServedRevision:
@@ -283,84 +283,84 @@ class Application:
         return ServedRevision(now.engine.revision, self.follower.version(now.settings))
 
     def _heard_of_news(self) -> None:
-        """Another replica loaded something that does not serve here."""
+        """Another replica loaded a revision that does not serve here."""
         self.follower.hint()
         self.watcher.hint()
 
-    # --- what operators ask and order: `admin.Operated` ---------------------------------------------------------------
+    # --- operators' requests: `admin.OperatorAction` ------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether calls are served, and why or why not."""
+        """Whether calls are served, and the reasons."""
         return self.standing.readiness()
 
     def status(self) -> Mapping[str, Any]:
-        """What runs here, in plain values."""
+        """The state of this sidecar, in plain values."""
         return self.standing.whole()
 
     def banners(self) -> tuple[str, ...]:
-        """What an operator must not overlook, in sentences."""
+        """Warnings for operators, in sentences."""
         return self.standing.banners()
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
-        """How each upstream stands, by name."""
+        """The state of each upstream, by name."""
         return self.standing.upstreams()
 
     def is_server(self, name: str) -> bool:
-        """Whether an MCP server is called so."""
+        """Whether an MCP server has this name."""
         return name in self.live.current.services
 
     def discovered(self, name: str) -> Mapping[str, Any]:
-        """The tools, prompts and resources that an upstream has, by name."""
+        """The tools, prompts and resources of an upstream, by name."""
         service = self.live.current.services.get(name)
         return {} if service is None else service.catalogue.discovered()
 
     def disabled_principals(self) -> Sequence[SwitchEntry]:
-        """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
+        """All disabled principals, both by order and by policies/disabled.yaml."""
         return self.standing.disabled_principals()
 
     def switched_off(self) -> Sequence[SwitchEntry]:
-        """Every tool and server that is switched off now."""
+        """All tools and servers that are switched off."""
         return self.standing.switched_off()
 
     async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
-        """Who used what, and how much is left. Raises StoreUnavailable."""
+        """Usage and remaining amounts. Raises StoreUnavailable."""
         now = self.live.current
         shown, more = await self.showing.show(wanted, now.limited, now.engine.roles_of)
         return {"store": self.limiter.store.kind, "limits": shown, "more": more}
 
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
-        """Set what counts a principal alone back to unused, and put on record who did; the names of these limits.
-        Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
+        """Reset the counters that belong to one principal alone, and record who ordered it. Returns the names of the
+        limits. Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
         now, store = self.live.current, self.limiter.store
         charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
         names = sorted({charge.limit for charge in charges})
-        await store.ping()  # what is on record is done
+        await store.ping()  # fail before the audit records a reset that cannot be done
         await self.audit.control("limits-reset", by, principal=principal, limits=names)
         await store.reset(charges)
         return names
 
     def known_principal(self, name: str) -> KnownNames:
-        """Whether anything names this principal, and the known name that is nearest to it."""
+        """Whether any setting or rule names this principal, and the most similar known name."""
         return known(name, self.live.current, self.showing.known)
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Disable a principal, here and at every replica. Raises SwitchError."""
+        """Disable a principal on all replicas. Raises SwitchError."""
         return await self.switch.disable(principal, reason=reason, until=until, by=by)
 
     async def enable(self, principal: str, *, by: str) -> bool:
-        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        """Re-enable a principal. Returns False if it was not disabled. Raises SwitchError."""
         return await self.switch.enable(principal, by=by)
 
     async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Switch off one tool of a server, or with "" all that it offers, at every replica. Raises SwitchError."""
+        """Switch off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
         return await self.switch.switch_off(object_of(server, tool), reason=reason, until=until, by=by)
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        """Undo `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
         return await self.switch.switch_on(object_of(server, tool), by=by)
 
     async def reload(self, by: str) -> str:
-        """Take models, rules, budgets, keys, issuers and upstreams as the files are now, and what the policy's source
-        has. Raises ConfigError and changes nothing."""
+        """Reload models, rules, budgets, keys, issuers and upstreams from their files, and the policy from its source.
+        Raises ConfigError and changes nothing."""
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)

@@ -1,8 +1,8 @@
 """Runs background jobs and restarts those that fail.
 
-It is begun anew, after a rest that grows while it goes on failing. A kill switch that no longer hears of the others, or
-a load that nobody sheds, is worse than one that was away for a second; and a process that ended for it would take
-everybody's calls along. Readiness says so while it lasts, and the log each time.
+A job that ends is restarted after a pause that doubles while it keeps failing. Ending the process instead would drop
+all callers' connections, and running on without the kill switch or load shedding would be worse than a pause of a
+second. Readiness reports the failure while it lasts, and each failure is logged.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Final
 
 log = logging.getLogger("sidecar.app.background")
 
-REST_S: Final = 1.0  # twice as long each time
+REST_S: Final = 1.0  # doubled after each further failure
 MOST_S: Final = 60.0
-SOUND_S: Final = 60.0  # after so long without an end it is well
+SOUND_S: Final = 60.0  # a job that runs this long counts as healthy
 
 Run = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class BackgroundJobs:
-    """What runs in the background, by name."""
+    """The background jobs, by name."""
 
     rest_s: float = REST_S
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ended_s: dict[str, float] = field(default_factory=dict)
 
     def begin(self, name: str, run: Run) -> None:
-        """From here on it runs."""
+        """Start a job."""
         self._tasks[name] = asyncio.create_task(self._kept_up(name, run), name=name)
 
     @property
     def trouble(self) -> Iterator[str]:
-        """What ended not long ago, in sentences."""
+        """The jobs that ended recently, in sentences."""
         now_s = asyncio.get_running_loop().time()
         for name, ended_s in self._ended_s.items():
             if now_s - ended_s < SOUND_S:
                 yield f"{name} ended, and was begun anew: see the log"
 
     async def end(self) -> None:
-        """Nothing runs any more."""
+        """Cancel all jobs and wait for them."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -41,7 +41,7 @@ from sidecar.upstreams.mcp.sessions import Sessions
 
 
 class RequestPath(NamedTuple):
-    """The pipeline, and what lives beside it."""
+    """The pipeline and the components beside it."""
 
     pipeline: Pipeline
     callbacks: Webhooks
@@ -57,7 +57,7 @@ def way_from(
     evidence: ControlRecords,
     metrics: Metrics,
 ) -> RequestPath:
-    """A call's way, of which nothing runs yet."""
+    """Build the request path. Starts nothing."""
     audit, random = evidence.audit, secrets.SystemRandom().random
     first.identity.share_proofs(shared.proof)
     live = Live(first, time.time)

@@ -1,7 +1,7 @@
 """Records what happens to the sidecar itself, and publishes checkpoints.
 
-The audit as a running sidecar holds it: opened before all else, closed after all else. What is done to the sidecar is
-put on record here, and where the log ended is told to whoever the operator named.
+Owns the audit of a running sidecar: it is opened before everything else and closed after everything else. Changes to
+the sidecar are recorded here as control records, and checkpoints are published to the places that the operator chose.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sidecar.settings import Settings
 from sidecar.settings.audit import GOES_ON
 
 STDOUT = 1
-KNOWN_BYTES = 8 * 2**20  # of the end of a file of published checkpoints: some 25,000
+KNOWN_BYTES = 8 * 2**20  # read from the end of a file of published checkpoints: about 25,000 of them
 
 log = logging.getLogger("sidecar.app.control_records")
 
 
 @dataclass(slots=True)
 class ControlRecords:
-    """The audit, and its herald once there is a store to publish at."""
+    """The audit, and the checkpoint publisher once a store is available."""
 
     settings: Settings
     audit: Audit
@@ -60,7 +60,7 @@ class ControlRecords:
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics) -> Self:
-        """Ready to be written. Raises SettingsError."""
+        """Open the audit for writing. Raises SettingsError."""
         key = load_or_make_attesting_key(settings.checkpoint_key_path)
         audit = _audit_from(settings, metrics, key)
         evidence = cls(settings, audit, key, audit.trail.end)
@@ -68,12 +68,12 @@ class ControlRecords:
         return evidence
 
     def publish_at(self, store: CounterStore) -> None:
-        """From now on checkpoints are published, to `store` too where that was chosen."""
+        """Start to publish checkpoints, including to `store` if it is configured."""
         self.herald, self._store = CheckpointPublisher(_places(self.settings, store)), store
 
     async def look_back(self) -> None:
-        """Is the log that of which it was published where it had got to? If not, that is put on record. Before anything
-        is published to the store; where it is out, once more when it is back. Raises SettingsError."""
+        """Compare the log with the newest published checkpoint, and record a rollback if the log is behind it. Runs
+        before anything is published to the store, and again when a store that was out is back. Raises SettingsError."""
         if self.settings.audit.sink not in GOES_ON:
             return
         found = await asyncio.to_thread(self._given)
@@ -94,7 +94,7 @@ class ControlRecords:
         hash_at = hash_in(self.settings.audit_path) if in_file else lambda seq: None
         try:
             facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
-        except OSError as error:  # `verify` reads it all, and says what it cannot
+        except OSError as error:  # `verify` reads the whole log and reports what it cannot read
             log.warning("the evidence cannot be compared with what was published", extra={"error": str(error)})
             return
         if not facts or ROLLED_BACK in self.audit.found:
@@ -102,7 +102,7 @@ class ControlRecords:
         log.error("the evidence is not that which was attested: it was put back", extra=dict(facts))
         self.audit.found += (ROLLED_BACK,)
         await self.witness(RECOVERED, "sidecar", **facts)
-        with suppress(OSError):  # what is attested now is newer, and the next start compares with that
+        with suppress(OSError):  # the new checkpoint is newer, and the next start compares with it
             await self.audit.seal()
 
     def _given(self) -> list[Checkpoint]:
@@ -110,7 +110,7 @@ class ControlRecords:
         if path is None:
             return []
         try:
-            if not path.is_file():  # whoever opens a pipe waits for somebody to write to it
+            if not path.is_file():  # opening a pipe blocks until it has a writer
                 raise OSError(f"{path} is no file")
             return list(read_checkpoints(path, tail_bytes=KNOWN_BYTES))
         except OSError as error:
@@ -118,14 +118,15 @@ class ControlRecords:
             return []
 
     async def _told_to_store(self) -> Sequence[Checkpoint]:
-        """Only under a key that is this log's alone: others may have published under one that was given."""
+        """Read the store only with a checkpoint key that belongs to this log alone: with a configured key, other logs
+        may have published under it."""
         chosen = self.settings.audit
         if self._store is None or "store" not in chosen.checkpoints.to or chosen.checkpoint_key_path is not None:
             return ()
         return await told_to_store(_runs_at(self._store), self.attesting_key.kid)
 
     async def witness(self, what: str, by: str, **facts: object) -> None:
-        """Put on record what was done to the sidecar itself. Raises SettingsError if it cannot be."""
+        """Record a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""
         try:
             await self.audit.control(what, by, **facts)
         except Refusal:
@@ -135,19 +136,19 @@ class ControlRecords:
             raise SettingsError([fault_in(place, "the audit cannot be written", code="A111", hint=hint)]) from None
 
     async def witness_jump(self, seconds: float) -> None:
-        """What was recorded before and after it has times that cannot be compared."""
-        with suppress(Refusal):  # logged where it happened, and the audit says itself that it cannot write
+        """Record that the clock jumped: times before and after it cannot be compared."""
+        with suppress(Refusal):  # logged by the clock monitor; the audit reports itself that it cannot write
             await self.audit.control("clock-jump", "sidecar", seconds=round(seconds, 3))
 
     async def run(self) -> None:
-        """Checkpoints and new files that are due by time, and the checkpoints to where they are published."""
+        """Write checkpoints and rotate files when they are due by time, and publish new checkpoints."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.audit.look()
             await self._tell()
 
     async def seal(self) -> None:
-        """The last checkpoint, and whoever is to hear it."""
+        """Write the last checkpoint and publish it."""
         try:
             await self.audit.seal()
         except OSError as error:
@@ -155,9 +156,9 @@ class ControlRecords:
         await self._tell()
 
     async def _tell(self) -> None:
-        """What is newer stands in nobody's way who has not been asked yet for what is older."""
+        """Publish the newest checkpoint. The store is left out until its older checkpoints have been read."""
         if self._unasked and self._store is not None and self._store.up:
-            with suppress(SettingsError):  # logged; the audit says itself that it cannot write
+            with suppress(SettingsError):  # logged; the audit reports itself that it cannot write
                 await self.look_back()
         await self.herald.tell(self.audit.trail.newest, but=("store",) if self._unasked else ())
 
@@ -193,7 +194,7 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
 
 
 def _places(settings: Settings, store: CounterStore) -> Mapping[str, Place]:
-    """Where checkpoints are published."""
+    """The places where checkpoints are published, by name."""
     known = {"stdout": to_descriptor(STDOUT), "store": to_store(_runs_at(store))}
     return {name: known[name] for name in settings.audit.checkpoints.to}
 

@@ -16,7 +16,8 @@ from sidecar.settings.addresses import ListenAddress, UnixAddress
 
 
 def take(address: ListenAddress | UnixAddress, undo: AsyncExitStack, config: Path) -> Listener:
-    """Take an address, to be let go if the start fails. Raises SettingsError, naming `config`, if it cannot be had."""
+    """Bind an address; `undo` releases it if the start fails. Raises SettingsError, naming `config`, if it cannot be
+    bound."""
     try:
         listener = open_listener(address)
     except OSError as error:
@@ -28,7 +29,7 @@ def take(address: ListenAddress | UnixAddress, undo: AsyncExitStack, config: Pat
 
 
 def base_url_of(settings: Settings, data: Listener) -> str:
-    """Our address as callers write it, without a slash at its end."""
+    """The URL under which callers reach this sidecar, without a trailing slash."""
     if settings.server.public_url is not None:
         return str(settings.server.public_url).rstrip("/")
     if isinstance(data.address, UnixAddress):
@@ -38,10 +39,11 @@ def base_url_of(settings: Settings, data: Listener) -> str:
 
 
 def data_entrance(settings: Settings, listener: Listener) -> Entrance:
-    """The data listener's."""
+    """The entrance of the data listener."""
     server = settings.server
     hosts = _hosts(listener, str(server.public_url or ""), server.allowed_hosts)
-    # A page of our own name is none of another's making; the names are those of `hosts`, so rebinding finds no way in.
+    # Pages under this sidecar's own host names are same-origin. `hosts` lists the accepted names, which rules out DNS
+    # rebinding.
     own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts if host.endswith(f":{listener.port}")}
     if server.public_url:
         own.add(str(server.public_url).lower().rstrip("/"))
@@ -51,7 +53,7 @@ def data_entrance(settings: Settings, listener: Listener) -> Entrance:
 
 
 def local_entrance(listener: Listener, principal: str = "") -> Entrance:
-    """A listener's that no web page may call: a local one of `principal`, or an operators' one."""
+    """The entrance of a listener that no web page may call: a local one of `principal`, or the admin one."""
     return Entrance(hosts=_hosts(listener), principal=principal)
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger("sidecar.app.enforcement")
 
 @dataclass(slots=True)
 class EnforcementMode:
-    """The mode in force, and each change of it on record. Shadow mode ends by the clock."""
+    """Tracks the mode in force and records each change of it. Shadow mode ends by the clock."""
 
     pipeline: Pipeline
     evidence: ControlRecords
@@ -32,7 +32,7 @@ class EnforcementMode:
         return SHADOW if self.pipeline.live.current.shadows(self.pipeline.clock()) else ENFORCE
 
     async def look(self) -> None:
-        """As a metric; and a change of it as a record and a log line."""
+        """Update the metric, and record and log a change of mode."""
         mode, until = self.mode, self.pipeline.live.current.shadow_until
         self.pipeline.metrics.enforcement(mode)
         if mode == self._told:

@@ -1,9 +1,9 @@
 """Watches the operator's files for changes.
 
-What counts is a look: which files there are, and when each was last written. Everything else only says when to look.
-The operating system tells of events within milliseconds; of what it does not tell (a network file system, a link
-that was turned to another folder) a look every ten seconds finds out. Files are taken when two looks agree, so that
-a burst of writes, an editor's rename or Kubernetes' turning of `..data` is one change.
+A scan lists the files and when each was last written; only scans decide whether something changed. Events of the
+operating system arrive within milliseconds and only trigger a scan. A scan every ten seconds finds changes that have no
+events, such as those on network file systems and links that were redirected to another folder. A change counts when two
+scans agree, so that a burst of writes, an editor's rename or Kubernetes' swap of `..data` is one change.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sidecar.policy.files import left_by_an_editor
 from sidecar.settings import Settings
 
 POLL_S = 10.0
-SOON_S = 1.0  # after beginning to listen: what was written before the system knew of it is told by nobody
-STILL_S = 0.2  # two looks this far apart that agree: nobody is writing any more
-LONGEST_S = 2.0  # who never stops writing is read all the same
+SOON_S = 1.0  # scan after starting to listen: earlier writes have no event
+STILL_S = 0.2  # two scans this far apart that agree: writing has ended
+LONGEST_S = 2.0  # files that keep changing are read after this long
 STEP_MS = 50
 MAX_FILES = 20_000
 KUBERNETES_LINK = "..data"
@@ -33,27 +33,27 @@ KUBERNETES_LINK = "..data"
 log = logging.getLogger("sidecar.app.file_watcher")
 
 WatchLook = Mapping[str, tuple[int, ...]]
-"""By path: device, inode, size, and when content and inode were last changed. What is not there is not in it."""
+"""Device, inode, size and the times of the last change of content and inode, by path. Missing files are left out."""
 
 
 def key_files(settings: Settings) -> tuple[Path, ...]:
-    """Every file of keys and credentials that a reload reads anew."""
+    """All files of keys and credentials that a reload reads again."""
     signing = (settings.signing_key_path, *settings.previous_key_paths)
     tokens = [offer.authentication for _, _, offer in settings.offers()]
-    variables = [agent.env_path for agent in settings.agents.values()]  # their folders are what they work in
+    variables = [agent.env_path for agent in settings.agents.values()]  # agents write in their working folders
     named = (settings.identity, settings.upstreams, variables, settings.server.tls, tokens)
     return (*_paths_in(named), settings.api_keys_pepper_path, *signing)
 
 
 def look_at(config: Path, settings: Settings) -> WatchLook:
-    """How every file that a reload reads lies there now."""
+    """The current state of every file that a reload reads."""
     singles = (config, *key_files(settings))
     folders = settings.policy.folders
     return {str(path): stamp for path in (*singles, *_files_under(folders)) if (stamp := _stamp(path))}
 
 
 def with_made(seen: WatchLook, settings: Settings) -> WatchLook:
-    """A look of before the start, with the signing key that the start itself made: that is no change of anybody's."""
+    """A scan from before the start, updated with the signing key that the start created: that is not a change."""
     path = settings.signing_key_path
     made = _stamp(path) if str(path) not in seen else ()
     return {**seen, str(path): made} if made else seen
@@ -61,7 +61,7 @@ def with_made(seen: WatchLook, settings: Settings) -> WatchLook:
 
 @dataclass(slots=True)
 class FileWatcher:
-    """Tells when the files differ from what was `seen`. `settings` say where they are now."""
+    """Reports when files differ from `seen`. `settings` returns the settings that name the files."""
 
     config: Path
     settings: Callable[[], Settings]
@@ -71,8 +71,8 @@ class FileWatcher:
     _listening_since: float = -math.inf
 
     async def run(self, changed: Callable[[], Awaitable[bool]]) -> None:
-        """Call `changed` for each change; it returns whether it is done with it, else it is called again after the
-        next look. Runs as long as the process."""
+        """Call `changed` for each change. If it returns False, it is called again after the next scan. Runs as long as
+        the process."""
         done = True
         try:
             while True:
@@ -87,20 +87,20 @@ class FileWatcher:
             self._stop_listening()
 
     async def look(self) -> WatchLook:
-        """A look, off the loop: folders may be large, and file systems slow."""
+        """Scan in a thread: folders may be large and file systems slow."""
         return await asyncio.to_thread(look_at, self.config, self.settings())
 
     def hint(self) -> None:
-        """There may be something to see."""
+        """Trigger a scan."""
         self._hint.set()
 
     def _patience_s(self) -> float:
-        """How long to wait for an event."""
+        """The longest time to wait for an event, in seconds."""
         since_s = asyncio.get_running_loop().time() - self._listening_since
         return SOON_S - since_s if since_s < SOON_S else POLL_S
 
     async def _settled(self) -> WatchLook:
-        """A look at files that nobody is writing; the last look, if somebody never stops."""
+        """A scan that agrees with the one before it, or the last scan if the files keep changing."""
         found, loop = await self.look(), asyncio.get_running_loop()
         ends_at = loop.time() + LONGEST_S
         while found != self.seen and loop.time() < ends_at:
@@ -111,7 +111,7 @@ class FileWatcher:
         return found
 
     async def _listen(self) -> None:
-        """Have the operating system tell of events where the files are now."""
+        """Subscribe to the operating system's events for the current files."""
         settings = self.settings()
         wanted = await asyncio.to_thread(_Places.of, self.config, settings) if settings.policy.watch else None
         if self._ears is not None and self._ears.places == wanted:
@@ -131,8 +131,8 @@ class FileWatcher:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where to listen: `deep` folders with all that is in them, `flat` ones only for some `names`. `inodes` tell
-    whether a folder is still the one that was listened to."""
+    """The folders to listen to: `deep` ones with their whole tree, `flat` ones only for certain `names`. `inodes` show
+    whether a folder is still the one that was subscribed to."""
 
     deep: tuple[str, ...]
     flat: tuple[str, ...]
@@ -142,7 +142,7 @@ class _Places:
     @classmethod
     def of(cls, config: Path, settings: Settings) -> _Places:
         folders = settings.policy.folders
-        singles = (config, *key_files(settings), *folders)  # of a folder: that it goes and comes
+        singles = (config, *key_files(settings), *folders)  # folders too: they may be created or removed
         links = [link for path in singles for link in _links_in(path)]
         deep = tuple(sorted({str(path) for path in folders if _is_folder(path)}))
         flat = tuple(sorted({str(path.parent) for path in (*singles, *links) if _is_folder(path.parent)}))
@@ -152,7 +152,7 @@ class _Places:
 
 @dataclass(slots=True)
 class _Ears:
-    """Two threads that hear events, and end by themselves soon after `stop`. `hear` is called from them."""
+    """Two threads that receive events and end shortly after `stop`. They call `hear`."""
 
     places: _Places
     hear: Callable[[], object]
@@ -164,7 +164,7 @@ class _Ears:
                 threading.Thread(target=self._run, args=(paths, deep), name="sidecar-watch", daemon=True).start()
 
     def _run(self, paths: tuple[str, ...], deep: bool) -> None:
-        import watchfiles  # here: what it imports need not hold up a start
+        import watchfiles  # imported here to keep the start fast
 
         logging.getLogger("watchfiles").setLevel(logging.WARNING)
         matters = _tells_of_policy if deep else self.places.names.__contains__
@@ -179,7 +179,7 @@ class _Ears:
                 raise_interrupt=False,
             ):
                 self.hear()
-        except (OSError, RuntimeError) as error:  # no inotify, its limit reached, or the loop is closed
+        except (OSError, RuntimeError) as error:  # no inotify, its limit is reached, or the loop is closed
             if not self.stop.is_set():
                 log.warning(f"files are looked at every {POLL_S:.0f} s only", extra={"error": str(error)})
 
@@ -193,7 +193,7 @@ def _is_policy(name: str) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Empty for what is not there."""
+    """The stamp of a path; empty if it does not exist."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -202,7 +202,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Not for a file system in trouble, where `is_dir` raises."""
+    """Like `is_dir`, but False where that raises because of file system errors."""
     try:
         return path.is_dir()
     except OSError:
@@ -210,7 +210,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _files_under(folders: tuple[Path, ...]) -> Iterator[Path]:
-    """Every file that a load would read or refuse, links followed, each folder once."""
+    """All files that a load would read or refuse. Follows links, and visits each folder once."""
     todo, entered, count = list(folders), set[tuple[int, ...]](), 0
     while todo:
         folder = todo.pop()
@@ -232,7 +232,7 @@ def _files_under(folders: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _links_in(path: Path, deep: int = 8) -> Iterator[Path]:
-    """The parts of a path that are links, and those of what they point to: any of them may be exchanged."""
+    """The links in a path and in their targets: any of them may be replaced."""
     for part in (path.absolute(), *path.absolute().parents):
         with suppress(OSError):
             if deep and part.is_symlink():
@@ -241,7 +241,7 @@ def _links_in(path: Path, deep: int = 8) -> Iterator[Path]:
 
 
 def _paths_in(value: object) -> Iterator[Path]:
-    """Every path in a part of the settings."""
+    """All paths in a part of the settings."""
     if isinstance(value, Path):
         yield value
     elif isinstance(value, BaseModel):

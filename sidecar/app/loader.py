@@ -1,6 +1,6 @@
 """Loads all operator files into one snapshot.
 
-From sidecar.yaml, models, rows, budgets and keys to one `Snapshot`: at the start, for a check, and for each reload.
+Builds a `Snapshot` from sidecar.yaml, models, rules, budgets and keys: at the start, for a check, and for each reload.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from sidecar.upstreams.processes import Processes
 from sidecar.vocabulary import Caller
 
 MAX_KEY_BYTES = 16 * 2**20
-# Every section of settings is in one of the two.
+# Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
 RELOADED = frozenset(
     {
@@ -100,20 +100,20 @@ RELOADED = frozenset(
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
-    """Everything that a start would check, without taking an address or writing a file; and what of the settings is
-    valid and dangerous. Raises ConfigError."""
+    """Check everything that a start checks, without binding an address or writing a file. Returns warnings about valid
+    but dangerous settings. Raises ConfigError."""
     loaded = load(
         path, environ, check_files=False, all_at_once=True
-    )  # without valid settings nobody knows where the rest is
+    )  # without valid settings the other files cannot be found
     settings, together = loaded.settings, Together()
     kept, missing = list(keeping_faults(loaded)), file_faults(loaded, environ)
     if faults := missing + [fault for fault in kept if fault.severity == "error"]:
         together.errors.append(SettingsError(in_file_order(faults)))
     with together.noted():
         open_store(settings.store, time.time)
-    if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # else it was told, or there is none yet
+    if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
-    if missing:  # what is made of them cannot be, and that was told
+    if missing:  # already reported; what depends on them cannot be built
         _check_policy(settings, together)
         together.refuse()
     with together.noted():
@@ -130,7 +130,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
 
 
 def _check_data(settings: Settings, together: Together) -> None:
-    """What runs before us left in the data folder."""
+    """Check what earlier runs left in the data folder."""
     with together.noted():
         SwitchLedger.open(settings.data / LEDGER_FILE)
     nobody = open_store(StoreSettings(), time.time)
@@ -144,7 +144,7 @@ def _check_data(settings: Settings, together: Together) -> None:
         run_store_from(settings, nobody)
     with together.noted():
         schedule_store_from(settings, nobody)
-    with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
+    with together.noted(), suppress(OSError):  # missing, already reported, or readable only by the serving user
         load_key(settings.audit_key_path, ours=True)
     for path in settings.previous_audit_key_paths:
         with together.noted(), suppress(OSError):
@@ -152,7 +152,7 @@ def _check_data(settings: Settings, together: Together) -> None:
 
 
 def _with_attesting_key(signer: TokenSigner, settings: Settings) -> TokenSigner:
-    """Beside our keys of tokens the one of checkpoints, whose use is told: a start makes it before all else."""
+    """Add the checkpoint key to the signing keys. A start creates it before everything else."""
     path = settings.checkpoint_key_path
     if not path.exists():
         return signer
@@ -168,8 +168,8 @@ def _check_policy(settings: Settings, together: Together) -> None:
 
 
 def tasks_from(settings: Settings, shared: CounterStore, secret: bytes) -> TaskOwners:
-    """Who owns which task; `shared` is the store of limits, and `secret` that of all replicas. Raises SettingsError for
-    a file that cannot be used; makes none yet."""
+    """Open the task owners. `shared` is the store of limits, and `secret` is shared by all replicas. Creates no file
+    yet. Raises SettingsError for an unusable file."""
     chosen = settings.tasks
     if chosen.store == "file":
         check_task_file(settings.tasks_path)
@@ -182,7 +182,7 @@ def tasks_from(settings: Settings, shared: CounterStore, secret: bytes) -> TaskO
 
 
 async def run_at(shared: CounterStore, script: str, key: str, arguments: Sequence[str]) -> Any:
-    """As stores of tasks ask a store that replicas share."""
+    """The store of limits in the form in which the record stores call it."""
     try:
         return await shared.run(script, key, arguments)
     except StoreUnavailable as error:
@@ -190,18 +190,18 @@ async def run_at(shared: CounterStore, script: str, key: str, arguments: Sequenc
 
 
 def task_store_from(settings: Settings, shared: CounterStore) -> RecordStore[Task]:
-    """The tasks of the task API; `shared` is the store of limits. Raises SettingsError for a file that cannot be used;
-    makes none yet."""
+    """Open the tasks of the task API. `shared` is the store of limits. Creates no file yet. Raises SettingsError for an
+    unusable file."""
     return _store_of(TASKS, settings, settings.task_api_path, shared)
 
 
 def run_store_from(settings: Settings, shared: CounterStore) -> RecordStore[Execution]:
-    """The runs of agents that are programs, likewise."""
+    """Open the runs of CLI-program agents, as `task_store_from` does."""
     return _store_of(RUNS, settings, settings.runs_path, shared)
 
 
 def schedule_store_from(settings: Settings, shared: CounterStore) -> RecordStore[ScheduleStanding]:
-    """How schedules stand, likewise."""
+    """Open the state of schedules, as `task_store_from` does."""
     return _store_of(SCHEDULES, settings, settings.schedules_path, shared)
 
 
@@ -222,8 +222,7 @@ def executions_from(
     metrics: Metrics,
     new_id: Callable[[], str],
 ) -> Executions:
-    """The runs of agents that are programs, of which nothing runs yet; `shared` is what replicas have in common, None
-    for nobody."""
+    """Build the runs of CLI-program agents. Starts nothing. `shared` is the store that replicas share, or None."""
     tasks = settings.tasks
 
     def objection(caller: Caller, name: str, skill: str) -> Reason | None:
@@ -253,7 +252,7 @@ def executions_from(
 def services_from(
     settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner
 ) -> Mapping[str, Service]:
-    """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
+    """Build the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
         if definition.mcp is None:
@@ -271,7 +270,7 @@ def agents_from(
     executions: Executions,
     environ: Mapping[str, str],
 ) -> Mapping[str, AgentUpstream]:
-    """The agents behind us, programs among them. Those whose definition is the same in `known` go on."""
+    """Build the agents, including CLI programs. Agents whose definition is unchanged in `known` are kept."""
     max_bytes = settings.server.max_response_bytes
     made = {
         name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer)
@@ -297,7 +296,7 @@ def _service(settings: Settings, name: str, processes: Processes, signer: TokenS
     bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
     account = UpstreamAccount(name, definition.breaker)
     patience = BridgeDeadlines(settings.sessions.question_timeout_s, settings.sessions.idle_s)
-    watched = GuardedTransport(bare, account, definition.mcp.share)  # the server, not what we make of it
+    watched = GuardedTransport(bare, account, definition.mcp.share)  # watches the server itself, below the bridge
     upstream = Bridge(LostSessions(watched, account), patience)
     responses = definition.responses
     catalogue = ToolCatalogue(
@@ -328,7 +327,7 @@ def first_snapshot(
     *,
     make_keys: bool = True,
 ) -> Snapshot:
-    """What serves from the start. Raises ConfigError; the settings stand in `document`."""
+    """The first snapshot to serve. `document` holds the settings. Raises ConfigError."""
     return _snapshot(settings, None, base_url, processes, executions, document, make_keys=make_keys)
 
 
@@ -342,17 +341,17 @@ async def next_snapshot(
     only_if_changed: bool = False,
     taken: StoredPolicy | None = None,
 ) -> Snapshot:
-    """Built aside, off the loop; nothing of the old one changes until all of the new one is good. `only_if_changed`
-    gives back `old` itself where the files say what they said. `taken` is a policy from the source that is not in force
-    yet."""
+    """Build the next snapshot in a thread. The old one is unchanged until the new one is complete and valid. With
+    `only_if_changed`, returns `old` itself if the files have the same content. `taken` is a policy from the source that
+    is not in force yet."""
     reading = PolicyReading()
     try:
         new = await asyncio.to_thread(_read_snapshot, path, environ, processes, executions, old, reading, taken)
     except asyncio.CancelledError:
-        reading.abandon()  # the thread would go on, and this process could not end before it
+        reading.abandon()  # otherwise the thread keeps the process from exiting
         raise
     if only_if_changed and new.says_the_same_as(old):
-        return old  # nothing of the new one was begun: no key fetched, no connection opened
+        return old  # nothing was started: no keys fetched, no connections opened
     try:
         await new.identity.start(old.identity)
     except BaseException:
@@ -377,12 +376,12 @@ def _read_snapshot(
 
 
 def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """The new settings, but for what needs a restart, which is never half applied (CONTRACT 2.4); and what of that was
-    changed."""
+    """The new settings without changes that need a restart, which are never half applied (CONTRACT 2.4), and the names
+    of the sections that have such changes."""
     waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
     settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
     ports = {name: offer.grpc_port for name, _, offer in running.offers()}
-    for name, at, offer in written.offers():  # a card must name no port where nobody listens
+    for name, at, offer in written.offers():  # a card must not name a port without a listener
         if offer.grpc_port != ports.get(name):
             settings = _with(settings, (*at, "grpc_port"), ports.get(name))
             waiting.append(".".join(map(str, (*at, "grpc_port"))))
@@ -390,7 +389,7 @@ def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str
 
 
 def _with(part: Any, at: Loc, value: object) -> Any:
-    """A part of settings with another value at a place below it."""
+    """A part of the settings with one value replaced."""
     if not at:
         return value
     step = str(at[0])
@@ -409,7 +408,7 @@ def _snapshot(
     reading: PolicyReading | None = None,
     make_keys: bool = True,
 ) -> Snapshot:
-    keys_digest, together = digest_of_keys(settings), Together()  # before they are read: what changes then is a change
+    keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
     with together.noted():
         signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
         services = services_from(settings, known.services if known else {}, processes, signer)
@@ -426,7 +425,7 @@ def _snapshot(
     with together.noted():
         beside = Beside.read(settings.policy.path, known.pins if known else NO_PINS)
     together.refuse()
-    from sidecar.policy_tools.suites import self_test  # only where a policy is loaded
+    from sidecar.policy_tools.suites import self_test  # imported only where a policy is loaded
 
     return snapshot_from(
         settings,
@@ -444,7 +443,7 @@ def _snapshot(
 
 
 def _check_schedules(settings: Settings, document: Document) -> None:
-    """What a program would refuse each time, in the night, is refused now. Raises SettingsError."""
+    """Refuse now what a program would refuse at each scheduled run. Raises SettingsError."""
     faults = []
     for key, schedule in settings.schedules.items():
         if what := refused_input(schedule, settings.agents):
@@ -454,7 +453,7 @@ def _check_schedules(settings: Settings, document: Document) -> None:
 
 
 class IdleSchedule(NamedTuple):
-    """A schedule whose runs policy refuses."""
+    """A schedule whose runs policy denies."""
 
     key: str
     principal: str
@@ -463,7 +462,7 @@ class IdleSchedule(NamedTuple):
 
 
 def idle_schedules(settings: Settings, engine: Engine, now_s: float) -> list[IdleSchedule]:
-    """The schedules whose runs policy would refuse at this moment; none while denials pass in shadow mode."""
+    """The schedules whose runs policy would deny now. Empty in shadow mode, where denials pass."""
     if settings.policy.mode != "enforce":
         return []
     idle = []
@@ -481,20 +480,20 @@ def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
 
 
 def read_policy(settings: Settings, reading: PolicyReading | None = None) -> PolicySource:
-    """Models and rules, checked. Raises PolicyError."""
+    """Read and check models and rules. Raises PolicyError."""
     policy, names = settings.policy, frozenset(settings.upstreams)
     folders, ids = (policy.models, policy.path), settings.agent_ids
     return load_policy_aside(*folders, scopes=policy.scopes, names=names, agent_ids=ids, reading=reading)
 
 
 def digest_of_keys(settings: Settings) -> str:
-    """What the files of keys and credentials hold, in one digest."""
+    """One digest over the files of keys and credentials."""
     digest = sha256()
     for path in key_files(settings):
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_KEY_BYTES)
-        except OSError:  # whoever reads it for its content says what is wrong
+        except OSError:  # reported where its content is read
             content = b""
         digest.update(sha256(content).digest())
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Checks before the start that everything that must be written can be.
 
-Asked before anything is made, so that it is told with the place in sidecar.yaml, and together with all else that is
-wrong. `lexists` is asked where pathlib's `exists` would raise: a folder may be closed to whoever checks.
+Runs before any file is created, so that faults are reported with their place in sidecar.yaml and together with all
+others. Uses `lexists` because pathlib's `exists` raises for folders that the checking user cannot enter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ NOT_WRITABLE = "S129"
 
 
 def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
-    """What stands in the way. That the files' owner is somebody else is a warning: a check may be made by another user
-    than the one who serves."""
+    """The obstacles to writing. Files of another owner are a warning: the check may run as another user than the
+    server."""
     for loc, folder in _folders(loaded.settings):
         ground = _nearest(folder)
         if not ground.is_dir():
@@ -38,7 +38,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
 
 
 def check_keeping(loaded: LoadedSettings) -> None:
-    """For the one who serves: nothing may stand in the way. Raises SettingsError."""
+    """Refuse to serve if anything prevents writing. Raises SettingsError."""
     if faults := [replace(fault, severity="error") for fault in keeping_faults(loaded)]:
         raise SettingsError(faults)
 
@@ -51,7 +51,7 @@ def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
         yield ("audit", "key_path"), settings.audit.key_path.parent
     if settings.audit.checkpoint_key_path is not None and not os.path.lexists(settings.audit.checkpoint_key_path):
         yield ("audit", "checkpoint_key_path"), settings.audit.checkpoint_key_path.parent
-    for name in ("audit", "evidence", "keys"):  # made by us, and by now perhaps somebody else's
+    for name in ("audit", "evidence", "keys"):  # created by the sidecar, and possibly given to another user since
         if os.path.lexists(settings.data / name):
             yield ("data",), settings.data / name
 
@@ -63,5 +63,5 @@ def _files(settings: Settings) -> Iterator[Path]:
 
 
 def _nearest(folder: Path) -> Path:
-    """What is there, as far as we may look, of a path that a start would make the rest of."""
+    """The nearest existing parent of a path that a start would create, as far as it is readable."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))

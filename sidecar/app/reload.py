@@ -1,7 +1,7 @@
 """Reloads changed files, and keeps the old snapshot when they are wrong.
 
-The next snapshot is built aside; it serves once it is good and on record. Until then, and if it never is, the old one
-serves. What is wrong is told once, however often the files are looked at.
+The next snapshot is built aside and serves once it is valid and its change is recorded. Until then, and if it is
+invalid, the old one serves. Each fault is reported once, however often the files are scanned.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ log = logging.getLogger("sidecar.app.reload")
 
 
 class ReloadWitness(Protocol):
-    """Puts on record what was done to the sidecar itself. Raises SettingsError if it cannot."""
+    """Records a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""
 
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class BuildSnapshot(Protocol):
-    """Makes the next snapshot, or gives back the one given if nothing changed. `taken` is a policy from the source,
-    which is not in force yet. Raises ConfigError."""
+    """Builds the next snapshot, or returns the given one if nothing changed. `taken` is a policy from the source that
+    is not in force yet. Raises ConfigError."""
 
     def __call__(self, old: Snapshot, *, only_if_changed: bool, taken: StoredPolicy | None) -> Awaitable[Snapshot]: ...
 
 
 @dataclass(slots=True)
 class Reloader:
-    """Reloads, one at a time. `serves` is called with each new snapshot in force. `trouble` says why the files are not
-    in force as they are; `faults` counts by code what is wrong in them."""
+    """Reloads one at a time. `serves` is called with each new snapshot in force. `trouble` says why the current files
+    are not in force; `faults` counts their faults by code."""
 
     live: Live
     build: BuildSnapshot
@@ -63,17 +63,17 @@ class Reloader:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def reload(self, by: str, *, only_if_changed: bool = False) -> str:
-        """Take models, rules, budgets, keys, issuers and upstreams as the files are now; the revision that serves
-        then. Raises ConfigError, and changes nothing."""
+        """Reload models, rules, budgets, keys, issuers and upstreams from their files. Returns the revision then in
+        force. Raises ConfigError and changes nothing."""
         async with self._one_at_a_time:
             old = self.live.current
             try:
-                self.watcher.seen = await self.watcher.look()  # before reading: what is written meanwhile is news again
+                self.watcher.seen = await self.watcher.look()  # before reading, so that later writes count as changes
                 new = await self._next(old, by, only_if_changed)
             except ConfigError as error:
                 await self._fail(error, by, anew=not only_if_changed)
                 raise
-            except Exception as error:  # what no reader foresaw must not end the watching: told, and tried again
+            except Exception as error:  # an unexpected error must not end watching; it is reported and retried
                 unforeseen = _unforeseen(error, self.watcher.config)
                 await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error
@@ -84,8 +84,8 @@ class Reloader:
             return new.engine.revision
 
     async def adopt(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
-        """Have a policy serve that came from its source, with all else as the files are now; `keep` puts it in force
-        for the next start. Raises ConfigError, and changes nothing."""
+        """Put a policy from its source in force, with all other files as they are now. `keep` stores it for the next
+        start. Raises ConfigError and changes nothing."""
         async with self._one_at_a_time:
             old = self.live.current
             try:
@@ -97,11 +97,11 @@ class Reloader:
             await self._serve(new, old, by)
 
     async def files_changed(self) -> bool:
-        """Reload if the files say something else; whether that is the end of it, good or bad."""
+        """Reload if the files changed. Returns whether the change is settled, by success or by a fault of the files."""
         try:
             await self.reload(BY_WATCH, only_if_changed=True)
-        except ConfigError as error:  # told, recorded and counted; the old policy serves on
-            # What was no fault of the files is tried again.
+        except ConfigError as error:  # reported, recorded and counted; the old policy stays in force
+            # Failures not caused by the files are retried.
             return all(fault.code not in (UNRECORDED, UNFORESEEN) for fault in error.faults)
         return True
 
@@ -120,7 +120,7 @@ class Reloader:
         taken: StoredPolicy | None = None,
         keep: Callable[[], Awaitable[None]] | None = None,
     ) -> Snapshot:
-        """The next snapshot, and its change on record before it serves: no revision decides without evidence."""
+        """Build the next snapshot, and record the change before it serves: each decision needs an audit record."""
         new = await self.build(old, only_if_changed=only_if_changed, taken=taken)
         if new is old:
             return old
@@ -165,22 +165,22 @@ class Reloader:
             await self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision, **facts)
 
     def _nothing_new(self) -> None:
-        """The files say what serves already, also if they were wrong for a while."""
+        """The files match the snapshot in force, possibly after having been wrong."""
         if self._failed:
             log.info("the files are good again, and say what serves")
             self._well(self.live.current)
         log.debug("files were touched, and say the same")
 
     def _well(self, now: Snapshot) -> None:
-        """What the files say is in force, but for what needs a restart."""
+        """The files are in force, except for changes that need a restart."""
         self._failed, self.faults, self.trouble = (), {}, _waiting(now)
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
-        """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
+        """Close the upstreams that the new snapshot dropped, once the calls that began under the old one have ended."""
         gone = [one for name, one in old.upstreams.items() if new.upstreams.get(name) is not one]
         patience_s = max((one.timeout_s for one in old.upstreams.values()), default=0.0)
         try:
-            # What lasts longer than the longest call is a stream, and its reader comes back.
+            # Calls longer than the longest timeout are streams, whose readers reconnect.
             for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):
                 if not self.live.is_read(old):
                     break
@@ -192,19 +192,19 @@ class Reloader:
 
 
 def _unforeseen(error: Exception, config: Path) -> SettingsError:
-    """A machine that is out of something, or a bug of ours: no reason to stop serving, or to stop looking."""
+    """Report an unexpected error as a fault: neither serving nor watching ends because of it."""
     why = str(error) if isinstance(error, OSError) else type(error).__name__
     hint = "it is tried again; the log has more"
     return SettingsError([fault_in(config, f"the files could not be taken: {why}", code=UNFORESEEN, hint=hint)])
 
 
 def _told(error: ConfigError) -> tuple[str, ...]:
-    """What is wrong, as far as anybody reads."""
+    """The faults, cut to a readable length."""
     told = tuple(map(str, error.faults))
     more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
     return (*told[:MAX_TOLD], *more)
 
 
 def _waiting(now: Snapshot) -> tuple[str, ...]:
-    """What was changed and is not in force, as it is told."""
+    """Changes that are not in force until a restart, as reported."""
     return tuple(f"{name} changed in the configuration and needs a restart" for name in now.waiting)

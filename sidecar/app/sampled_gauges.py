@@ -1,6 +1,6 @@
 """Updates metrics that no request moves.
 
-What is so is read twice a second; what came into force with a snapshot is told when it does.
+Current values are sampled twice a second; values of a snapshot are updated when it comes into force.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sidecar.upstreams import UpstreamAccount
 
 @dataclass(slots=True)
 class SampledGauges:
-    """How a sidecar is, as series."""
+    """Gauges of the sidecar's state."""
 
     pipeline: Pipeline
     replicas: Peers
@@ -26,7 +26,7 @@ class SampledGauges:
     _observed: set[UpstreamAccount] = field(default_factory=set)
 
     def look(self) -> None:
-        """Sessions, streams, replicas, budgets, the audit, as they are now."""
+        """Sample sessions, streams, replicas, budgets and the audit."""
         metrics, exchanges, audit = self.pipeline.metrics, self.pipeline.exchanges, self.pipeline.audit
         metrics.sessions(len(exchanges.sessions))
         for protocol in ("mcp", "a2a"):
@@ -41,13 +41,13 @@ class SampledGauges:
             metrics.audit_copied(sink.copied, sink.lost)
 
     def _held(self) -> int:
-        """The most that bodies and answers held since the last look, as that many streams."""
+        """The peak of bytes held by bodies and responses since the last sample, in units of streams."""
         pace, held = self.pipeline.pace, self.pipeline.pace.most + ANSWERS.most
         pace.most, ANSWERS.most = pace.held, ANSWERS.held
         return held // STREAM_BYTES
 
     def reconfigured(self, loaded_at: float) -> None:
-        """Another snapshot serves, since `loaded_at`."""
+        """Update the gauges of a new snapshot, in force since `loaded_at`."""
         now, metrics = self.pipeline.live.current, self.pipeline.metrics
         metrics.reconfigured(
             upstreams=now.upstreams,

@@ -3,8 +3,8 @@
 data       the pipeline, for agents               server.listen
 local      the pipeline, for one principal each   local[].listen
 gRPC       the pipeline, for agents               server.grpc, and a port for each agent that has one
-admin      the operators' pages                   admin.listen, and a socket that only our owner can open
-metrics    health and metrics, nothing else       metrics.listen
+admin      the operator pages                     admin.listen, and a socket that only its owner can open
+metrics    health and metrics only                metrics.listen
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = logging.getLogger("sidecar.app.servers")
 
 
 class GrpcServer(Protocol):
-    """A listener for gRPC."""
+    """A gRPC listener."""
 
     async def stop(self, grace: float | None) -> None: ...
 
 
 @dataclass(slots=True)
 class Servers:
-    """All open addresses. `path` is the configuration's, for faults to name."""
+    """All open listeners. `path` is the settings file, named in faults."""
 
     path: Path
     settings: Settings
@@ -56,7 +56,7 @@ class Servers:
     grpc_guests: list[GrpcConnections] = field(default_factory=list)
 
     async def open(self, data: Listener, operated: OperatorAction, undo: AsyncExitStack) -> None:
-        """Serve at `data`, which is taken already, and then at all others. Raises SettingsError."""
+        """Serve at `data`, which is already bound, then open all other listeners. Raises SettingsError."""
         patience = _patience(self.settings)
         first = self.pipeline.live.current.tls
         tls = None if first is None else follows(first, lambda: self.pipeline.live.current.tls)
@@ -69,12 +69,12 @@ class Servers:
             self.listeners.append(listener)
 
     def part_with_stale(self) -> None:
-        """Who was let in by authorities that were changed comes anew."""
+        """Close connections that were authenticated by certificate authorities that have changed since."""
         for listener in self.listeners:
             listener.part_with_stale()
 
     async def close(self, left_s: float) -> None:
-        """What is being answered has so long."""
+        """Close all listeners. Responses in progress get this long to finish."""
         await asyncio.gather(
             *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
         )
@@ -104,12 +104,12 @@ class Servers:
         return [(listener, each.handle) for listener, each in found]
 
     def _is_stale(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether other authorities than those that serve now vouched for who is at the other end."""
+        """Whether the peer was authenticated by other authorities than those now in force."""
         tls = self.pipeline.live.current.tls
         return shown_on(transport).trust not in ("", "" if tls is None else tls.trust)
 
     async def _broken(self, peer: str, status: int) -> web.StreamResponse:
-        """Bytes that were no HTTP request are refused, and recorded, like everything else."""
+        """Refuse and record bytes that are not a valid HTTP request."""
         pipeline, metrics = self.pipeline, self.pipeline.metrics
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = pipeline.audit.recording(protocol="http", peer=peer)
@@ -126,12 +126,12 @@ class Servers:
         return WholeResponse(told.status, told.body, told.content_type)
 
     async def _open_grpc(self, patience: ListenerDeadlines, undo: AsyncExitStack) -> None:
-        """Its own listener, and one for each agent with a port of its own. Raises SettingsError."""
+        """Open the gRPC listener, and one for each agent with its own port. Raises SettingsError."""
         settings = self.settings
         address = settings.server.grpc
         if not isinstance(address, ListenAddress):
             return
-        from sidecar.gateway.frontends.a2a.grpc import (  # only where it is wanted: it takes its time
+        from sidecar.gateway.frontends.a2a.grpc import (  # slow to import, so only when used
             GrpcCalls,
             credentials_from,
             serve,
@@ -188,5 +188,6 @@ def _patience(settings: Settings) -> ListenerDeadlines:
 
 
 async def _broken_at_admin(peer: str, status: int) -> web.Response:
-    """The evidence is of callers; who sends garbage to the operators' address is told so, and no more."""
+    """Refuse bytes on the admin listener that are not a valid HTTP request. They are not recorded: the audit covers
+    callers."""
     return web.Response(status=status, headers={"Server": "sidecar"})

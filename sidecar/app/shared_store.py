@@ -1,9 +1,8 @@
 """Opens the stores that replicas share.
 
-The store of limits, and what else is kept in it where several replicas serve: who owns which task, the tasks of the
-task API, how schedules stand, sessions, whom an operator disabled, which proofs were used. Where nobody shares it, each
-of them is in this process or in its data folder. A store that is out means something else to each who asks; what, is
-said here.
+The store of limits also holds what several replicas share: task owners, the tasks of the task API, the state of
+schedules, sessions, disabled principals and used proofs. A single instance keeps each of them in memory or in its data
+folder. This module decides what an outage of the store means for each of its users.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ log = logging.getLogger("sidecar.app.shared_store")
 
 @dataclass(frozen=True, slots=True)
 class SharedStore:
-    """Counters, owners of tasks, tasks, and how schedules stand: in one store that replicas share, or here."""
+    """Counters, task owners, tasks and the state of schedules, in a shared store or local."""
 
     limiter: Limiter
     counting: StoreMonitor
@@ -43,7 +42,7 @@ class SharedStore:
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics, audit: Audit, undo: AsyncExitStack) -> Self:
-        """Nothing is connected yet. Closed by `undo` if the start fails. Raises SettingsError."""
+        """Create the stores without connecting. `undo` closes them if the start fails. Raises SettingsError."""
         counting = StoreMonitor(metrics, audit.control, settings.store.degraded_calls)
         limiter = Limiter(open_store(settings.store, time.time, observer=counting))
         undo.push_async_callback(limiter.close)
@@ -56,18 +55,18 @@ class SharedStore:
         return cls(limiter, counting, tasks, task_store, schedule_store)
 
     async def greet(self) -> None:
-        """Connect before the first call needs it. A store that is out stops no start: calls with limits are refused."""
+        """Connect before the first call. An outage does not stop the start: calls with limits are refused meanwhile."""
         try:
             await self.limiter.store.ping()
         except StoreUnavailable as error:
             log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        """As all but the one below ask. Raises ConnectionError."""
+        """Run a script for all users except `proof`. Raises ConnectionError."""
         return await run_at(self.limiter.store, script, key, arguments)
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
-        """Whether a proof is new to all replicas. A store that is out lets none pass: raises Refusal."""
+        """Whether a proof is new to all replicas. Raises Refusal while the store is out."""
         try:
             answer = await self.limiter.store.run(SCRIPT, f"{KEY}{name}", [str(for_ms)])
         except StoreUnavailable:

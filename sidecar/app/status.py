@@ -1,7 +1,7 @@
 """Reports the state of the sidecar to operators.
 
-Only what is known already: whoever asks often costs nothing but the asking. A stranger, whom `/readyz` answers too,
-reads codes and counts; the sentences, which quote rules, tests and addresses, are for operators.
+Uses only state in memory, so that frequent requests stay cheap. Unauthenticated readers of `/readyz` see codes and
+counts; sentences, which quote rules, tests and addresses, are for operators.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OUT = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why it is degraded: a code for everybody, sentences for operators."""
+    """Why the sidecar is degraded: a public code, and sentences for operators."""
 
     code: str
     told: tuple[str, ...]
@@ -56,7 +56,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class StatusReport:
-    """What runs here, in plain values. No secret, no principal."""
+    """The state of the sidecar in plain values. Holds no secrets and no principals."""
 
     settings: Settings
     pipeline: Pipeline
@@ -74,8 +74,8 @@ class StatusReport:
     started_at: float = field(default_factory=time.time)
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out. In codes
-        and counts: it is answered to everybody."""
+        """Ready unless draining; `degraded` while the newest files are not in force or the store is out. Only codes and
+        counts, because the response is public."""
         if self.pipeline.draining:
             return False, {"status": "draining"}
         reasons = Counter[str]()
@@ -116,7 +116,7 @@ class StatusReport:
             yield Trouble("source-refused", follower.trouble)
 
     def _stores(self) -> Iterator[Trouble]:
-        """Those that are out, as far as anything here needs them."""
+        """The stores in use that are out."""
         pipeline, now = self.pipeline, self.pipeline.live.current
         api = self.task_api.runner.means.store
         for code, needed, up in (
@@ -134,7 +134,7 @@ class StatusReport:
             yield Trouble("schedule-unreadable", (told,), len(unreadable))
 
     def whole(self) -> Mapping[str, Any]:
-        """Version, policy, upstreams, store, sessions."""
+        """Version, policy, upstreams, store and sessions."""
         now = self.pipeline.live.current
         store = self.pipeline.limiter.store
         ready, why = self.readiness()
@@ -177,7 +177,7 @@ class StatusReport:
         }
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
-        """How each upstream stands, by name."""
+        """The state of each upstream, by name."""
         now = self.pipeline.live.current
         servers = {name: self._server(name, service) for name, service in now.services.items()}
         return servers | {name: self._agent(name, agent) for name, agent in now.agents.items()}
@@ -200,14 +200,14 @@ class StatusReport:
         return {**standing, **self._program(name)}
 
     def _program(self, name: str) -> Mapping[str, Any]:
-        """How many runs an agent has that is a program; nothing of one that is none."""
+        """The number of runs of a CLI-program agent; nothing for others."""
         try:
             return {"runs": self.executions.standing(name)._asdict()}
         except Refusal:
             return {}
 
     def _schedule(self, one: ShownSchedule) -> Mapping[str, Any]:
-        """How it stood at the last look: another replica may have it on its hands."""
+        """The state of a schedule at the last poll; another replica may be running it."""
         standing = one.standing
         return {
             "agent": one.schedule.agent,
@@ -221,7 +221,7 @@ class StatusReport:
         }
 
     def banners(self) -> tuple[str, ...]:
-        """What an operator must not overlook, in sentences."""
+        """Warnings for operators, in sentences."""
         until = self.pipeline.live.current.shadow_until
         shadow = (
             (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.enforcement.mode == SHADOW and until else ()
@@ -236,18 +236,18 @@ class StatusReport:
         return (*shadow, *doubted, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
 
     def disabled_principals(self) -> Sequence[SwitchEntry]:
-        """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
+        """All disabled principals, both by order and by policies/disabled.yaml."""
         now_s = self.pipeline.clock()
         by_hand, by_file = self.pipeline.switch.disabled, self.pipeline.live.current.disabled
         return (*by_hand.in_force(now_s), *by_file.in_force(now_s))
 
     def switched_off(self) -> Sequence[SwitchEntry]:
-        """Every tool and server that is switched off now."""
+        """All tools and servers that are switched off."""
         return self.pipeline.switch.switched_off.in_force(self.pipeline.clock())
 
 
 def _transport_of(service: Service) -> str:
-    """How a server is reached, in the seed's words; `http` is Streamable HTTP, or what is found out to be spoken."""
+    """The transport of a server in the seed's terms; `http` is Streamable HTTP, or the detected transport."""
     mcp = service.definition.mcp
     if mcp is None or mcp.command is not None:
         return "stdio"

@@ -1,11 +1,11 @@
 """Watches for tools that differ from their pins and reports them.
 
-Looked at whenever a server's list was learned anew or other pins came into force, and told once for each definition: a
-line in the log, a `pin-drift` record in the audit, and until it is over in `/status` and in metrics. Nothing is refused
-here: that is done where lists and calls pass, by the digests in the snapshot.
+Compares whenever a server's list is refreshed or new pins come into force, and reports each changed definition once: a
+log line, a `pin-drift` audit record, and an entry in `/status` and in metrics until it is resolved. Nothing is refused
+here: lists and calls are filtered by the digests in the snapshot.
 
-What is pinned is compared with its pin; the tools of a server without pins with the first list that this process had
-of it.
+Pinned tools are compared with their pins; the tools of a server without pins with the first list that this process
+read.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from sidecar.observability.metrics import Metrics
 from sidecar.upstreams import ToolCatalogue
 from sidecar.upstreams.mcp.pins import Defined, Definition, Drift, Mode, Pins, drift_between
 
-# A server may change as often as it likes; what is told of it, log and evidence must be able to bear.
+# A server may change as often as it likes; the log and the audit must bear the reports.
 MAX_TOLD: Final = 20
 TELL_EVERY_S: Final = 5.0
-MAX_DRIFTS: Final = 4_000  # of one server: twice what a list may hold
+MAX_DRIFTS: Final = 4_000  # for one server: twice the size of the largest list
 
 log = logging.getLogger("sidecar.app.tool_drift")
 
 
 class DriftWitness(Protocol):
-    """Puts on record what was seen. Raises ConfigError if it cannot."""
+    """Records a drift. Raises ConfigError if it cannot be recorded."""
 
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of one server. `first` are the definitions of its first list, `told` what was told of each tool."""
+    """What is known of one server. `first` holds the definitions of its first list, `told` those reported for each
+    tool."""
 
     catalogue: ToolCatalogue
     lists: int = -1
@@ -52,7 +53,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class ToolDrift:
-    """Compares what servers list with what was approved. `clock_mono` gives monotonic seconds."""
+    """Compares the listed tools with the approved ones. `clock_mono` returns monotonic seconds."""
 
     live: Live
     metrics: Metrics
@@ -61,7 +62,7 @@ class ToolDrift:
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
     async def look(self) -> None:
-        """Compare and tell. Cheap where nothing is new: called often."""
+        """Compare and report. Cheap when nothing changed."""
         now = self.live.current
         for name in self._watched.keys() - now.services.keys():
             del self._watched[name]
@@ -72,7 +73,7 @@ class ToolDrift:
             await self._look_at(service, watched, now)
 
     def summary(self, service: Service) -> Mapping[str, Any]:
-        """For operators: what holds for the server, and what is different."""
+        """The server's mode and its differences, for operators."""
         now, watched = self.live.current, self._watched.get(service.name)
         mode, drifts = _mode(now, service), {} if watched is None else watched.drifts
         pinned = now.pins.servers.get(service.name)
@@ -94,7 +95,7 @@ class ToolDrift:
             watched.first = listed if watched.first is None else watched.first
             watched.drifts = dict(_drifts(listed, _reference(watched, service, now)))
             self._look_for_hidden(service, watched)
-        # Shown to a caller, and not what our own enquiry was told, or not yet.
+        # Seen by a caller, and not or not yet in a list that the sidecar fetched itself.
         for tool, drift in _drifts(seen, _reference(watched, service, now)):
             if len(watched.drifts) < MAX_DRIFTS:
                 watched.drifts.setdefault(tool, drift)
@@ -126,7 +127,7 @@ class ToolDrift:
         try:
             await self.witness("pin-drift", "sidecar", **facts)
         except ConfigError:
-            pass  # logged; the tool is refused all the same, and each refusal is on record
+            pass  # logged; calls of the tool are refused anyway, and each refusal is recorded
 
 
 def _mode(now: Snapshot, service: Service) -> Mode:
@@ -134,7 +135,7 @@ def _mode(now: Snapshot, service: Service) -> Mode:
 
 
 def _reference(watched: _Watched, service: Service, now: Snapshot) -> Mapping[str, Defined] | None:
-    """What the server's tools are compared with; None if nobody wants to know."""
+    """The definitions that the server's tools are compared with; None if drift is not watched."""
     mode, pinned = _mode(now, service), now.pins.servers.get(service.name)
     if mode == "off":
         return None

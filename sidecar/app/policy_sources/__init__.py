@@ -1,15 +1,15 @@
 """Fetches policies from git or signed bundles.
 
-    tarball.py   an archive, read as if an enemy had packed it
-    bundle.py    a policy in one signed file: made, signed, checked, unpacked
-    https.py     the bundle that lies at an address
-    git.py       the files that a git ref names
-    version_order.py    which policy is not put in the place of which
-    stored_revisions.py     what was taken last, on disk: what serves while the source is out
-    poller.py when the source is looked at, and what becomes of what is found there
+    tarball.py           unpacks archives, which are untrusted
+    bundle.py            makes, signs, checks and unpacks signed bundles
+    https.py             fetches a bundle from a URL
+    git.py               fetches the files that a git ref names
+    version_order.py     refuses older and much smaller policies
+    stored_revisions.py  stores fetched policies on disk, to serve while the source is out
+    poller.py            polls the source and adopts what it finds
 
-What came from a source is checked as a folder is, self-test and scopes included: a signature says who made a policy,
-not that it is good.
+A policy from a source passes the same checks as a folder, including self-test and scopes: a signature proves who made a
+policy, not that it is correct.
 """
 
 from sidecar.app.policy_sources.poller import SourcePoller, origin_of

@@ -1,9 +1,9 @@
-"""Signed policy bundles.
+"""Makes, signs, verifies and unpacks policy bundles.
 
-A tar.gz. Its first member says what is in it (`manifest.json`: whose policy, its version, and of every file its size
-and SHA-256), its second who vouches for that (`signatures.json`: Ed25519 over the exact bytes of the first). The rest
-are the files, `policies/` and perhaps `models/`, and no others. Whoever unpacks it believes nothing before the
-signature holds: until then, two members of bounded size are all that is inflated.
+A bundle is a tar.gz. Its first member, `manifest.json`, names the policy, its version, and the size and SHA-256 of each
+file. The second, `signatures.json`, holds Ed25519 signatures over the exact bytes of the first. The other members are
+the files, `policies/` and optionally `models/`, and nothing else. Until a signature is verified, only these two members
+are inflated, and their size is bounded.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ Keys = Mapping[str, Ed25519PublicKey]
 
 
 class BadBundle(Exception):
-    """This is no bundle, or none that anybody whom we know vouches for; its text says why, for operators."""
+    """The file is no bundle, or has no signature of a trusted key. The text says why, for operators."""
 
 
 class BundleEntry(NamedTuple):
-    """What the manifest says of one file."""
+    """The manifest's entry for one file."""
 
     size: int
     sha256: str
@@ -61,8 +61,8 @@ class BundleEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in a bundle. `version` rises with each that is made of the policy `name`; `created_at` is in seconds
-    since the epoch."""
+    """The contents of a bundle. `version` rises with each bundle of the policy `name`; `created_at` is in seconds since
+    the epoch."""
 
     name: str
     version: int
@@ -71,14 +71,14 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """The total size of all files in bytes."""
         return sum(entry.size for entry in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose signature holds. `key_id` is whose; `digest` is the SHA-256 of the whole file, `manifest_digest`
-    that of what was signed."""
+    """A verified bundle. `key_id` names the signing key, `digest` is the SHA-256 of the whole file, and
+    `manifest_digest` that of the signed manifest."""
 
     manifest: Manifest
     key_id: str
@@ -87,7 +87,7 @@ class Bundle:
 
 
 def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
-    """The unsigned bundle of a folder's `policies` and `models`. Raises BadBundle, OSError."""
+    """Build an unsigned bundle from a folder's `policies` and `models`. Raises BadBundle, OSError."""
     files = dict(_files_of(folder))
     entries = {path: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for path, raw in files.items()}
     manifest = {
@@ -98,12 +98,12 @@ def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
         "files": entries,
     }
     raw = orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
-    _manifest(raw)  # what nobody would take is not made
+    _manifest(raw)  # refuse to build what no reader accepts
     return _archive({MANIFEST: raw, **files})
 
 
 def sign(bundle: bytes, key: SigningKey) -> bytes:
-    """The bundle with one more signature, or with that of the same key made anew. Raises BadBundle."""
+    """Add a signature, or replace the one of the same key. Raises BadBundle."""
     if key.algorithm != "EdDSA":
         raise BadBundle("bundles are signed with Ed25519")
     try:
@@ -122,7 +122,7 @@ def sign(bundle: bytes, key: SigningKey) -> bytes:
 
 
 def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
-    """Check all of a bundle, and unpack it into an empty folder of ours if one is given. Raises BadBundle, OSError."""
+    """Verify a whole bundle, and unpack it if an empty folder is given. Raises BadBundle, OSError."""
     hashed = _Hashed(file)
     try:
         found = members(gunzipped(hashed))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
 
 
 def read_keys(path: Path) -> Keys:
-    """Who may vouch for a bundle: a JWKS or a PEM file of Ed25519 keys. Raises BadBundle, OSError."""
+    """Read the trusted keys: a JWKS or a PEM file of Ed25519 keys. Raises BadBundle, OSError."""
     with path.open("rb") as file:
         raw = file.read(MAX_KEY_FILE + 1)
     try:
@@ -197,7 +197,7 @@ def _signatures(raw: bytes) -> dict[str, bytes]:
 
 
 def _vouched(manifest: bytes, signatures: Mapping[str, bytes], keys: Keys) -> str:
-    """The id of a key of ours that signed it."""
+    """The id of the trusted key that signed the bundle."""
     for kid, signature in signatures.items():
         key = keys.get(kid)
         if key is None:
@@ -211,7 +211,7 @@ def _vouched(manifest: bytes, signatures: Mapping[str, bytes], keys: Keys) -> st
 
 
 def _manifest(raw: bytes) -> Manifest:
-    """Unknown members are of a newer minor version, and say nothing that we must know."""
+    """Parse a manifest. Unknown members come from a newer minor version and are ignored."""
     try:
         said = orjson.loads(raw)
         if said["v"] != VERSION:
@@ -250,7 +250,7 @@ def _unpack(found: Iterator[TarMember], manifest: Manifest, into: Path | None) -
 
 
 def _hashing(member: TarMember, digest: Any) -> TarMember:
-    """The same member; what is read of it is hashed."""
+    """The same member; its content is hashed as it is read."""
 
     def read() -> Iterator[bytes]:
         for chunk in member.content:
@@ -261,7 +261,7 @@ def _hashing(member: TarMember, digest: Any) -> TarMember:
 
 
 class _Hashed:
-    """A file, and the digest of all of it, whatever was read."""
+    """A file that computes the digest of all its content."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._sha = file, hashlib.sha256()

@@ -1,9 +1,9 @@
 """Fetches a policy from a git ref.
 
-The program `git` fetches one commit into a bare repository of ours and packs the folder that is wanted; what it packed
-is unpacked as any archive is. It runs with an environment of its own: no configuration of the machine or the user, no
-hook, no submodule, no prompt, no redirect, no other transport than the one that was written. It has a deadline, and a
-bound on what it may leave on the disk.
+The program `git` fetches one commit into a private bare repository and packs the wanted folder as a tar archive, which
+is unpacked like any other archive. It runs with its own environment: no configuration of the machine or the user, no
+hooks, submodules, prompts or redirects, and no transport other than that of the configured URL. Its time and disk use
+are bounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOOK_AT_DISK_S: Final = 0.25
 COMMIT: Final = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 CANDIDATE: Final = "refs/sidecar/policy"
 AS_COMMITTED: Final = "* !export-ignore !export-subst -text !eol !ident !filter !working-tree-encoding\n"
-"""Of a repository's own attributes none says what is packed, and as which bytes: what was reviewed is what serves."""
+"""Overrides the repository's own attributes, so that the archive holds the exact bytes that were reviewed."""
 _INHERITED: Final = ("PATH", "TMPDIR", "SSH_AUTH_SOCK")
 _SETTINGS: Final = (
     "core.hooksPath=/dev/null",
@@ -56,8 +56,8 @@ _SETTINGS: Final = (
 
 @dataclass(slots=True)
 class GitOrigin:
-    """The ref. `_refused` are commits that were looked at and not taken, under the settings that they were judged by,
-    and why not."""
+    """A git ref. `_refused` maps commits that were refused, under the settings that they were judged by, to the
+    reasons."""
 
     clock: Callable[[], float]
     processes: Processes
@@ -65,7 +65,7 @@ class GitOrigin:
     _looked_at: tuple[str, GitSource] | None = None
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """As the bundle's."""
+        """See `PolicyOrigin.look`."""
         chosen = settings.policy.source.git if settings.policy.source else None
         assert chosen is not None
         try:
@@ -79,12 +79,12 @@ class GitOrigin:
             raise SourceError(f"it cannot be kept: {error}") from None
 
     def refuse(self, why: str) -> None:
-        """What was taken last cannot serve."""
+        """See `PolicyOrigin.refuse`."""
         if self._looked_at is not None:
             self._refused = {self._looked_at: why}
 
     def forget(self) -> None:
-        """Judge anew what was judged."""
+        """See `PolicyOrigin.forget`."""
         self._refused = {}
 
     async def _look(self, settings: Settings, chosen: GitSource) -> StoredPolicy | None:
@@ -125,7 +125,7 @@ def _of(chosen: GitSource) -> str:
 
 
 def _unpacked(packed: Path, root: Path) -> int:
-    """Bytes of all files; there are rules among them."""
+    """The total size of all files in bytes. Raises SourceError if there are no rules among them."""
     root.mkdir(mode=0o700)
     size = rules = 0
     with packed.open("rb") as archive:
@@ -140,7 +140,7 @@ def _unpacked(packed: Path, root: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _GitRunner:
-    """The program, on a bare repository of ours."""
+    """Runs `git` on a private bare repository."""
 
     program: str
     folder: Path
@@ -150,7 +150,7 @@ class _GitRunner:
 
     @classmethod
     async def at(cls, folder: Path, chosen: GitSource, processes: Processes) -> _GitRunner:
-        """A repository for this URL alone: what another one had in it is of no use here."""
+        """The repository for this URL. Repositories are not shared between URLs."""
         program = executable_of("git", {}, processes.environ)
         if program is None:
             raise SourceError("there is no program git")
@@ -164,15 +164,15 @@ class _GitRunner:
         return git
 
     async def fetched(self) -> str:
-        """The id of the commit that the ref names there now."""
+        """Fetch the ref. Returns the id of its commit."""
         wanted = f"+{await self._whole_ref()}:{CANDIDATE}"
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance")
         await self.line("fetch", *options, "--", self.chosen.url, wanted)
         return await self.line("rev-parse", "--verify", "--quiet", f"{CANDIDATE}^{{commit}}")
 
     async def _whole_ref(self) -> str:
-        """Which ref a short name means. Git would take a tag before a branch of the same name; but who may push the one
-        need not be who may push the other."""
+        """Resolve a short name to a full ref. Git prefers a tag to a branch of the same name, but the permission to
+        push one need not imply the other."""
         short = self.chosen.ref
         if short == "HEAD" or short.startswith("refs/") or COMMIT.fullmatch(short):
             return short
@@ -184,7 +184,7 @@ class _GitRunner:
         return tag if tag in named else branch
 
     async def signer(self, commit: str) -> str:
-        """Who signed it, by the operator's list; "" where there is none. Raises SourceError."""
+        """The signer of the commit according to the operator's list; "" without a list. Raises SourceError."""
         if self.chosen.signers_path is None:
             return ""
         signers = ("-c", f"gpg.ssh.allowedSignersFile={self.chosen.signers_path.absolute()}")
@@ -198,7 +198,7 @@ class _GitRunner:
         return signer
 
     async def pack(self, commit: str, packed: Path) -> None:
-        """The wanted folders as a tar archive."""
+        """Pack the wanted folders as a tar archive."""
         top = f"{commit}:{self.chosen.path}" if self.chosen.path else f"{commit}^{{tree}}"
         try:
             listed = (await self.line("ls-tree", "-d", "--name-only", top)).split("\n")
@@ -210,7 +210,7 @@ class _GitRunner:
         await self.line("archive", "--format=tar", f"--output={packed}", top, "--", *wanted, writes=packed)
 
     async def line(self, *arguments: str, before: Sequence[str] = (), writes: Path | None = None) -> str:
-        """What git says; `writes` is what it writes elsewhere than in its folder. Raises SourceError."""
+        """Run git and return its output. `writes` is a file that it writes outside its folder. Raises SourceError."""
         argv = [self.program, *(word for one in _SETTINGS for word in ("-c", one)), *self._transports(), *before]
         program = Program(self.program, [*argv, *arguments], self.env, str(self.folder))
         try:
@@ -239,7 +239,7 @@ class _GitRunner:
         return (*allowed, "-c", f"http.sslCAInfo={self.chosen.ca_path.absolute()}")
 
     async def _too_much_on_disk(self, also: Path | None) -> None:
-        """Ends when git has left more than it may: a small repository can hold a large archive."""
+        """Return when git has used too much disk space: a small repository can hold a large archive."""
         while True:
             if await asyncio.to_thread(_bytes_under, self.folder, also) > MAX_ON_DISK:
                 return
@@ -269,25 +269,25 @@ def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, 
         except SettingsError as error:
             raise SourceError(f"its files cannot be used: {error}") from None
         basic = base64.b64encode(f"x-access-token:{secret}".encode()).decode()
-        # In the environment, which only we can read; arguments are for everybody's eyes.
+        # Passed in the environment, which only this user can read; arguments are visible to all users.
         env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"http.{chosen.url}.extraHeader"}
         env["GIT_CONFIG_VALUE_0"] = f"Authorization: Basic {basic}"
     return env
 
 
 def _quoted(path: Path) -> str:
-    """For the shell that git gives its SSH command to."""
+    """Quote for the shell in which git runs its SSH command."""
     return "'" + str(path.absolute()).replace("'", "'\\''") + "'"
 
 
 async def _all_said(process: Process) -> tuple[bytes, bytes, Exit]:
-    """Both of its outputs, and how it ended."""
+    """Both outputs, and the exit code."""
     said, told = await asyncio.gather(_some(process.stdout), _some(process.stderr))
     return said, told, await process.wait()
 
 
 async def _some(stream: asyncio.StreamReader) -> bytes:
-    """The beginning of what is said; all of it is read, so that nobody waits for us."""
+    """The beginning of an output. All of it is read, so that the program never blocks."""
     kept = b""
     while chunk := await stream.read(MAX_SAID):
         kept = (kept + chunk)[:MAX_SAID]
@@ -295,7 +295,7 @@ async def _some(stream: asyncio.StreamReader) -> bytes:
 
 
 def _trouble(told: bytes) -> str:
-    """What git, or the `ssh` that it started, says was fatal: the advice behind that is for people at terminals."""
+    """The fatal error of git or of the `ssh` that it started, without the advice for interactive users."""
     lines = [line.strip() for line in told.decode("utf-8", "replace").splitlines() if line.strip()]
     fatal = next((at for at, line in enumerate(lines) if line.startswith("fatal:")), len(lines) - 1)
     said = "; ".join(line.rstrip(".") for line in lines[max(0, fatal - 2) : fatal + 1])
@@ -304,7 +304,7 @@ def _trouble(told: bytes) -> str:
 
 def _keep_bytes(folder: Path) -> None:
     (folder / "info").mkdir(exist_ok=True)
-    (folder / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # before all that the commit says
+    (folder / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # overrides attributes in the commit
 
 
 def _bytes_under(folder: Path, also: Path | None) -> int:

@@ -25,15 +25,15 @@ MAX_BYTES: Final = 64 * 2**20
 
 @dataclass(slots=True)
 class BundleOrigin:
-    """The address. `_seen` is what its last answer was called, and under which settings and keys that was judged:
-    what was looked at under the same is not fetched again, also if it was refused."""
+    """A bundle at a URL. `_seen` holds the validator of the last response and the settings and keys that it was judged
+    by. A bundle already judged under the same settings and keys, accepted or refused, is not fetched again."""
 
     clock: Callable[[], float]
     _seen: tuple[str, BundleSource, bytes] | None = None
     _refused: str = ""
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """What lies there now, unpacked and checked, if it is another than what was taken last. Raises SourceError."""
+        """Fetch, check and unpack the bundle if it differs from the last one taken. Raises SourceError."""
         chosen = settings.policy.source.bundle if settings.policy.source else None
         assert chosen is not None
         keys = await asyncio.to_thread(_read, chosen.keys_path)
@@ -54,11 +54,11 @@ class BundleOrigin:
         return kept
 
     def refuse(self, why: str) -> None:
-        """What was taken last cannot serve."""
+        """See `PolicyOrigin.refuse`."""
         self._refused = why
 
     def forget(self) -> None:
-        """Judge anew what was judged: what it is judged by may have changed."""
+        """See `PolicyOrigin.forget`. The settings or keys that it was judged by may have changed."""
         self._seen, self._refused = None, ""
 
     def _take(self, settings: Settings, chosen: BundleSource, raw: bytes) -> StoredPolicy | None:
@@ -68,7 +68,7 @@ class BundleOrigin:
                 found = opened(io.BytesIO(raw), read_keys(chosen.keys_path), into=made)
                 new = self._kept(found)
                 if old is not None and (old.name == new.name or old.manifest == new.manifest):
-                    return None  # or somebody else vouches for it, too: it says the same
+                    return None  # or signed by another key, with the same content
                 if found.manifest.name != chosen.name:
                     raise SourceError(f"it is the policy of {found.manifest.name!r:.80}", refused=True)
                 if why := objection(new, old, chosen.accept):

@@ -1,8 +1,8 @@
 """Polls a policy source and adopts what it finds.
 
-At the start, before anything serves; then every so often, and at once when another replica has loaded something new. A
-source that is out or lies changes nothing: what was taken last serves on, which operators see, and it is looked at
-again, less and less often, each replica at its own time.
+The source is polled at the start before anything serves, then at an interval, and at once when another replica has
+loaded a new revision. While a source is out or sends bad policies, the last good policy keeps serving, operators see
+the failure, and polling backs off with jitter.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from sidecar.upstreams.processes import Processes
 
 BY_SOURCE: Final = "policy source"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
-IDLE_S: Final = 3600.0  # where there is no source: to wait for is nothing
-SPREAD: Final = 0.2  # of a pause: replicas that were started together do not come together
+IDLE_S: Final = 3600.0  # without a source there is nothing to wait for
+SPREAD: Final = 0.2  # share of the interval, so that replicas started together poll at different times
 NOTHING_TAKEN: Final = "S161"
 
 log = logging.getLogger("sidecar.app.policy_sources")
 
 
 class PolicyOrigin(Protocol):
-    """Where policies come from."""
+    """A source of policies."""
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """What is there now, checked, unpacked and named on the shelf; None if that was taken already. Raises
-        SourceError, SettingsError."""
+        """Fetch, check, unpack and store what the source has now; None if it was already taken. Raises SourceError,
+        SettingsError."""
 
     def refuse(self, why: str) -> None:
-        """What `look` gave last is not to be given again."""
+        """Do not return the last result of `look` again."""
 
     def forget(self) -> None:
-        """What was refused may be given again."""
+        """Judge refused policies again."""
 
 
 class AdoptPolicy(Protocol):
-    """Has a policy serve that a source gave. `keep` is called when it is proven and on record. Raises ConfigError;
-    then the old one serves on."""
+    """Puts a policy from the source in force. `keep` is called once it is valid and recorded. Raises ConfigError; the
+    old policy then stays in force."""
 
     async def __call__(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None: ...
 
 
 def origin_of(settings: Settings, processes: Processes, clock: Callable[[], float]) -> PolicyOrigin | None:
-    """The source that the settings name, if any."""
+    """The configured source, or None."""
     source = settings.policy.source
     if source is None:
         return None
@@ -65,9 +65,9 @@ def origin_of(settings: Settings, processes: Processes, clock: Callable[[], floa
 
 @dataclass(slots=True)
 class SourcePoller:
-    """Follows the source. `random` gives numbers from 0 to 1; `trouble` says why what is there now does not serve,
-    `faults` counts by code what is wrong in it, `good_at` is when it was last heard of and well (seconds since the
-    epoch)."""
+    """Polls the source. `random` returns numbers from 0 to 1. `trouble` says why the source's current policy does not
+    serve, `faults` counts its faults by code, and `good_at` is the time of the last successful poll in seconds since
+    the epoch."""
 
     processes: Processes
     clock: Callable[[], float]
@@ -84,8 +84,8 @@ class SourcePoller:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def begin(self, settings: Settings, prove: Callable[[Settings], object]) -> None:
-        """Take what is there before anything serves, if `prove` does not raise ConfigError of it; else begin with what
-        was taken last. Raises ConfigError if nothing was."""
+        """Take the source's policy before anything serves, unless `prove` raises ConfigError; then use the last stored
+        one. Raises ConfigError if there is none."""
 
         async def adopt(taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
             await asyncio.to_thread(prove, placed(settings, taken))
@@ -100,11 +100,11 @@ class SourcePoller:
             raise SettingsError([fault])
 
     async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = BY_SOURCE) -> None:
-        """Look now. Whatever goes wrong is told, and nothing changes."""
+        """Poll now. Errors are reported and change nothing."""
         await self._look(settings, adopt, by)
 
     async def run(self, settings: Callable[[], Settings], adopt: AdoptPolicy) -> None:
-        """Look every so often; `settings` are those in force. Runs as long as the process."""
+        """Poll at the configured interval. `settings` returns those in force. Runs as long as the process."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s(settings())):
@@ -113,19 +113,19 @@ class SourcePoller:
             await self.look(settings(), adopt)
 
     def status(self, settings: Settings) -> Mapping[str, Any] | None:
-        """What the source gave, and how it is, for operators; None where there is none."""
+        """The state of the source, for operators; None without a source."""
         if settings.policy.source is None:
             return None
         kept = kept_for(settings)
         said: dict[str, Any] = {"kind": settings.policy.source.kind, "up": not self.trouble}
         said["good_at"] = None if self.good_at is None else rfc3339(self.good_at)
-        if kept is not None and kept.name == settings.policy.path.parent.name:  # else it is just about to serve
+        if kept is not None and kept.name == settings.policy.path.parent.name:  # otherwise it is about to serve
             said |= {"name": kept.name, "version": kept.version, "signer": kept.signer}
             said |= {"created_at": rfc3339(kept.created_at), "taken_at": rfc3339(kept.taken_at)}
         return said
 
     def version(self, settings: Settings) -> int:
-        """Which version serves; 0 where no source gave it."""
+        """The version in force; 0 if it came from no source."""
         served = self._served
         if settings.policy.source is None:
             return 0
@@ -135,11 +135,11 @@ class SourcePoller:
         return served.version if served is not None and served.name == name else 0
 
     def hint(self) -> None:
-        """There may be something new."""
+        """Poll soon: the source may have a new version."""
         self._wake.set()
 
     def reconsider(self) -> None:
-        """What was refused may fit the settings that serve since now."""
+        """Judge refused policies again under the new settings."""
         if self.trouble and self._origin is not None:
             self._origin.forget()
             self._wake.set()
@@ -157,7 +157,7 @@ class SourcePoller:
             except (SourceError, ConfigError) as error:
                 self._fail(settings, str(error), error.faults if isinstance(error, ConfigError) else ())
                 return error
-            except Exception as error:  # a bug of ours, or an odd machine, must not end the looking
+            except Exception as error:  # an unexpected error must not end polling
                 log.exception("the policy's source could not be looked at")
                 self._fail(settings, type(error).__name__)
                 return error
@@ -181,12 +181,12 @@ class SourcePoller:
         except ConfigError as error:
             folder = str(shelf_of(settings) / new.name)
             if any(fault.file.startswith(folder) for fault in error.faults):
-                origin.refuse(str(error))  # of its own making: looked at again when it is another
+                origin.refuse(str(error))  # the policy itself is at fault: judge again only when it changes
             else:
                 origin.forget()
             raise
         except BaseException:
-            origin.forget()  # else it would pass for taken
+            origin.forget()  # so that it is not treated as taken
             raise
         log.info("a policy was taken from its source", extra={"kind": new.kind, "version": new.version})
 
@@ -213,7 +213,7 @@ class SourcePoller:
         self.metrics.policy_source(False, self.good_at, None)
 
     def _pause_s(self, settings: Settings) -> float:
-        """Until the next look: as often as it is wanted, and after failures sooner, then ever later."""
+        """Seconds until the next poll: the interval, or after failures a shorter pause that grows."""
         source = settings.policy.source
         if source is None:
             return IDLE_S

@@ -1,7 +1,7 @@
 """Stores fetched policies, and remembers which one is in force.
 
-Each policy is unpacked aside and gets its name when it is whole; the record that puts it in force is written last, and
-in one step. Two are kept, the one in force and the one before it, for whoever looks for the difference.
+Each policy is unpacked in a temporary folder and renamed when it is complete. The record that puts it in force is
+written last, atomically. Two policies are kept, the one in force and its predecessor, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["FOLDER", "SourceError", "StoredPolicy", "StoredRevisions", "kept_for
 
 
 class SourceError(Exception):
-    """Nothing was taken; its text says why, for operators, and holds no secret. `refused`: there was something, and
-    it is not taken until it is another."""
+    """No policy was taken. The text says why, for operators, and holds no secret. With `refused`, the source had a
+    policy that is not taken until it changes."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -33,14 +33,14 @@ class SourceError(Exception):
 
 
 class StoredRevisions:
-    """The folder of what was taken; absolute, as programs that work elsewhere are told it."""
+    """The folder of stored policies. Its path is absolute, because programs with other working folders receive it."""
 
     def __init__(self, settings: Settings) -> None:
         self.folder = shelf_of(settings).absolute()
 
     @contextmanager
     def aside(self) -> Iterator[Path]:
-        """An empty folder to unpack into; it goes, unless it was given a name."""
+        """A temporary folder to unpack into; removed unless `name` gives it a name."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         made = self.folder / f"{ASIDE}{secrets.token_hex(8)}"
         made.mkdir(mode=0o700)
@@ -50,15 +50,15 @@ class StoredRevisions:
             shutil.rmtree(made, ignore_errors=True)
 
     def name(self, made: Path, name: str) -> None:
-        """What was unpacked is whole. Raises OSError."""
+        """Rename a completely unpacked policy to its final name. Raises OSError."""
         target = self.folder / name
-        if target.exists():  # refused once, or left by one who was killed: what is there now was checked
+        if target.exists():  # refused before, or left by a killed process; the new content is checked
             shutil.rmtree(target)
         made.rename(target)
         _synced(self.folder)
 
     def put_in_force(self, kept: StoredPolicy, before: StoredPolicy | None) -> None:
-        """From now on a start begins with this one. Raises OSError."""
+        """Make the next start use this policy. Raises OSError."""
         new = self.folder / f"{ASIDE}{secrets.token_hex(8)}"
         with new.open("wb") as file:
             file.write(kept.plain())

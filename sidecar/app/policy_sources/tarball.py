@@ -1,8 +1,8 @@
 """Unpacks archives safely.
 
-Of tar (POSIX ustar) only regular files and folders are understood, under plain relative names. Links, devices, sparse
-files, extended headers that could rename what follows, names that lead out or that two systems would read differently:
-none of that is skipped or repaired, the whole archive is refused. Nothing is read that was not bounded before.
+Accepts only regular files and folders of tar (POSIX ustar), under plain relative names. An archive with links, devices,
+sparse files, extended headers that rename members, names that leave the folder, or names that two systems read
+differently is refused as a whole; nothing is skipped or repaired. All reads are bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Final, NamedTuple
 BLOCK: Final = 512
 CHUNK: Final = 64 * 1024
 MAX_FILES: Final = 5_000
-MAX_ENTRIES: Final = 4 * MAX_FILES  # folders, comments and what is passed over are headers too
+MAX_ENTRIES: Final = 4 * MAX_FILES  # folders, comments and skipped members have headers too
 MAX_BYTES: Final = 512 * 2**20
 MAX_FILE_BYTES: Final = 128 * 2**20
 MAX_DEPTH: Final = 16
@@ -29,11 +29,11 @@ _REGULAR, _FOLDER, _COMMENT = (b"0", b"\0"), b"5", b"g"
 
 
 class HostileArchive(Exception):
-    """This is no archive that we unpack; its text says why, for operators."""
+    """The archive is refused. The text says why, for operators."""
 
 
 class TarMember(NamedTuple):
-    """One regular file. Its content is `size` bytes, read from the archive before the next member is asked for."""
+    """One regular file. Its `size` bytes of content are read from the archive before the next member."""
 
     name: str
     size: int
@@ -42,13 +42,13 @@ class TarMember(NamedTuple):
 
 @dataclass(slots=True)
 class TarNames:
-    """The names that were seen, as a file system would see them that knows no case."""
+    """The names seen so far, compared as a case-insensitive file system does."""
 
     files: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
 
     def take(self, name: str) -> None:
-        """One more file. Raises HostileArchive for a name that is none, or that another has."""
+        """Add a file name. Raises HostileArchive for an invalid or duplicate name."""
         parts = name.split("/")
         if len(parts) > MAX_DEPTH or not all(map(_SEGMENT.fullmatch, parts)):
             raise HostileArchive(f"no file is named {name[:128]!r} in a policy")
@@ -63,14 +63,13 @@ class TarNames:
 
 
 def gunzipped(file: IO[bytes]) -> IO[bytes]:
-    """The archive inside; it is inflated as far as it is read, and no further."""
+    """The archive inside, inflated only as far as it is read."""
     return GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
 
 
 def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
-    """Every regular file, in the archive's order. `by_git`: without those that begin with a dot, which no reader of
-    policies reads; and no folder is empty, for git packs nothing of a submodule but its folder. Raises
-    HostileArchive."""
+    """All regular files in the archive's order. With `by_git`, skips names that begin with a dot, which policy readers
+    ignore, and refuses empty folders, which git writes for submodules. Raises HostileArchive."""
     names, total, empty = TarNames(), 0, dict[str, None]()
     for name, size, kind in _headers(archive):
         if kind == _FOLDER and size == 0:
@@ -87,7 +86,7 @@ def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
         if not (by_git and _is_hidden(name)):
             names.take(name)
             yield TarMember(name, size, content)
-        for _ in content:  # what its taker left
+        for _ in content:  # skip what the caller left unread
             pass
         _exactly(archive, _padded(size) - size)
     if by_git and (folder := next((name for name in empty if not _is_hidden(name)), None)):
@@ -95,7 +94,7 @@ def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
 
 
 def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
-    """Name, size and type of what follows each; comments are passed over."""
+    """The name, size and type of each member. Comments are skipped."""
     for _ in range(MAX_ENTRIES):
         header = _exactly(archive, BLOCK, may_end=True)
         if not header.strip(b"\0"):
@@ -104,14 +103,14 @@ def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
         if kind != _COMMENT:
             yield name, size, kind
             continue
-        if size > MAX_COMMENT:  # git writes the commit's id here; what such a header would change is not listened to
+        if size > MAX_COMMENT:  # git writes the commit id here; other extended headers are ignored
             raise HostileArchive("it has a comment that is none")
         _exactly(archive, _padded(size))
     raise HostileArchive(f"it has more than {MAX_ENTRIES} entries")
 
 
 def write_member(root: Path, member: TarMember) -> None:
-    """Put one file under a folder that is ours alone, down to the disk."""
+    """Write one file, synced to disk, under a folder that only this user can write."""
     target = root / member.name
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -126,7 +125,7 @@ def write_member(root: Path, member: TarMember) -> None:
 
 
 def packed(name: str, content: bytes) -> bytes:
-    """One file as a member: the same bytes whoever packs it, and whenever."""
+    """One file as a member. The bytes depend on name and content only."""
     raw = name.encode("ascii")
     prefix, short = (b"", raw) if len(raw) <= 100 else _split(raw)
     fields = (
@@ -151,7 +150,7 @@ END: Final = b"\0" * (2 * BLOCK)
 
 
 def _above(name: str) -> Iterator[str]:
-    """The folders that a file lies in."""
+    """The parent folders of a file."""
     parts = name.split("/")
     return ("/".join(parts[:deep]) for deep in range(1, len(parts)))
 
@@ -168,7 +167,7 @@ def _split(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _header(raw: bytes) -> tuple[str, int, bytes]:
-    """Name, size and type of what follows."""
+    """The name, size and type from a header."""
     if raw[257:263] != b"ustar\0":
         raise HostileArchive("it is no tar archive of the POSIX kind")
     if _octal(raw[148:156]) != sum(raw[:148]) + 8 * 32 + sum(raw[156:]):

@@ -1,8 +1,8 @@
 """Refuses policies that are older or much smaller than the one in force.
 
-A signature says who made a policy, and whoever holds an old one back can send it again: so versions rise. A policy
-that lost more than half of its bytes is likelier a mistake of whoever packed it than a decision. The operator's word
-for one of them, by its digest, overrules both; nothing overrules that it is empty, or signed by nobody.
+A valid signature does not stop the replay of an old policy, so versions must rise. A policy that lost more than half of
+its bytes is probably a packaging mistake. The operator can override both checks for one policy by its digest. Empty and
+unsigned policies are always refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sidecar.settings.stored_policy import StoredPolicy
 
 
 def objection(new: StoredPolicy, old: StoredPolicy | None, accept: str | None) -> str:
-    """Why not; "" if it may. Of another repository, or whose policy it is changed: that was decided in the settings."""
+    """Why the policy is refused, or "". Policies of another repository or name pass: the settings changed."""
     if old is None or accept == new.name or (new.kind, new.of) != (old.kind, old.of):
         return ""
     if new.version < old.version:
