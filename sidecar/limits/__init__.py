@@ -1,22 +1,23 @@
 """Reserves and settles the limits of calls.
 
-    budgets.py     budgets.yaml → entries; amounts.py: what is written as money, in whole numbers
-    plan.py        an allowed call → its charges: which counters it moves
-    __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
-    store.py       what a store of counters does: memory_store.py or redis_store.py (admit.lua, settle.lua, whole.lua)
-    store_factory.py      settings → their store
-    topology.py       who counts: one server, the primary of Sentinels, the owner of our slot in a Cluster
-    store_connection.py        one connection to that one, mended; redis_pipeline.py: many calls on it at once
-    counter_memory.py      what the store is told again after it forgot (epoch.lua, guard.lua, restore.lua)
-    refusal_tracker.py  whether one that answers does what it is asked; eviction.py: whether it may throw counters
-                        away
-    degraded.py    what is admitted while it is out, if anything
-    counters.py    the arithmetic of hours, days, rates and slots
-    session_calls.py    the bound on lists and pings
+    budgets.py            parses budgets.yaml into rules; amounts.py: exact decimal amounts
+    plan.py               turns an allowed call into its charges: the counters that it moves
+    __init__.py           reserves all charges or none, holds slots while the call runs, returns what was not used
+    store.py              the interface of a counter store: memory_store.py or redis_store.py (admit.lua, settle.lua,
+                          whole.lua)
+    store_factory.py      builds the store from the settings
+    topology.py           finds the server that counts: a single node, Sentinel's primary, or our slot's owner
+    store_connection.py   keeps one connection to that server; redis_pipeline.py: pipelines calls over it
+    counter_memory.py     restores counters that the store lost (epoch.lua, guard.lua, restore.lua)
+    refusal_tracker.py    tracks a store that answers with errors; eviction.py: detects policies that evict counters
+    degraded.py           admits a bounded number of calls while the store is down
+    counters.py           the arithmetic of hours, days, months, rates and slots
+    session_calls.py      limits lists and pings
 
-A reservation is made before the upstream is written to. Once it was, the charges stay, whatever the upstream does;
-until then, everything comes back: a refused argument, a lost caller, a crash of ours. Of what a call may cost, the most
-is reserved; what its whole answer did not cost comes back. What has no answer keeps all: nobody knows what it cost.
+A call is charged before the request is sent to the upstream. Once sending begins, the charges stay whatever the
+upstream does; until then every charge is returned (argument refused, caller disconnected, internal error). The maximum
+cost of a call is reserved; the part that its complete response did not cost is returned. Without a response the whole
+reservation stays, because the cost is unknown.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _never(refusal: Refusal) -> bool:
 
 
 class Limiter:
-    """Charges calls against one store. `lease_s` must be the store's: leases are extended three times as often."""
+    """Charges calls against one store. `lease_s` must equal the store's; leases are extended three times per lease."""
 
     def __init__(self, store: CounterStore, *, lease_s: float = LEASE_S) -> None:
         self.store = store
@@ -81,16 +82,16 @@ class Limiter:
         self._beat: asyncio.TimerHandle | None = None
 
     def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
-        """Charge a plan for as long as the `async with` lasts. `decision_id` is ours, one per call.
+        """Charge a plan for the duration of the `async with` block. `decision_id` is our own id, one per call.
 
-        Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT with the limit that
-        takes longest to have room, or STORE_UNAVAILABLE; unless `excuse` says that this one shall not stop the call,
-        which is then charged nothing. A plan without charges asks nobody.
+        Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that
+        takes longest to have room; or STORE_UNAVAILABLE. If `excuse` returns true for the refusal, the call goes on
+        uncharged. A plan without charges does not contact the store.
         """
         return Lease(self, plan, decision_id, excuse)
 
     async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
-        """Ask the store; hold what it gave."""
+        """Reserve in the store and record the held slots."""
         try:
             verdict = await self.store.reserve(plan.charges, decision_id)
         except StoreUnavailable as error:
@@ -105,8 +106,8 @@ class Limiter:
     def settle(
         self, plan: LimitPlan, decision_id: str, *, forwarded: bool, spent: Mapping[str, int] | None = None
     ) -> None:
-        """The call is over: free its slots and what it did not spend (millionths by unit; None: nobody knows), or give
-        everything back. Never waits, so it cannot be interrupted."""
+        """End a call: free its slots and return what it did not spend (`spent` in millionths by unit; None if unknown),
+        or return every charge. Does not await, so it cannot be cancelled."""
         if self._held.pop(decision_id, None) is None:
             return
         if forwarded:
@@ -115,7 +116,7 @@ class Limiter:
             self.store.give_back(plan.charges, decision_id)
 
     async def close(self) -> None:
-        """Stop extending leases and let go of the store."""
+        """Stop extending leases and close the store."""
         if self._beat:
             self._beat.cancel()
         await self.store.close()
@@ -129,7 +130,7 @@ class Limiter:
 
 
 class Lease:
-    """What one call holds. Set `forwarded` just before the upstream is written to: from there on the charges stay."""
+    """What one call holds. Set `forwarded` just before writing to the upstream; from then on the charges stay."""
 
     __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_spent", "_told", "_verdict", "forwarded")
 
@@ -146,8 +147,8 @@ class Lease:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Every limit that was charged, and where it stood then, with what has come back since; or the one that was
-        passed by."""
+        """Every limit that was charged and its state at that time, including later returns; or the limit that was
+        excused."""
         if self._verdict is None:
             return (self._excused,) if self._excused else ()
         numbers, charges = self._verdict.numbers, self._plan.charges
@@ -157,13 +158,13 @@ class Lease:
         return tuple(_settled(state, charge, spent) for state, charge in zip(states, charges, strict=True))
 
     def heard(self, result: Mapping[str, Any]) -> None:
-        """The result of the call, or one event of it: it may tell what the call cost. Of several, the last that tells
-        is believed."""
+        """Take the call's result, or one event of it, which may report the call's cost. The last report counts."""
         if self._plan.settles and self._plan.tells(result):
             self._told = self._plan.spent(result)
 
     def answered(self) -> bool:
-        """The answer is whole: what the call cost is known. Whether that changes where its limits stand."""
+        """Mark the response as complete, so that the cost is final. Returns whether this changes the state of its
+        limits."""
         if not self._plan.settles or self._verdict is None or self._spent is not None:
             return False
         self._spent = self._told if self._told is not None else self._plan.spent(None)
@@ -171,12 +172,12 @@ class Lease:
 
     @property
     def degraded(self) -> bool:
-        """Whether this instance admitted it by itself, because the store is out."""
+        """Whether this instance admitted the call locally because the store is down."""
         return self._verdict is not None and self._verdict.degraded
 
     @property
     def charged(self) -> int:
-        """What each of the `states` was charged."""
+        """The amount charged to each of `states`."""
         return 1 if self._verdict is not None else 0
 
     async def __aenter__(self) -> Lease:
@@ -197,10 +198,10 @@ class Lease:
 
 
 def _refusal(plan: LimitPlan, verdict: Verdict) -> Refusal:
-    """Of several that refused, the one that takes longest: whoever comes back earlier is only refused again."""
+    """Refuse with the limit that has the longest wait; an earlier retry would only be refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
-    if verdict.degraded:  # what this instance may admit by itself is spent; the limit may have room
+    if verdict.degraded:  # the local allowance is used up; the limit itself may have room
         return Refusal(Reason.STORE_UNAVAILABLE, limit=state, retry_after_s=RETRY_OUTAGE_S)
     reason = Reason.BUDGET_SPENT if charge.unit else _REASONS[charge.kind]
     return Refusal(reason, limit=state, retry_after_s=standing.wait_us / SECOND_US)
@@ -216,7 +217,7 @@ def _state(charge: LimitCharge, remaining: int, reset_us: int) -> LimitState:
 
 
 def _month_s(end_us: int) -> float:
-    """How long the month is that ends then."""
+    """The length of the month that ends at `end_us`."""
     end = datetime.fromtimestamp(end_us // SECOND_US, UTC)
     begin = end.replace(year=end.year - 1, month=12) if end.month == 1 else end.replace(month=end.month - 1)
     return (end - begin).total_seconds()

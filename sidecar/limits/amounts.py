@@ -1,10 +1,10 @@
 """Exact decimal amounts of cost units.
 
-Money is decimal, and no float is ever added to another: what calls cost is counted in whole millionths of its unit,
-one for `usd` being 0.000001 USD. Such numbers are exact in Redis' scripts (below 2^53) and as JSON numbers (15 digits).
+Costs are counted in whole millionths of their unit (for `usd`, 0.000001 USD), never in floats. Such integers are exact
+in Redis scripts (below 2^53) and as JSON numbers (15 digits).
 
-What an operator writes is taken as written, or refused. What an upstream reports is rounded up, so that many small
-calls are never free, and clamped, so that nothing it says takes more than was reserved.
+Amounts in configuration are taken exactly or rejected. Amounts that an upstream reports are rounded up, so that many
+small calls are never free, and clamped to the amount that was reserved.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _EXACT = Context(prec=80)
 _DOTTED = re.compile(r"[^./~\s]{1,128}(\.[^./~\s]{1,128}){0,15}")
 _POINTER = re.compile(r"(/([^/~]|~[01]){1,256}){1,16}")
 
-# What the result of an agent is: the path may begin inside (A2A 1.0, 3.1 and 4.2).
+# Where an agent's result may hold the path's first step (A2A 1.0, 3.1 and 4.2).
 _PARTS: Final = ("task", "message", "statusUpdate", "artifactUpdate")
 
 
 def millionths(written: object) -> int:
-    """What an operator wrote: a number, or one in quotes. Raises ValueError for what is none, or has more than six
+    """Parse a configured amount, a number or a quoted number. Raises ValueError for anything else and for more than six
     decimal places."""
     text = repr(written) if isinstance(written, int | float) and not isinstance(written, bool) else written
     if isinstance(text, str) and "e-" in text and isinstance(written, float):
-        text = format(Decimal(text), "f")  # as people write 0.00001
+        text = format(Decimal(text), "f")  # such as 0.00001
     if not isinstance(text, str) or not _WRITTEN.fullmatch(text):
         raise ValueError("this is no amount")
     return int(Decimal(text) * MILLION)
 
 
 def in_units(amount: int) -> float:
-    """Millionths as the number that people read; whole ones without a point. Exact, and exact again in JSON."""
+    """Convert millionths to units; whole amounts become ints. The result is exact, also after a JSON round trip."""
     return amount // MILLION if amount % MILLION == 0 else amount / MILLION
 
 
 def path_of(text: str) -> tuple[str, ...]:
-    """The steps of `_meta.usage.cost`, or of a JSON Pointer (RFC 6901) where names have dots. Raises ValueError."""
+    """The steps of `_meta.usage.cost`, or of a JSON Pointer (RFC 6901) for names with dots. Raises ValueError."""
     if _DOTTED.fullmatch(text):
         return tuple(text.split("."))
     if not _POINTER.fullmatch(text):
@@ -55,7 +55,7 @@ def path_of(text: str) -> tuple[str, ...]:
 
 
 def reported(result: Mapping[str, Any], path: Sequence[str], most: int) -> int | None:
-    """What a result says at a path, in millionths and at most `most`; None where it says no amount."""
+    """The amount that a result reports at a path, in millionths and at most `most`; None if it reports none."""
     for holder in _holders(result):
         if (amount := _amount(_at(holder, path), most)) is not None:
             return amount
@@ -83,7 +83,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 def _amount(said: object, most: int) -> int | None:
     if isinstance(said, bool):
         return None
-    if isinstance(said, int):  # of any length; what is negative is no cost
+    if isinstance(said, int):  # of any length; a negative cost is ignored
         return min(said * MILLION, most) if said >= 0 else None
     text = repr(said) if isinstance(said, float) else said
     if not isinstance(text, str) or len(text) > 64 or not _REPORTED.fullmatch(text):

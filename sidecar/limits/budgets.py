@@ -1,12 +1,12 @@
 """Reads budgets.yaml.
 
-    tools:       per object pattern, all callers together unless `per: principal`
-    principals:  per principal, pattern or role, each its own counter unless `shared: true`
+    tools:       per object pattern, one counter for all callers unless `per: principal`
+    principals:  per principal, pattern or role, one counter each unless `shared: true`
     costs:       what a call costs, in any unit
-    budgets:     how much of a unit may be spent, by whom and on what
+    budgets:     how much of a unit may be spent, by which principals and on which objects
 
-The seed's list (`budgets: [{tool, rateLimit, concurrencyLimit, timeout, dailyQuota}]`) says the same as `tools:`.
-What the file says is compiled into entries that `plan.py` can match without knowing where they came from.
+The seed's list (`budgets: [{tool, rateLimit, concurrencyLimit, timeout, dailyQuota}]`) is equivalent to `tools:`.
+The file is compiled into rules that `plan.py` matches without knowing their source.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PERIODS = ("per_hour", "per_day", "per_month")
 
 
 def load_budgets(path: Path) -> Budgets:
-    """Read budgets.yaml; without the file nothing is limited. Raises PolicyError with every fault and its position."""
-    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no limits"
+    """Read budgets.yaml. Without the file nothing is limited. Raises PolicyError with every error and its position."""
+    if not path.exists() and not path.is_symlink():  # a dangling link is an error, not "no limits"
         return Budgets()
     file = read_document(path, error=PolicyError, inside=path.parent).validate(BudgetsFile)
     tools = tuple(entry.compiled(pattern) for pattern, entry in file.tools.items())
@@ -47,8 +47,8 @@ def load_budgets(path: Path) -> Budgets:
 
 
 def entries_of(offers: Mapping[str, AgentOffer]) -> tuple[BudgetRule, ...]:
-    """What agents' own settings allow, each as an entry of `tools:` for it; of a source of its own, so that an entry of
-    the same name there has counters of its own too, and the smaller number holds."""
+    """Compile the limits in agents' own settings, each as an entry of `tools:`. They count separately from an entry of
+    the same name in budgets.yaml, so the smaller limit holds."""
     found = []
     for name, offer in offers.items():
         if (said := offer.rate_limiting) is not None:
@@ -128,7 +128,7 @@ Amount = Annotated[
         }
     ),
 ]
-"""So much of a unit; in the code, millionths of it."""
+"""An amount of a unit; stored in millionths."""
 Unit = Annotated[str, AfterValidator(_unit)]
 
 
@@ -140,16 +140,16 @@ class SeedRate(Section):
 
 
 class ToolEntry(Section):
-    """What one object, or all objects of a pattern together, can bear."""
+    """The limits of one object, or of all objects that match a pattern together."""
 
     requests_per_second: PerSecond | None = None
     burst: Count | None = None
-    """How many may come at once; without it, one second's worth."""
+    """How many calls may come at once. Default: one second's worth."""
     concurrency: Count | None = None
     timeout: Seconds | None = None
     daily_quota: Quota | None = None
     per: Literal["principal"] | None = None
-    """`principal`: each caller has counters of its own."""
+    """`principal`: each caller has its own counters."""
     seed_rate: SeedRate | None = Field(None, alias="rateLimit")
     seed_concurrency: Count | None = Field(None, alias="concurrencyLimit")
     seed_quota: Quota | None = Field(None, alias="dailyQuota")
@@ -180,7 +180,7 @@ class ToolEntry(Section):
         return self.requests_per_second, self.burst
 
     def compiled(self, pattern: str) -> BudgetRule:
-        """This entry for the objects of `pattern`."""
+        """Compile this entry for the objects of `pattern`."""
         concurrency = self.concurrency or self.seed_concurrency
         caps = (
             _rate(*self._said_rate),
@@ -191,7 +191,7 @@ class ToolEntry(Section):
 
 
 class PrincipalEntry(Section):
-    """How much one principal, or each of a pattern or role, may do."""
+    """The limits of one principal, or of each principal that matches a pattern or role."""
 
     per_hour: Calls | None = None
     per_day: Calls | None = None
@@ -199,10 +199,10 @@ class PrincipalEntry(Section):
     """Calls in a calendar month, UTC."""
     concurrency: Count | None = None
     shared: bool = False
-    """All who match have one counter together."""
+    """All matching principals share one counter."""
 
     def compiled(self, pattern: str) -> BudgetRule:
-        """This entry for the principals of `pattern`."""
+        """Compile this entry for the principals of `pattern`."""
         caps = (
             LimitCap("hour", self.per_hour) if self.per_hour else None,
             LimitCap("day", self.per_day) if self.per_day else None,
@@ -223,13 +223,13 @@ def _seed_tool(text: str) -> str:
 
 
 class SeedEntry(ToolEntry):
-    """The seed's ToolBudget: `tool` is a server's name and means all its tools."""
+    """The seed's ToolBudget: `tool` is a server's name and means all of its tools."""
 
     tool: Annotated[str, AfterValidator(_seed_tool)] | None = None
 
     @property
     def pattern(self) -> str:
-        """The objects it means."""
+        """The object pattern of this entry."""
         tool = self.tool or ""
         return tool if ":" in tool else f"tool:{tool}/*"
 
@@ -246,11 +246,11 @@ class CostEntry(Section):
     object: ObjectPattern
     unit: Unit
     per_call: Amount | None = None
-    """What it costs where its result does not say; without this, `max_per_call`."""
+    """The cost when the result reports none. Default: `max_per_call`."""
     from_result: Annotated[str, AfterValidator(_result_path)] | None = None
-    """Where its result says what it did cost: `_meta.usage.cost`, or a JSON Pointer."""
+    """Where the result reports the actual cost: `_meta.usage.cost`, or a JSON Pointer."""
     max_per_call: Amount | None = None
-    """The most it may cost: so much is reserved before it, and a result that says more is not believed."""
+    """The maximum cost. It is reserved before the call; a higher reported cost is clamped to it."""
 
     @model_validator(mode="after")
     def _bounded(self) -> CostEntry:
@@ -269,25 +269,25 @@ class CostEntry(Section):
             yield ValidationFinding("per_call is more than max_per_call", at=("per_call",))
 
     def compiled(self) -> CallCost:
-        """This entry, for the plan."""
+        """Compile this entry."""
         most = self.max_per_call if self.max_per_call is not None else self.per_call or 0
         declared = self.per_call if self.per_call is not None else most
         return CallCost(self.object, self.unit, declared, most, path_of(self.from_result) if self.from_result else ())
 
 
 class BudgetEntry(Section):
-    """How much of a unit may be spent: by each principal that matches, or by all on these objects together."""
+    """How much of a unit may be spent: by each matching principal, or by all callers on these objects together."""
 
     principal: PrincipalPattern | None = None
-    """Everyone in the chain who matches has a counter of their own; without this, all calls share one."""
+    """Each matching principal in the chain has its own counter. Without it, all calls share one."""
     object: ObjectPattern = "*"
-    """Calls on these objects count."""
+    """The objects whose calls count."""
     unit: Unit
     per_hour: Amount | None = None
     per_day: Amount | None = None
     per_month: Amount | None = None
     shared: bool = False
-    """All who match have one counter together."""
+    """All matching principals share one counter."""
 
     @model_validator(mode="after")
     def _limits(self) -> BudgetEntry:
@@ -299,14 +299,14 @@ class BudgetEntry(Section):
         if all(most is None for most in periods.values()):
             yield ValidationFinding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
         for name, most in periods.items():
-            if most == 0:  # a daily_quota of 0 is unlimited, so nobody could tell what this means
+            if most == 0:  # a daily_quota of 0 means unlimited, so 0 would be ambiguous here
                 yield ValidationFinding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
         if self.shared and self.principal is None:
             hint = "without a principal all share one counter already"
             yield ValidationFinding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
 
     def compiled(self) -> BudgetRule:
-        """This entry, for the plan."""
+        """Compile this entry."""
         caps = (
             LimitCap("hour", self.per_hour) if self.per_hour else None,
             LimitCap("day", self.per_day) if self.per_day else None,
@@ -318,7 +318,7 @@ class BudgetEntry(Section):
 
 
 def _spelling(entry: object) -> str:
-    """Whether an entry of `budgets:` is ours or the seed's."""
+    """Whether an entry of `budgets:` is in our format or the seed's."""
     ours = isinstance(entry, BudgetEntry) or (isinstance(entry, Mapping) and not _OURS.isdisjoint(entry))
     return "ours" if ours else "seed"
 
@@ -358,8 +358,8 @@ class BudgetsFile(Section):
             known.add(what)
 
     def _without_costs(self) -> Iterator[ValidationFinding]:
-        """A budget that nothing is ever charged to is a slip of the pen, and would allow everything; one that no call
-        fits into would allow nothing."""
+        """Report budgets to which nothing is ever charged, which would allow everything, and budgets into which no call
+        fits, which would allow nothing."""
         least: dict[str, int] = {}
         for cost in self.costs:
             most = cost.compiled().most

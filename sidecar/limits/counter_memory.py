@@ -1,13 +1,13 @@
 """Remembers recent counters, to restore a store that lost them.
 
-Two memories, for two ways of forgetting:
+It keeps two records, for two kinds of loss:
 
-    seen     per counter, how much of it was used when this instance last charged it, by whomever. For a store that
-             was emptied or exchanged: told what all living instances saw last, it knows what the last of them saw.
-    charged  the charges that this instance made in the last two minutes, numbered. For a replica that was promoted:
-             replication loses an end, never a middle, and the number that it kept says where that end begins.
+    seen     per counter, how much was used in total when this instance last charged it. For a store that was emptied
+             or replaced: when all living instances report what they saw last, the store has the latest state.
+    charged  this instance's charges of the last two minutes, numbered. For a promoted replica: replication loses a
+             suffix of the writes, never a middle, and the number that the replica has marks where that suffix begins.
 
-Both are bounded; what was dropped is not restored, and `dropped` counts it.
+Both are bounded. Dropped entries are not restored; `dropped` counts them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from sidecar.limits.plan import Kind, LimitCharge
 from sidecar.limits.store import Charges, Verdict
 
 SEEN_KINDS: tuple[Kind, ...] = ("hour", "day", "month", "rate")
-MAX_SEEN = 100_000  # per kind, some 300 bytes each
-MAX_CHARGED = 20_000  # some 160 charges a second for as long as they are kept
+MAX_SEEN = 100_000  # per kind, about 300 bytes each
+MAX_CHARGED = 20_000  # about 160 charges a second for `KEPT_S`
 KEPT_S = 120.0
-"""Longer than the default time after which Sentinels give a primary up (30 s) and find another."""
+"""Longer than Sentinels need by default (30 s) to declare a primary down and promote another."""
 CHARGED_AGAIN_S = 3600.0
-"""What was charged longer ago has left the hour; and a tide that nobody kept alive for a day is forgotten."""
+"""Older charges have left the one-hour window. A tide that was not refreshed for a day expires."""
 SWEPT_AT_ONCE = 2
 
 
 class SeenUsage(NamedTuple):
-    """A counter as this instance last saw it: when, how much was used, when all of it is back; µs since the epoch."""
+    """A counter as this instance last saw it: when, how much was used, and when all of it is back; µs since the
+    epoch."""
 
     kind: Kind
     key: str
@@ -43,7 +44,7 @@ class SeenUsage(NamedTuple):
 
 @dataclass(slots=True)
 class RecentCharge:
-    """One charge of ours. `number` rises by one with each that was asked for; `at_s` is loop time."""
+    """One charge by this instance. `number` increases by one per reservation; `at_s` is loop time."""
 
     number: int
     at_s: float
@@ -51,20 +52,20 @@ class RecentCharge:
 
 
 class CounterMemory:
-    """The memory of one instance."""
+    """The counter memory of one instance."""
 
     def __init__(self, *, max_seen: int = MAX_SEEN, max_charged: int = MAX_CHARGED) -> None:
         self._max_seen = max_seen
         self._max_charged = max_charged
-        # Last seen stands last, so that what time has emptied gathers in front. Slots are not seen but held.
+        # Most recently seen last, so that expired entries gather in front. Slots are held, not seen.
         self._seen: dict[Kind, OrderedDict[str, SeenUsage]] = {kind: OrderedDict() for kind in SEEN_KINDS}
         self._charged: OrderedDict[str, RecentCharge] = OrderedDict()
         self._held: dict[str, Charges] = {}
-        self._now_us = 0  # as the store told it last
+        self._now_us = 0  # the store's last reported time
         self.dropped = 0
 
     def admitted(self, charges: Charges, verdict: Verdict, decision_id: str, number: int, now_s: float) -> None:
-        """The store has charged a call."""
+        """Record that the store charged a call."""
         self._now_us = now_us = verdict.now_us
         numbers, at = verdict.numbers, 0
         slots = False
@@ -81,11 +82,11 @@ class CounterMemory:
         if slots:
             self._held[decision_id] = charges
         self._forget_charged(now_s)
-        self._charged.pop(decision_id, None)  # one that is charged again stands where its new number belongs
+        self._charged.pop(decision_id, None)  # a repeated charge moves to the position of its new number
         self._charged[decision_id] = RecentCharge(number, now_s, charges)
 
     def released(self, charges: Charges, decision_id: str) -> None:
-        """The call is over. `charges` are its slots, and what it did not spend."""
+        """Record the end of a call. `charges` are its slots and what it did not spend."""
         self._held.pop(decision_id, None)
         unspent = tuple([charge for charge in charges if charge.kind != "concurrency"])
         if unspent and (charged := self._charged.get(decision_id)):
@@ -93,8 +94,8 @@ class CounterMemory:
             self._use_less(unspent)
 
     def given_back(self, charges: Charges, decision_id: str) -> None:
-        """The call was never made; or some calls of a block were not (`fast_lane.py`). What of that was made is charged
-        again as it was, should its charge be lost, until the store has heard what came back."""
+        """Record that a call, or some calls of a block (`fast_lane.py`), were not made. Until the store confirms the
+        return, a lost charge is restored in full."""
         self._held.pop(decision_id, None)
         if charged := self._charged.get(decision_id):
             self._use_less(charges)
@@ -102,12 +103,12 @@ class CounterMemory:
                 del self._charged[decision_id]
 
     def heard_back(self, charges: Charges, decision_id: str) -> None:
-        """The store has heard it."""
+        """Record that the store confirmed the return."""
         if charged := self._charged.get(decision_id):
             charged.charges = _without(charged.charges, charges)
 
     def reset(self, keys: Collection[str]) -> None:
-        """These counters were set back: what was charged to them before counts no more."""
+        """Forget what was charged to these counters before they were reset."""
         gone = frozenset(keys)
         for seen in self._seen.values():
             for key in gone & seen.keys():
@@ -123,12 +124,11 @@ class CounterMemory:
 
     @property
     def held(self) -> Sequence[tuple[str, Charges]]:
-        """The calls that are under way and hold slots."""
+        """The running calls that hold slots."""
         return tuple(self._held.items())
 
     def after(self, tide: int, now_s: float) -> Sequence[tuple[str, Charges]]:
-        """The charges that a store whose tide is this one has never heard of, oldest first. Slots of calls that are
-        over are none."""
+        """The charges that a store at this tide has not received, oldest first, without the slots of ended calls."""
         return tuple(
             (decision_id, charges)
             for decision_id, charged in self._charged.items()
@@ -138,11 +138,11 @@ class CounterMemory:
         )
 
     def forget_charged(self) -> None:
-        """Another store was told of all that was seen."""
+        """Forget the charges, after `seen` was written to another store."""
         self._charged.clear()
 
     def pages(self, size: int) -> Iterator[Sequence[SeenUsage]]:
-        """Every counter whose window was not over when we last heard of one, some at a time."""
+        """Every counter whose window had not ended when last seen, in pages of `size`."""
         page: list[SeenUsage] = []
         for counters in self._seen.values():
             for seen in tuple(counters.values()):

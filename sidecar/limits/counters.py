@@ -1,17 +1,17 @@
 """The arithmetic of each kind of counter.
 
-Pure arithmetic over integer microseconds since the epoch; `admit.lua` says the same to Redis, and one test holds
-the two against each other. What each counter answers: `has_room` and `ask` read and change nothing that counts,
-`charge` is called only after all of a call's limits had room, `give_back` undoes one charge.
+Pure arithmetic over integer microseconds since the epoch. `admit.lua` does the same in Redis; one test compares the
+two. `has_room` and `ask` do not change counts, `charge` is called only after all of a call's limits had room, and
+`give_back` undoes one charge.
 
-    Sliding   hour          one-minute buckets: in no 60 minutes more than N, quiet for 61 and all N are back
-    Calendar  day, month    one calendar day or month, UTC
-    Rate      rate          GCRA: one number, the time at which the burst is whole again
-    Slots     concurrency   leases that end by themselves
+    SlidingWindow     hour          one-minute buckets: at most N in any 60 minutes; all N are back after 61 idle ones
+    CalendarWindow    day, month    one calendar day or month, UTC
+    RateLimit         rate          GCRA: one number, the time at which the whole burst is available again
+    ConcurrencySlots  concurrency   leases that expire
 
-A clock that steps back loses no count: a counter goes on in the latest bucket, day or month that it has seen. One that
-was ahead by more than the next of them is believed no more: what was counted counts from now on, or its limit would
-stand still until the time comes that was never meant.
+A clock that steps back loses no count: a counter continues in the latest bucket, day or month that it has seen. If the
+clock was ahead by more than one further period, the count is moved to the current time; otherwise the limit would stay
+blocked until that future time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 DAY_US = 86_400 * SECOND_US
 WINDOW_BUCKETS = 60
-SLOT_WAIT_US = SECOND_US  # nobody knows when a call in flight will end; a second is a polite guess
+SLOT_WAIT_US = SECOND_US  # the end of a running call is unknown; suggest a retry after a second
 
 
 class CounterState(NamedTuple):
-    """Where a limit stands. `wait_us` is 0 where there is room, else how long until there is.
+    """The state of a limit. `wait_us` is 0 if there is room, otherwise the time until there is.
 
     `reset_us` is when all of it is back if nothing more is charged, in µs since the epoch; 0 for concurrency.
     """
@@ -42,7 +42,7 @@ class CounterState(NamedTuple):
 
 
 Told = tuple[int, int, int]
-"""A Standing whose numbers have no names yet: a tenth of its price, and most are never looked at."""
+"""The fields of a CounterState as a plain tuple: ten times cheaper, and most are never read."""
 
 
 class SlidingWindow:
@@ -58,7 +58,7 @@ class SlidingWindow:
         self._total = 0
 
     def _turn(self, now_us: int) -> None:
-        """A new bucket begins; the oldest may leave the window. Or the clock was far ahead."""
+        """Start a new bucket and drop expired ones, or correct for a clock that was far ahead."""
         was_us, self._ends_us = self._ends_us, (now_us // self._bucket_us + 1) * self._bucket_us
         ends_us, buckets = self._ends_us, self._buckets
         if was_us > ends_us and buckets:
@@ -116,8 +116,8 @@ class SlidingWindow:
 
 
 class CalendarWindow:
-    """At most `most` in one period of the calendar: `end_of` is the end of the one around a moment, in µs; two of them
-    last no longer than `far_us`."""
+    """At most `most` per calendar period. `end_of` returns the end of the period around a moment, in µs; `far_us` is at
+    least the length of two periods."""
 
     __slots__ = ("_count", "_end_of", "_ends_us", "_far_us")
 
@@ -158,12 +158,12 @@ class CalendarWindow:
 
 
 def by_day() -> CalendarWindow:
-    """A counter of days, UTC."""
+    """A counter per day, UTC."""
     return CalendarWindow(day_end_us, 2 * DAY_US)
 
 
 def by_month() -> CalendarWindow:
-    """A counter of months, UTC."""
+    """A counter per month, UTC."""
     return CalendarWindow(month_end_us, 62 * DAY_US)
 
 
@@ -180,11 +180,12 @@ def month_end_us(moment_us: int) -> int:
 
 
 class RateLimit:
-    """One call each `interval_us`, and `most` of them at once (the generic cell rate algorithm).
+    """One call per `interval_us`, and bursts of `most` (the generic cell rate algorithm).
 
-    Giving back is the hard part: once the burst was whole again, time has paid a charge back already, and to do it
-    again would exceed the rate. So each charge that finds less than one call of backlog is noted as a low tide: what
-    was charged before it is worth no more than what was left then; what was charged two low tides ago, nothing.
+    Once the burst was fully replenished, a charge has already been paid back by time, and returning it as well would
+    exceed the rate. So each charge that finds less than one call of backlog is recorded as a low tide: a return of a
+    charge made before it is worth at most the backlog at that moment; of one made before the previous low tide,
+    nothing.
     """
 
     __slots__ = ("_before_us", "_full_at_us", "_low_at_us", "_low_us")
@@ -196,8 +197,8 @@ class RateLimit:
         self._before_us = 0  # the low tide before that
 
     def _backlog_us(self, charge: LimitCharge, now_us: int) -> int:
-        # Never more than a whole burst, and counted from here on: after a clock that stepped back, the rate goes on
-        # instead of standing still until it is again as late as it was.
+        # Capped at one whole burst, so that after a clock stepped back the rate continues instead of blocking until the
+        # clock catches up.
         self._full_at_us = min(self._full_at_us, now_us + charge.most * charge.interval_us)
         return max(self._full_at_us - now_us, 0)
 
@@ -231,7 +232,7 @@ class RateLimit:
 
 
 class ConcurrencySlots:
-    """At most `most` leases at once. A lease that nobody extends ends after `lease_us`, whatever its owner does."""
+    """At most `most` leases at once. A lease that is not extended ends after `lease_us`."""
 
     __slots__ = ("_ends_us", "_lease_us", "_none_ends_before_us")
 
@@ -241,7 +242,7 @@ class ConcurrencySlots:
         self._none_ends_before_us = 0
 
     def _reap(self, now_us: int) -> None:
-        if self._none_ends_before_us - now_us > 2 * self._lease_us:  # no lease is so long: the clock was ahead
+        if self._none_ends_before_us - now_us > 2 * self._lease_us:  # longer than any lease: the clock was ahead
             self._ends_us = dict.fromkeys(self._ends_us, now_us + self._lease_us)
         self._none_ends_before_us = now_us + self._lease_us
         ended = []
@@ -272,7 +273,7 @@ class ConcurrencySlots:
         self._ends_us.pop(owner, None)
 
     def extend(self, now_us: int, owner: str) -> None:
-        # A lease that has ended stays ended: its slot may be another's by now.
+        # An expired lease stays expired: its slot may have been given to another call.
         if self._ends_us.pop(owner, 0) > now_us:
             self._ends_us[owner] = now_us + self._lease_us
 

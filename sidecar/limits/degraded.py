@@ -1,10 +1,10 @@
-"""Admits a bounded number of calls locally while the shared store is out.
+"""Admits a bounded number of calls locally while the shared store is down.
 
-An absolute number per limit, window and instance, whatever the limit: `store.degraded_calls`, and never more than the
-limit itself. It is counted here, goes on counting from one outage to the next within a window, and is charged to the
-store when that is back. What costs money is not admitted: a budget that nobody counts has no bound.
+The number is absolute, per limit, window and instance: `store.degraded_calls`, and never more than the limit itself. It
+is counted locally, continues across outages within a window, and is charged to the store when the store is back. Calls
+that cost money are not admitted: a budget that is not counted has no bound.
 
-Who finds this number spent hears of the outage (503), not of a limit: the limit may well have room.
+When the number is used up the caller gets 503 for the outage, not a limit refusal: the limit may have room.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from sidecar.limits.plan import LimitCharge, lasting
 from sidecar.limits.store import Charges, CounterStore, CounterUnreadable, StoreUnavailable, Verdict
 
 OWED_S = 3600.0
-"""What could not be charged to the store for so long has left the hour."""
+"""After this time, charges that could not be sent to the store have left the one-hour window."""
 
 
 class SharedCounters(CounterStore, Protocol):
-    """A store that others share."""
+    """A store that instances share."""
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charge what was admitted without it."""
+        """Charge what was admitted without the store."""
 
 
 class DegradedStore:
-    """A store that is shared, and while it is out, `most` calls per limit and window by ourselves."""
+    """A shared store that admits, while it is down, `most` calls per limit and window locally."""
 
     def __init__(self, shared: SharedCounters, here: MemoryCounters, most: int) -> None:
         self.kind = shared.kind
         self._shared = shared
         self._here = here
         self._most = most
-        self._lent: dict[str, Charges] = {}  # the calls under way that were admitted here
+        self._lent: dict[str, Charges] = {}  # running calls that were admitted locally
 
     @property
     def up(self) -> bool:
@@ -59,10 +59,10 @@ class DegradedStore:
         try:
             return await self._shared.reserve(charges, decision_id)
         except CounterUnreadable:
-            raise  # one counter that makes no sense is no outage
+            raise  # one unreadable counter is not an outage
         except StoreUnavailable:
             if any(charge.unit for charge in charges):
-                raise  # money is never lent
+                raise  # money is never admitted locally
         return await self._reserve_here(charges, decision_id)
 
     async def _reserve_here(self, charges: Charges, decision_id: str) -> Verdict:
@@ -70,7 +70,7 @@ class DegradedStore:
         verdict = await self._here.reserve(lent, decision_id)
         if verdict.admitted:
             self._lent[decision_id] = lent
-            # The store may hold this decision as given back: it was asked for it, and did not answer.
+            # The store may have recorded this decision as given back: the reservation was sent but not answered.
             self._shared.charge_later(lasting(charges), _here(decision_id), OWED_S)
         return verdict._replace(degraded=True)
 

@@ -1,7 +1,7 @@
 """Detects store policies that could evict counters.
 
-An evicted counter is a limit that begins anew, and nothing would show it: the epoch may well have stayed. Every counter
-has a time to live, so any policy but `noeviction` may take it, once there is a bound on memory at all.
+Evicting a counter restarts its limit unnoticed, because the epoch may survive. Every counter has a time to live, so
+with a memory bound any policy but `noeviction` may evict it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ SAFE: Final = "noeviction"
 
 
 def eviction_warning(info: Any) -> str:
-    """What an operator has to know, by the server's answer to `INFO memory`; "" if all is well, or nothing is said."""
+    """The warning for operators, from the server's reply to `INFO memory`; "" if there is none or the reply says
+    nothing."""
     if not isinstance(info, bytes):
         return ""
     said = dict(line.partition(":")[::2] for line in info.decode("latin-1").split("\r\n"))

@@ -1,15 +1,15 @@
-"""Charges busy limits in blocks, so that most calls need no question to the store.
+"""Charges busy limits in blocks, so that most calls need no round trip to the store.
 
-A fast lane: where calls of one plan come quickly, this replica charges a block of them at once, and lets the next ones
-in from it. The store was asked, only earlier, so that the limit holds whatever replicas do; what is left of a block
-goes back once nobody wants it.
+When calls of one plan come quickly, this replica charges a block of them at once and admits the next calls from it. The
+charge is made in the store before the calls, so the limit holds across replicas; the unused rest of a block is returned
+when it is idle.
 
-    direct     calls are rare, or little is left of a limit: each asks the store
-    hot        a block is charged, as large as a tenth of a second needs, an eighth of what is left at most
-    over       the block is used up, idle, or its minute has ended: what was not used is given back
+    direct     calls are rare, or little is left of a limit: each call is charged in the store
+    hot        a block is charged: what a tenth of a second needs, at most an eighth of what is left
+    over       the block is used up, idle, or its minute has ended: the unused rest is returned
 
-Hours, days and months only: a rate that is charged before it is used would let a crowd through at once, places must
-come back one by one, and what a call costs is not known before.
+Only hours, days and months are charged in blocks: a rate charged in advance would admit a burst, slots must be returned
+one by one, and the cost of a call is not known in advance.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sidecar.limits.degraded import SharedCounters
 from sidecar.limits.plan import Kind, LimitCharge
 from sidecar.limits.store import Charges, Verdict
 
-BLOCK_S: Final = 0.1  # of calls are charged at once
-SHARE: Final = 8  # one part of what is left goes into a block, so that other replicas find room
-SETTLE_WITHIN_S: Final = 10.0  # a call that was let in and is not forwarded has come back by then
+BLOCK_S: Final = 0.1  # the time that one block should last
+SHARE: Final = 8  # a block takes at most one part in eight of what is left, so that other replicas find room
+SETTLE_WITHIN_S: Final = 10.0  # after this, an admitted call that is not forwarded has been given back
 MAX_WAYS: Final = 4_096
 _KINDS: Final[frozenset[Kind]] = frozenset({"hour", "day", "month"})
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """Calls that were charged ahead. `ends_us` is the end of its minute by the store's clock, `began_s` when it was
-    asked for by ours: what lies between is at most as long as it seems."""
+    """Calls charged in advance. `ends_us` is the end of its minute by the store's clock, `began_s` when it was
+    requested by ours: the difference never understates the block's age."""
 
     charges: Charges
     id: str
@@ -48,14 +48,14 @@ class _Block:
     over_s: float | None = None
 
     def lives(self, now_s: float) -> bool:
-        """Whether what is left may still be used: a minute later it would be missed by the hour that slides."""
+        """Whether the rest may still be used; a minute later the sliding hour would no longer count it."""
         now_us = self.verdict.now_us + (now_s - self.began_s) * SECOND_US
         return self.over_s is None and now_us < (self.verdict.now_us // MINUTE_US + 1) * MINUTE_US
 
 
 @dataclass(slots=True, eq=False)
 class _LaneState:
-    """All calls of one plan. `pace` is how many came in a second, as far as that is known."""
+    """All calls of one plan. `pace` is the estimated number of calls a second."""
 
     charges: Charges
     since_s: float
@@ -67,7 +67,8 @@ class _LaneState:
 
 
 class FastLane:
-    """A Store in front of another. `most` is the largest block, `idle_s` how long what is left of one may lie about."""
+    """A CounterStore in front of another. `most` is the largest block, `idle_s` how long the rest of one may stay
+    unused."""
 
     def __init__(
         self, inner: SharedCounters, *, most: int, idle_s: float, clock: Callable[[], float], new_id: Callable[[], str]
@@ -142,11 +143,11 @@ class FastLane:
         self.inner.charge_later(charges, decision_id, within_s)
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        """As `Store.look`: what is charged ahead counts as used."""
+        """Look in the store; calls charged in advance count as used."""
         return await self.inner.look(charges)
 
     async def reset(self, charges: Charges) -> None:
-        """As `Store.reset`. What was charged ahead of these counters goes back before, or never."""
+        """Reset in the store. What was charged in advance on these counters is returned first, or never."""
         keys = {charge.key for charge in charges}
         for way in self._ways.values():
             if any(charge.key in keys for charge in way.charges):
@@ -162,7 +163,7 @@ class FastLane:
         await self.inner.ping()
 
     async def close(self) -> None:
-        """As `Store.close`: what is left of blocks goes back first."""
+        """Return what is left of blocks, then close the store."""
         if self._look is not None:
             self._look.cancel()
         for way in self._ways.values():
@@ -177,7 +178,7 @@ class FastLane:
     # --- blocks -------------------------------------------------------------------------------------------------------
 
     def _way(self, charges: Charges) -> _LaneState:
-        """By the plan itself, which is remembered as long as it is in use: to compare charges would cost more."""
+        """The lane of a plan, keyed by the plan object itself while it is in use: comparing charges would cost more."""
         way = self._ways.get(id(charges))
         if way is None:
             way = self._ways[id(charges)] = _LaneState(charges, self._clock())
@@ -185,7 +186,7 @@ class FastLane:
                 _, oldest = self._ways.popitem(last=False)
                 self._end(oldest)
         else:
-            self._ways.move_to_end(id(charges))  # many plans that are rare push no other out
+            self._ways.move_to_end(id(charges))  # many rare plans do not evict a busy one
         return way
 
     def _count(self, way: _LaneState) -> None:
@@ -198,7 +199,7 @@ class FastLane:
         return min(self._most, int(way.pace * BLOCK_S), way.left // SHARE)
 
     async def _ask(self, way: _LaneState, size: int) -> None:
-        """Charge a block. Raises StoreUnavailable, to everybody who waits for it."""
+        """Charge a block. Raises StoreUnavailable to all calls that wait for it."""
         began_s = self._clock()
         many = tuple(replace(charge, amount=size) for charge in way.charges)
         block_id = f"lane-{self._new_id()}"
@@ -209,12 +210,12 @@ class FastLane:
         way.left = min(verdict.numbers[::3])
         if verdict.admitted:
             way.block = _Block(way.charges, block_id, verdict, began_s, size, size, touched_s=began_s)
-            if self._ways.get(id(way.charges)) is not way:  # pushed out meanwhile: nobody would look after it
+            if self._ways.get(id(way.charges)) is not way:  # evicted meanwhile: no timer would settle the block
                 way.pace = 0.0
                 self._end(way)
             self._look_later()
         else:
-            way.left = 0  # there is room for fewer, if for any: each asks for itself
+            way.left = 0  # there is room for fewer or none: each call is charged directly
 
     def _take(self, block: _Block, decision_id: str) -> Verdict:
         block.touched_s = self._clock()
@@ -234,8 +235,8 @@ class FastLane:
             self._settle(block)
 
     def _settle(self, block: _Block) -> None:
-        """What was not used goes back in one step, which a block has only once: as soon as no call of it may still come
-        back itself."""
+        """Return the unused rest in one step, which a block can do only once: as soon as no call of it can still be
+        given back."""
         if block not in self._over or (block.out and self._clock() - (block.over_s or 0.0) < SETTLE_WITHIN_S):
             return
         self._over.discard(block)
@@ -267,4 +268,4 @@ def _may_be_ahead(charge: LimitCharge) -> bool:
 
 def _heard(asking: asyncio.Task[None]) -> None:
     if not asking.cancelled():
-        asking.exception()  # whoever waits hears it; if nobody does, nobody needs to
+        asking.exception()  # waiting calls get the exception; without any, it is dropped

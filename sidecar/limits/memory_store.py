@@ -1,7 +1,7 @@
-"""Counters in this process.
+"""Keeps counters in this process.
 
-Every step happens between two turns of the event loop, so it is atomic by itself. Counts per process, and starts
-empty. What time has emptied is swept as new ones come; counters and records are bounded.
+Every step runs between two turns of the event loop, so it is atomic. Counters start empty and belong to this process.
+Expired counters are swept as new ones are added; counters and records are bounded.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sidecar.limits.counters import (
 from sidecar.limits.plan import Kind, LimitCharge, lasting
 from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
 
-MAX_COUNTERS = 200_000  # per kind, half a KB each; only verified principals and configuration make counters
+MAX_COUNTERS = 200_000  # per kind, 0.5 KB each; only verified principals and configuration create counters
 MAX_RECORDS = 200_000
 SWEPT_AT_ONCE = 2
 
 
 class MemoryCounters:
-    """A Store in this process. `clock` gives seconds since the epoch."""
+    """A CounterStore in this process. `clock` returns seconds since the epoch."""
 
     kind = "memory"
     up = True
@@ -49,7 +49,7 @@ class MemoryCounters:
         self._remember_us = int(remember_s * SECOND_US)
         self._lease_us = int(lease_s * SECOND_US)
         self._max_counters = max_counters
-        # Last touched stands last, so that what time has emptied gathers in front.
+        # Most recently used last, so that expired counters gather in front.
         self._tables: dict[Kind, OrderedDict[str, Counter]] = {
             "hour": OrderedDict(),
             "day": OrderedDict(),
@@ -119,13 +119,13 @@ class MemoryCounters:
                 counter.extend(now_us, decision_id)
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> None:
-        """Nobody shares it."""
+        """Returns None: this store is not shared."""
 
     async def ping(self) -> None:
-        """It is here."""
+        """Always succeeds."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _now_us(self) -> int:
         return round(self._clock() * SECOND_US)
@@ -144,14 +144,14 @@ class MemoryCounters:
                 return ConcurrencySlots(self._lease_us)
 
     def _let_in(self, fresh: Sequence[tuple[LimitCharge, Counter]], asked: Sequence[Counter], now_us: int) -> None:
-        """Sweep a little, then give new counters their places; those that this call has asked keep theirs."""
+        """Sweep a few expired counters, then insert the new ones; the counters of this call are kept."""
         for charge, counter in fresh:
             table = self._tables[charge.kind]
             for key in list(islice(table, SWEPT_AT_ONCE)):
                 if table[key].idle(now_us) and table[key] not in asked:
                     del table[key]
             if len(table) >= self._max_counters:
-                # Forgetting a living counter would lift its limit: refuse instead.
+                # Dropping a live counter would lift its limit, so refuse instead.
                 raise StoreUnavailable(f"more than {self._max_counters} counters of one kind are in use")
             table[charge.key] = counter
 
@@ -170,7 +170,7 @@ class MemoryCounters:
 
 
 def _unmoved(charges: Charges, counters: Sequence[Counter], now_us: int, record: tuple[int, int] | None) -> Verdict:
-    """What is said to a call that charges nothing: refused now, or charged before."""
+    """The verdict for a call that charges nothing: it is refused, or was charged before."""
     if record and not record[0]:
         raise StoreUnavailable("this call was given up before its charge arrived")
     numbers: list[int] = []

@@ -1,13 +1,12 @@
 """Plans which limits a call touches, and under which counters.
 
-Pure: an answered call in, its charges out. Everything that matches applies: the rows that allowed the call, the
-entries of `tools:` for its object, the entries of `principals:` for everyone in the chain, and of `budgets:` for both.
-Nothing that a caller chooses freely (session, connection, request id, arguments, bytes of a token) is part of a
-counter's name.
+Pure: it turns an allowed call into its charges. Every match applies: the limits of the rules that allowed the call, the
+entries of `tools:` for its object, the entries of `principals:` for each principal in the chain, and the entries of
+`budgets:` for both. A counter's name contains nothing that a caller chooses freely (session, connection, request id,
+arguments, token bytes).
 
-What a call costs is charged in two steps. Before it, the most that it may cost is reserved, in every budget that its
-unit touches; so no budget is ever overspent, however many calls are under way. Once it was answered, what it did not
-cost comes back.
+Costs are charged in two steps. Before the call, the maximum cost is reserved in every budget of its unit, so a budget
+is never overspent, however many calls are running. After the response, the unspent part is returned.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sidecar.limits.amounts import MOST, reported
 from sidecar.policy.patterns import glob
 from sidecar.vocabulary import Call, Chain, Decision, Principal, RowLimit
 
-REMEMBERED_PLANS = 4096  # some 2 KB each; the pairs of object and chain in use are rarely more
+REMEMBERED_PLANS = 4096  # about 2 KB each; there are rarely more pairs of object and chain in use
 
 Kind = Literal["hour", "day", "month", "rate", "concurrency"]
 Source = Literal["tools", "agents", "principals", "budgets"]
@@ -29,14 +28,14 @@ RolesOf = Callable[[Principal], frozenset[str]]
 
 
 COSTING = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
-"""What begins work, and so may cost. Looking at it, or ending it, does not."""
+"""Methods that start work and so may cost. Reading or ending work does not."""
 ENDING = frozenset({"resources/unsubscribe"})
-"""What is asked as what it ends, and is not charged to the rows that allow that."""
+"""Methods that are authorized as the method they end, and are not charged to the rules that allow that."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitCap:
-    """At most `most` per `kind`. For a rate, `most` is the burst and `interval_us` the time between two calls; of a
+    """At most `most` per `kind`. For a rate, `most` is the burst and `interval_us` the time between two calls; for a
     budget, `most` is in millionths of its unit."""
 
     kind: Kind
@@ -46,11 +45,12 @@ class LimitCap:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """One line of budgets.yaml, or of an agent's own settings (`agents`). `each`: every principal has a counter of its
-    own; otherwise all share one.
+    """One line of budgets.yaml, or of an agent's own settings (`agents`). With `each`, every principal has its own
+    counter; otherwise all share one.
 
-    `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`, `budgets`), with the one wildcard
-    `*`; of `budgets` it may be "": whoever it is. Those count what calls on `object` cost in `unit`.
+    `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`, `budgets`), with the single
+    wildcard `*`. In `budgets` it may be "", which matches every principal; budgets count what calls on `object` cost in
+    `unit`.
     """
 
     source: Source
@@ -63,14 +63,14 @@ class BudgetRule:
 
     @property
     def names_objects(self) -> bool:
-        """Whether it is about what is called, rather than who calls."""
+        """Whether it limits what is called, rather than who calls."""
         return self.source in ("tools", "agents")
 
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """What a call on `object` costs: `per_call`, or what its answer says at `path`; never more than `most`. Amounts
-    are millionths of `unit`."""
+    """The cost of a call on `object`: what its result reports at `path`, otherwise `per_call`; never more than `most`.
+    Amounts are millionths of `unit`."""
 
     object: str
     unit: str
@@ -83,9 +83,9 @@ class CallCost:
 class LimitCharge:
     """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter.
 
-    `most` is the limit's number (a rate's burst), `interval_us` a rate's time between two calls, `window_s` how long
-    the limit looks back (0 for concurrency, a long month for months). Of a limit with a `unit` it is not calls that
-    count but what they cost; `most` and `amount` are then in millionths of that unit (money.py).
+    `most` is the limit's number (for a rate, the burst), `interval_us` a rate's time between two calls, `window_s` the
+    length of the window (0 for concurrency, a long month for months). A limit with a `unit` counts costs instead of
+    calls; `most` and `amount` are then in millionths of that unit (`amounts.py`).
     """
 
     limit: str
@@ -106,21 +106,21 @@ _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 8
 
 
 def lasting(charges: tuple[LimitCharge, ...]) -> tuple[LimitCharge, ...]:
-    """All but slots, which come back with the end of their call."""
+    """All charges but slots, which are freed when their call ends."""
     return tuple([charge for charge in charges if charge.kind != "concurrency"])
 
 
 @dataclass(frozen=True, slots=True)
 class LimitPlan:
-    """All charges of one call, each counter once; the smallest timeout that matched; and what it may cost."""
+    """All charges of one call, each counter once; the smallest timeout that matched; and the call's possible cost."""
 
     charges: tuple[LimitCharge, ...] = ()
     timeout_s: float | None = None
     costs: tuple[CallCost, ...] = ()
     slots: tuple[LimitCharge, ...] = field(init=False, compare=False)
-    """Those of the charges that the end of the call frees."""
+    """The charges that are freed when the call ends."""
     settles: bool = field(init=False, compare=False)
-    """Whether its answer may have cost less than was reserved."""
+    """Whether the call may cost less than was reserved."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slots", tuple(charge for charge in self.charges if charge.kind == "concurrency"))
@@ -129,16 +129,16 @@ class LimitPlan:
 
     @property
     def at_creation(self) -> LimitPlan:
-        """What is charged when a task is taken: all but the slots, which it takes once it is at its agent."""
+        """The charges when a task is created: all but the slots, which are taken once the task is with its agent."""
         rest = (charge for charge in self.charges if charge not in self.slots)
         return replace(self, charges=tuple(rest)) if self.slots else self
 
     def tells(self, result: Mapping[str, Any]) -> bool:
-        """Whether a result says anything of what the call cost."""
+        """Whether a result reports a cost."""
         return any(cost.path and reported(result, cost.path, cost.most) is not None for cost in self.costs)
 
     def spent(self, result: Mapping[str, Any] | None) -> Mapping[str, int]:
-        """What a call cost, by unit: as its result tells, and where that tells nothing, as declared."""
+        """The cost of a call, by unit: as its result reports, otherwise as declared."""
         spent: dict[str, int] = {}
         for cost in self.costs:
             told = reported(result, cost.path, cost.most) if result is not None and cost.path else None
@@ -146,7 +146,7 @@ class LimitPlan:
         return spent
 
     def unspent(self, spent: Mapping[str, int]) -> tuple[LimitCharge, ...]:
-        """What the end of a call that cost so much gives back: its slots, and the rest of what it reserved."""
+        """What the end of a call returns: its slots, and the part of the reservation that it did not spend."""
         paid = [charge for charge in self.charges if charge.unit and charge.amount > spent.get(charge.unit, 0)]
         rest = (replace(charge, amount=charge.amount - spent.get(charge.unit, 0)) for charge in paid)
         return (*self.slots, *rest)
@@ -157,8 +157,8 @@ NOTHING = LimitPlan()
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """All entries of budgets.yaml, in the order of the file, and those that agents have of their own (`offers`).
-    Remembers the plans it was asked for, within a bound."""
+    """All entries of budgets.yaml in file order, and the agents' own limits (`offers`). Caches plans, within a
+    bound."""
 
     tools: tuple[BudgetRule, ...] = ()
     principals: tuple[BudgetRule, ...] = ()
@@ -167,37 +167,37 @@ class Budgets:
     offers: tuple[BudgetRule, ...] = ()
     remembered: dict[object, LimitPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
     read_roles: bool = field(init=False)
-    """Whether the roles of a chain matter to any entry."""
+    """Whether any entry depends on the roles of a chain."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "read_roles", any(_names_roles(entry) for entry in (*self.principals, *self.spending)))
 
     @property
     def entries(self) -> tuple[BudgetRule, ...]:
-        """All that limit."""
+        """All entries that limit."""
         return (*self.tools, *self.offers, *self.principals, *self.spending)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the limits of these entries are called in metrics and audit."""
+        """The labels of these entries' limits in metrics and audit records."""
         return tuple(label_of(entry, cap) for entry in self.entries for cap in entry.caps)
 
     @property
     def asked_for(self) -> list[str]:
-        """Every principal of the chains whose plans are remembered, who came last stands last."""
+        """Every principal of the cached plans' chains, most recent last."""
         asked: list[Any] = list(self.remembered)
         return [name for _, names, *_ in asked for name in names]
 
     @property
     def spending_labels(self) -> tuple[str, ...]:
-        """Those of them that count what calls cost."""
+        """The labels of limits that count costs."""
         return tuple(label_of(entry, cap) for entry in self.spending for cap in entry.caps)
 
 
 def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> LimitPlan:
-    """The charges of an allowed call. Calls of the session itself (lists, pings) are bounded by `SessionCalls` instead.
+    """The charges of an allowed call. Session calls (lists, pings) are limited by `SessionCalls` instead.
 
-    `roles_of` gives every role of a principal, from tokens and from policy; it is asked only if an entry names a role.
+    `roles_of` returns all roles of a principal, from tokens and policy; it is called only if an entry names a role.
     """
     if call.session:
         return NOTHING
@@ -236,26 +236,26 @@ def _plan(
         *_principal_charges(budgets.principals, names, roles),
         *_spending(budgets.spending, target, names, roles, costs),
     ]
-    # A principal that stands in the chain twice, or a team whose members call through one another, is charged once.
+    # A principal that is in the chain twice, or a team whose members call through one another, is charged once.
     once = {charge.key: charge for charge in charges}
     timeout_s = min((entry.timeout_s for entry in tools if entry.timeout_s is not None), default=None)
     return LimitPlan(tuple(once.values()), timeout_s, costs)
 
 
 def rule_label(rule_id: str) -> str:
-    """What the limit of a rule is called in metrics and audit."""
+    """The label of a rule's limit in metrics and audit records."""
     return f"rule:{rule_id}"
 
 
 def label_of(entry: BudgetRule, cap: LimitCap) -> str:
-    """What one cap of an entry is called in metrics and audit."""
+    """The label of one cap of an entry in metrics and audit records."""
     what = [entry.object] if entry.object != "*" else []
     parts = [entry.source, *filter(None, (entry.pattern,)), *what, *filter(None, (entry.unit,)), cap.kind]
     return ":".join(parts)
 
 
 def row_charge(row: RowLimit) -> LimitCharge:
-    """The charge of a row's own limit."""
+    """The charge of a rule's own limit."""
     return LimitCharge(
         rule_label(row.rule_id), "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour
     )
@@ -278,9 +278,9 @@ def _spending(
     roles: tuple[frozenset[str], ...],
     costs: tuple[CallCost, ...],
 ) -> Iterator[LimitCharge]:
-    """The most that the call may cost, in each budget of its unit."""
+    """The maximum cost of the call, in each budget of its unit."""
     due: dict[str, int] = {}
-    for cost in costs:  # what is more than any limit stays that, and small enough to be counted
+    for cost in costs:  # capped just above the largest limit, so that the sum stays countable and is still refused
         due[cost.unit] = min(due.get(cost.unit, 0) + cost.most, MOST + 1)
     for entry in entries:
         amount = due.get(entry.unit, 0)
@@ -301,14 +301,14 @@ def _charges(entry: BudgetRule, principal: str) -> Iterator[LimitCharge]:
 
 
 def charge_of(entry: BudgetRule, cap: LimitCap, counted_for: str) -> LimitCharge:
-    """One cap's counter for a principal, or with "" the one that all share."""
+    """The counter of one cap for a principal, or with "" the shared one."""
     also = (entry.object, entry.unit) if entry.unit else ()
     key = _key(cap.kind, entry.source, entry.pattern, *also, counted_for)
     return LimitCharge(label_of(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us, unit=entry.unit)
 
 
 def _key(kind: Kind, *parts: str) -> str:
-    """A counter's name. Lengths stand before the parts, so that `a:b` + `c` and `a` + `b:c` are two counters."""
+    """A counter's name. Each part is prefixed with its length, so that `a:b` + `c` and `a` + `b:c` differ."""
     digest = sha256()
     for part in parts:
         raw = part.encode()

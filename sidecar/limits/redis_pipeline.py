@@ -1,18 +1,18 @@
 """Pipelines commands to Redis over one connection.
 
-Commands go out in the order in which they were asked, and Redis answers in that order; so the oldest waiting future
-owns the next reply, whether or not anybody still waits for it. A caller that is cancelled leaves its future in the
-queue, its reply is read and dropped, and nothing is out of step. Two tasks and a timer serve each connection:
+Redis answers in the order in which commands are sent, so the oldest pending future owns the next reply, even if its
+caller no longer waits. A cancelled caller leaves its future in the queue; the reply is read and dropped, which keeps
+replies aligned. Two tasks and a timer serve each connection:
 
-    writer    takes everything that was asked since its last turn, and sends it in one piece
+    writer    sends everything that was queued since its last turn in one write
     reader    gives each reply to the oldest future
-    timer     watches the oldest future that somebody waits for. Where nothing was heard since it was sent, the
-              connection is condemned, and everybody waiting hears at once. Where others were answered meanwhile, the
-              way is slow and not gone: who was not answered in time hears so, alone, and his reply is dropped when it
-              comes; unless all have been late for a while
+    timer     watches the oldest future with a waiting caller. If nothing was received since it was sent, the connection
+              is condemned and all waiting callers fail at once. If other replies arrived meanwhile, the connection is
+              slow but alive: only the late caller fails and its reply is dropped when it arrives, unless every reply
+              has been late for a while
 
-redis-py opens the connection (TLS, AUTH, HELLO, SELECT) and reads the replies. Its client is not used: it would hold
-a connection per call in flight, and it costs three times as much.
+redis-py opens the connection (TLS, AUTH, HELLO, SELECT) and parses replies. Its client is not used: it would hold one
+connection per running call and costs three times as much.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hiredis import pack_command
 from redis.exceptions import InvalidResponse, ResponseError
 
 TURNS = 8
-"""Turns of the loop that a reply gets once its time is over: each reads the socket, so that what lies in it is heard
-also where the loop was held. They take microseconds."""
+"""Loop turns granted to an overdue reply. Each turn reads the socket, so a reply that arrived while the loop was
+blocked is still received. They take microseconds."""
 LATE_FOR = 3
-"""Deadlines without one reply in time: nobody waits for who is always late."""
+"""Deadlines without one timely reply, after which the connection is given up."""
 
 
-pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub knows 1-tuples only
+pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub allows 1-tuples only
 
 
 class RedisConnection(Protocol):
-    """What we lean on of redis-py's connections, all of it public."""
+    """The public part of redis-py's connections that we use."""
 
     async def connect(self) -> None: ...
 
@@ -49,16 +49,16 @@ class RedisConnection(Protocol):
 
 
 class PipelineLost(Exception):
-    """The connection is gone. Whether what was sent on it was carried out, nobody knows."""
+    """The connection is gone. Whether commands sent on it were executed is unknown."""
 
 
 class PipelineLate(PipelineLost):
-    """This one reply did not come in time; others do."""
+    """This reply was late; other replies arrive."""
 
 
 class Batch:
-    """Commands that are sent in one piece, and the loop's time by which the store must have answered them. It counts
-    from when they are sent: a loop that was held before that takes no time from the store."""
+    """Commands sent in one write, and the loop time by which the store must answer. The time counts from the write, so
+    a blocked loop does not shorten it."""
 
     __slots__ = ("due_s",)
 
@@ -67,7 +67,8 @@ class Batch:
 
 
 class RedisPipeline:
-    """One open connection. `deadline_s` is how long a reply may take; `lost` is called once when it has ended."""
+    """One open connection. `deadline_s` is the time limit of a reply; `lost` is called once when the connection
+    ends."""
 
     def __init__(self, connection: RedisConnection, deadline_s: float, lost: Callable[[RedisPipeline], None]) -> None:
         self._connection = connection
@@ -90,11 +91,11 @@ class RedisPipeline:
 
     @property
     def why(self) -> str:
-        """What ended it."""
+        """Why the connection ended."""
         return self._why
 
     def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
-        """Send a command; the future is its reply, raises redis-py's ResponseError, or WireLost."""
+        """Send a command. The returned future holds its reply, or raises redis-py's ResponseError or PipelineLost."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.ended:
             reply.set_exception(PipelineLost(self._why))
@@ -107,12 +108,12 @@ class RedisPipeline:
         return reply
 
     def condemn(self, why: str) -> None:
-        """This connection cannot be trusted any more: end it, soon."""
+        """Mark the connection as unusable, so that it ends soon."""
         self._why = why
         self._serving.cancel()
 
     async def close(self) -> None:
-        """Drop the connection. Whoever still waits hears WireLost."""
+        """Drop the connection. Waiting callers get PipelineLost."""
         self._serving.cancel()
         await asyncio.wait([self._serving])
         await self._connection.disconnect(nowait=True)
@@ -122,7 +123,7 @@ class RedisPipeline:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 tasks.create_task(self._read())
-        except* Exception as errors:  # also whatever the parser raises of a reply that nobody can read
+        except* Exception as errors:  # includes anything the parser raises on a malformed reply
             self._why = type(errors.exceptions[0]).__name__
         finally:
             await self._connection.disconnect(nowait=True)
@@ -158,15 +159,15 @@ class RedisPipeline:
             oldest.set_result(reply)
 
     def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
-        """Look after the oldest that somebody waits for, again and again until nobody waits. Who was the oldest
-        `before` has so many `turns` left."""
+        """Watch the oldest future with a waiting caller, repeatedly until there is none. `turns` are left for the batch
+        that was oldest `before`."""
         self._timer = None
         batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
         if batch is None:
             return
         if batch is not before:
             turns = TURNS
-        # What is not sent yet waits for the piece before it: the store must take that in time too.
+        # Unsent commands wait for the write before them: the store must accept that in time too.
         now, due_s = self._loop.time(), min(batch.due_s, self._sending.due_s)
         if due_s > now:
             self._timer = self._loop.call_at(due_s, self._check)
@@ -184,7 +185,7 @@ class RedisPipeline:
                 reply.set_exception(PipelineLate(self._late_words))
 
     def _is_silent(self, due_s: float, now: float) -> bool:
-        """Whether nothing was heard since the oldest was sent, or nothing in time for a while."""
+        """Whether nothing was received since the oldest was sent, or nothing in time for a while."""
         return self._read_s <= due_s - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s
 
     @property

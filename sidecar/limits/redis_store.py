@@ -1,16 +1,16 @@
 """Counters shared by replicas in Redis.
 
-One round trip per reservation: `admit.lua` asks and charges in one step, with Redis' own clock. Nothing is ever tried
-twice (a lost reply may mean a charged call); instead, what could not be confirmed is owed, and undone as soon as the
-store is back: `settle.lua` may arrive twice, late, or before the charge it undoes.
+One round trip per reservation: `admit.lua` checks and charges in one step, using Redis' own clock. Nothing is retried,
+because a lost reply may belong to a charged call. Instead, an unconfirmed operation is kept as a debt and settled when
+the store is back: `settle.lua` may arrive twice, late, or before the charge that it undoes.
 
-A store may come back with less than it was told. `guard.lua` charges nothing to a store that this instance does not
-know; it is first told what this instance saw (`counter_memory.py`):
+A store may come back with older data. `guard.lua` charges nothing in a store that this instance does not recognize; the
+store first receives what this instance saw (`counter_memory.py`):
 
-    same epoch, tide as far as we came     nothing is missing
-    same epoch, an earlier tide            rolled back: what we charged since is charged again, by its decision ids
-    another epoch, or none                 emptied or exchanged: counters are raised to what we saw (`restore.lua`); for
-                                           one second more we charge nothing, so that the others can do the same
+    same epoch, current tide           nothing is missing
+    same epoch, an earlier tide        rolled back: our later charges are repeated, by their decision ids
+    another epoch, or none             emptied or replaced: counters are raised to what we saw (`restore.lua`); for one
+                                       more second we charge nothing, so that other instances can do the same
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ from sidecar.settings.store import DEADLINE_S, StoreSettings
 MAX_OWED = 10_000
 COMPLAIN_EVERY_S = 10.0
 AT_ONCE = 100
-"""Debts that are said in one piece: three milliseconds of the server, so that calls of now are in time behind them at
-one that is sixty away."""
+"""Debts settled in one batch: 3 ms of server time, so that current calls behind them are in time on a store 60 ms
+away."""
 AT_THE_END = 500
-"""Likewise once nobody calls any more."""
+"""The batch size when no calls arrive any more."""
 LAST_WORDS_S = 0.8
-"""For what is still owed when we end: `Store.close` promises to be over within a second."""
+"""The time limit for remaining debts at shutdown: `CounterStore.close` promises to finish within a second."""
 CHARGE = "charge"
-"""What a reservation asks for, beside the verbs of settling."""
+"""The operation name of a reservation, beside the verbs of settling."""
 LOOK = "look"
-"""Stands where a decision id would, and is none."""
+"""Placeholder for a decision id; never a valid one."""
 EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
 EPOCH_MS = 62 * 86_400_000  # twice the longest window, a month
 HOLD_S = 1.0
-"""Two beats of every other instance: all of them have told an emptied store what they saw."""
+"""Two heartbeats of every other instance: by then all have restored an emptied store."""
 PAGE = 100
-"""Counters that one script restores: less than a millisecond of the server's time."""
+"""Counters restored by one script: less than 1 ms of server time."""
 WHATEVER = 4 * 10**15
-"""The limit of what is charged whatever the limit, because it was admitted already: more than any, exact in Lua."""
+"""The limit for charges of calls that are already admitted: larger than any limit, exact in Lua."""
 
 log = logging.getLogger("sidecar.store")
 
 
 @dataclass(frozen=True, slots=True)
 class CounterScript:
-    """A Lua script and the name that Redis keeps it under."""
+    """A Lua script and its SHA-1 name in Redis."""
 
     text: str
     sha: str
@@ -87,12 +87,12 @@ class CounterScript:
 
     @classmethod
     def counting(cls, text: str) -> CounterScript:
-        """One that reads counters, and believes none that is not a whole number."""
+        """A script that reads counters and rejects any that is not an integer."""
         return cls.of(f"{shipped('whole.lua')}\n{text}")
 
 
 def shipped(name: str) -> str:
-    """A script that lies beside this file."""
+    """Read a script that is shipped beside this file."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
@@ -101,7 +101,7 @@ RESET = CounterScript.of("return redis.call('DEL', unpack(KEYS))")
 
 @dataclass(frozen=True, slots=True)
 class CounterScripts:
-    """What the store is asked to do."""
+    """The scripts that run in the store."""
 
     admit: CounterScript = field(default_factory=lambda: CounterScript.counting(guarded(shipped("admit.lua"))))
     settle: CounterScript = field(default_factory=lambda: CounterScript.counting(shipped("settle.lua")))
@@ -114,7 +114,7 @@ class CounterScripts:
 
 
 def guarded(admit: str) -> str:
-    """admit.lua where guard.lua has its place for it."""
+    """Insert admit.lua at the marked place in guard.lua."""
     return shipped("guard.lua").replace("-- admit.lua stands here", admit)
 
 
@@ -123,7 +123,7 @@ Verb = Literal["charge", "give_back", "release", "extend"]
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What is still to be said about one call. `until_s` (loop time) is when it has settled itself by expiry."""
+    """A pending operation on one call. After `until_s` (loop time) it has settled itself by expiry."""
 
     verb: Verb
     charges: Charges
@@ -132,7 +132,7 @@ class Settlement:
 
 
 class RedisCounters:
-    """A Store in Redis or Valkey. `instance` names this process among those that share it."""
+    """A CounterStore in Redis or Valkey. `instance` names this process among those that share the store."""
 
     degraded = False
 
@@ -170,7 +170,7 @@ class RedisCounters:
 
     @classmethod
     def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisCounters:
-        """The store at a URL, and nothing but that said of it."""
+        """The store at a URL, with default settings."""
         return cls(finder_of(StoreSettings(url=url)), lease_s=lease_s, deadline_s=deadline_s)
 
     @property
@@ -196,7 +196,7 @@ class RedisCounters:
             reply = await self._run(wire, self._scripts.admit, arguments)
             verdict = _verdict(reply, charges, decision_id)
         except (PipelineLost, _ForeignReplyError, asyncio.CancelledError, TimeoutError) as error:
-            self.give_back(charges, decision_id)  # it may have been charged, and nobody will forward this call
+            self.give_back(charges, decision_id)  # it may have been charged, and the call will not be forwarded
             if isinstance(error, asyncio.CancelledError):
                 raise
             if not isinstance(error, TimeoutError | PipelineLate):
@@ -226,7 +226,8 @@ class RedisCounters:
             self._say(Settlement("extend", charges, decision_id, self._now_s()))
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charge what was admitted without us, whatever the limit: now, or when the store is back within that time."""
+        """Charge what was admitted without the store, whatever the limit: now, or when the store is back within that
+        time."""
         if charges:
             self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
 
@@ -252,7 +253,7 @@ class RedisCounters:
         return await self._asked(CounterScript.of(script), [1, PREFIX + key, *arguments])
 
     async def _asked(self, script: CounterScript, arguments: list[str | int]) -> Any:
-        """What a script of no reservation answers. Raises StoreUnavailable."""
+        """Run a script outside a reservation. Raises StoreUnavailable."""
         wire = await self._link.ready()
         try:
             return await self._run(wire, script, arguments)
@@ -285,11 +286,11 @@ class RedisCounters:
     async def _run(self, wire: RedisPipeline, script: CounterScript, arguments: list[str | int]) -> Any:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
-        except NoScriptError:  # a restart or SCRIPT FLUSH; it was not run, so this is no second try
+        except NoScriptError:  # after a restart or SCRIPT FLUSH; the script did not run, so this is not a retry
             return await wire.ask("EVAL", script.text, *arguments)
         except MovedError:
             raise
-        except AskError as elsewhere:  # our slot is on its way, and this key has arrived
+        except AskError as elsewhere:  # our slot is migrating, and this key has moved
             async with asyncio.timeout(self._deadline_s):
                 return await self._run_there((elsewhere.host, elsewhere.port), script, arguments)
 
@@ -303,17 +304,17 @@ class RedisCounters:
             raise PipelineLost(type(error).__name__) from error
 
     def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
-        """It was answered, and not done. Who does not count (any more) is left."""
+        """Record an error reply, and leave a server that does not (or no longer) own the counters."""
         if counts_no_more(error):
             self._link.heard(error, wire)
-        elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a right that is missing, memory, a foreign key
+        elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a missing permission, full memory, a foreign key
             self._complained_s = self._now_s()
             log.error("the store refuses what it is asked", extra={"error": printable(error)})
 
     def _guarded(
         self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000
     ) -> list[str | int]:
-        """What guard.lua is asked: as admit.lua, and then which store is meant."""
+        """The arguments of guard.lua: those of admit.lua, then the expected store."""
         arguments = self._arguments(charges, decision_id, record_ms=record_ms)
         count = len(charges) + 1
         arguments[0] = count + 2
@@ -361,20 +362,20 @@ class RedisCounters:
         elif isinstance(error, ResponseError) and passes(error):
             self._refusing.refused(settlement.verb, error, settlement.charges, self._now_s())
             self._owe(settlement)
-        else:  # any other error means a counter that is not ours to understand: its next reservation is refused
+        else:  # the counter is not in our format: its next reservation is refused
             if self._refusing and error is None:
                 self._refusing.done(settlement.verb, settlement.charges)
             self._over(settlement)
 
     def _owe(self, settlement: Settlement) -> None:
-        if settlement.verb == "extend":  # the next beat extends again
+        if settlement.verb == "extend":  # the next heartbeat extends again
             return
         if len(self._owed) == MAX_OWED:
             self._drop(self._owed.popleft())
         self._owed.append(settlement)
 
     def _drop(self, settlement: Settlement) -> None:
-        """It will not be told: too much is owed, or it came too late. A slot that lapsed meanwhile is no loss."""
+        """Give up an operation: too many are pending, or it is too late. A slot that expired meanwhile is no loss."""
         if settlement.until_s > self._now_s() or any(charge.kind != "concurrency" for charge in settlement.charges):
             self._untold[settlement.verb] += 1
         self._over(settlement)
@@ -388,21 +389,21 @@ class RedisCounters:
             self._observer.untold(counts)
 
     def _over(self, settlement: Settlement) -> None:
-        """Nothing more will be said of it. Not before is it forgotten what a call holds, and has not spent: should its
-        charge be lost, it is charged again as it was, and then released."""
+        """Finish an operation. Only now is the call's holding forgotten, so that a lost charge is repeated in full and
+        then released."""
         if settlement.verb == "release":
             self._recall.released(settlement.charges, settlement.decision_id)
         elif settlement.verb == "give_back":
             self._recall.heard_back(settlement.charges, settlement.decision_id)
 
     def _settle_debts(self) -> None:
-        """All of them, some at a time: at once they would hold up the calls of now, and be late themselves. Who refuses
-        is not asked about all of them again and again."""
+        """Settle all debts in batches: all at once would delay current calls and be late themselves. A store that
+        refuses is not sent the whole list repeatedly."""
         self._settle_next(AT_ONCE if self._refusing else len(self._owed))
 
     def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
         if before is not None and before.exception():
-            return  # the connection is gone: the rest is owed
+            return  # the connection is gone: the rest stays pending
         self._settle_some(AT_ONCE)
         if left > AT_ONCE and (wire := self._link.wire):
             wire.ask("PING").add_done_callback(partial(self._settle_next, left - AT_ONCE))
@@ -416,7 +417,7 @@ class RedisCounters:
                 self._drop(settlement)
 
     async def _say_last_words(self) -> None:
-        """Nothing is owed, or nobody hears it: whoever takes none of it now will not take it a moment later."""
+        """Settle at shutdown until no debt is left or the store stops answering."""
         if wire := self._link.wire:
             await _done(wire)
         before = MAX_OWED + 1
@@ -429,8 +430,9 @@ class RedisCounters:
     # Knowing the store
 
     async def _greet(self, wire: RedisPipeline) -> None:
-        """Before anybody charges: is it the store that we know, and does it know what we know?"""
-        # Loading is also the probe: who accepts connections but answers late would cost every call its deadline.
+        """Identify the store before it is used, and restore what it is missing."""
+        # Loading also probes the store: a server that accepts connections but answers late would cost each call its
+        # deadline.
         await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts.all))
         epoch, tide = await self._whose(wire)
         if not self._epoch:
@@ -439,7 +441,7 @@ class RedisCounters:
             await self._charge_again(wire, tide)
         else:
             raised = await self._restore(wire)
-            self._recall.forget_charged()  # they are in what was seen
+            self._recall.forget_charged()  # they are included in `seen`
             self._epoch = epoch
             await self._hold_slots(wire)
             self._held_until_s = self._now_s() + self._hold_s
@@ -463,11 +465,11 @@ class RedisCounters:
     async def _look_at_memory(self, wire: RedisPipeline) -> None:
         try:
             self.warning = eviction_warning(await wire.ask("INFO", "memory"))
-        except ResponseError:  # a right that nobody has to give: then nobody knows
+        except ResponseError:  # the user lacks permission for INFO
             self.warning = ""
 
     async def _whose(self, wire: RedisPipeline) -> tuple[str, int]:
-        """The epoch of the store, and our tide there."""
+        """The epoch of the store, and our tide in it."""
         asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
         reply = await self._run(wire, self._scripts.epoch, asked)
         if (
@@ -480,7 +482,7 @@ class RedisCounters:
         return reply[0].decode("latin-1"), reply[1]
 
     async def _charge_again(self, wire: RedisPipeline, tide: int) -> None:
-        """A replica that was promoted has not heard of the last charges, or a file of an hour ago was loaded."""
+        """Repeat charges that a promoted replica did not receive, or that a restored backup lacks."""
         lost = self._recall.after(tide, self._now_s())
         for first in range(0, len(lost), PAGE):
             await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
@@ -488,7 +490,7 @@ class RedisCounters:
             await self._observer.forgot("rolled_back", len(lost))
 
     async def _hold_slots(self, wire: RedisPipeline) -> None:
-        """Calls that are under way hold their slots, here too."""
+        """Take the slots of running calls in this store too."""
         for decision_id, charges in self._recall.held:
             await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
 
@@ -504,11 +506,11 @@ class RedisCounters:
         except ResponseError as error:
             if passes(error):
                 raise
-            return  # a counter that is not ours to understand: its next reservation is refused
+            return  # the counter is not in our format: its next reservation is refused
         self._recall.admitted(whatever, verdict, decision_id, number, self._now_s())
 
     async def _restore(self, wire: RedisPipeline) -> int:
-        """Raise every counter to what we saw of it; how many were lower."""
+        """Raise every counter to what we saw of it. Returns how many were lower."""
         raised = 0
         for page in self._recall.pages(PAGE):
             arguments: list[str | int] = [len(page), *(PREFIX + seen.key for seen in page)]
@@ -525,12 +527,12 @@ class RedisCounters:
 
 
 class _ForeignReplyError(LeaveError):
-    """A reply that cannot be the one to our question."""
+    """A reply that cannot belong to our request."""
 
 
 async def _done(wire: RedisPipeline) -> None:
-    """Replies come in order: once this one is here, everything said before has been done. What was said again, because
-    its script was forgotten, was said behind it: hence twice."""
+    """Wait until everything sent so far has been executed: replies come in order. A command that was sent again because
+    its script was missing is behind the first wait, hence two."""
     for _ in range(2):
         await asyncio.gather(wire.ask("PING"), return_exceptions=True)
 
@@ -544,7 +546,7 @@ def _whatever(charges: Charges) -> Charges:
 
 
 def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
-    """admit.lua's reply, read strictly: it begins with our own decision id, and the rest are whole numbers."""
+    """Parse admit.lua's reply strictly: it begins with our own decision id, and the rest are integers."""
     if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
         raise _ForeignReplyError("a foreign reply")
     numbers = reply[1:]

@@ -1,11 +1,11 @@
 """Tracks refusals of a store that answers but does not do what is asked.
 
-It may be there and say no: its memory is full, its disk is, its user lacks a right. The connection is well, and calls
-are refused all the same; operators have to hear it as they hear of an outage.
+A server may answer with errors because its memory or disk is full or its user lacks a permission. The connection works,
+but calls are refused, so it is reported to operators like an outage.
 
-A no holds for what was asked (a charge, or one way to settle) until the same is done again, and if nobody asks, for a
-minute. A right may be missing for one kind of counter only: then it takes a charge of that kind to show that it is
-there again.
+A refusal holds for the refused operation (a charge, or one way to settle) until that operation succeeds, or for a
+minute if it is not attempted. A permission may be missing for one kind of counter only; then only a successful charge
+of that kind clears the refusal.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ HOLDS_S: Final = 60.0
 
 _PASSING = (AskError, ClusterError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 _PASSING_CODES: Final = ("EPOCH", "MISCONF", "BUSY", "NOREPLICAS")
-# What Valkey and Redis say of a command that a script calls; of one that we call they say NOPERM.
+# What Valkey and Redis reply for a command inside a script; for a direct command they reply NOPERM.
 _FORBIDDEN: Final = ("ACL failure in script", "The user executing the script can't")
 
 
 def code_of(error: ResponseError) -> str:
-    """The word that a server's refusal begins with."""
+    """The first word of an error reply, its code."""
     return str(error).partition(" ")[0]
 
 
 def counts_no_more(error: ResponseError) -> bool:
-    """It is another who counts, or this one has forgotten: not to be asked again before that is clear."""
+    """Whether another server owns the counters, or this one lost its state; it is not used until that is resolved."""
     return isinstance(error, ReadOnlyError | MovedError) or code_of(error) == "EPOCH"
 
 
 def is_forbidden(error: ResponseError) -> bool:
-    """The user lacks a right."""
+    """Whether the user lacks a permission."""
     return isinstance(error, NoPermissionError) or str(error).removeprefix("ERR ").startswith(_FORBIDDEN)
 
 
 def passes(error: ResponseError) -> bool:
-    """It says when or who, not what: the same question is right once that has changed. Any other is about a counter
-    that is not ours to understand."""
+    """Whether the error is temporary or about the server, so that the same command can succeed later. Any other error
+    is about a counter that is not in our format."""
     return isinstance(error, _PASSING) or code_of(error) in _PASSING_CODES or is_forbidden(error)
 
 
 class _No(NamedTuple):
-    """`kinds` must be charged for it to be over; of what the store as a whole said, none in particular."""
+    """A refusal. A charge of `kinds` must succeed to clear it; empty if it concerned the store as a whole."""
 
     why: str
     kinds: frozenset[Kind]
@@ -65,30 +65,31 @@ class _No(NamedTuple):
 
 
 class RefusalTracker:
-    """What a store refuses now, by what it is asked: `charge`, or a verb of settling. Times are the loop's."""
+    """The current refusals by operation: `charge`, or a verb of settling. Times are loop times."""
 
     def __init__(self) -> None:
         self._nos: dict[str, _No] = {}
 
     def __bool__(self) -> bool:
-        """Whether `done` has to be told."""
+        """Whether any refusal is recorded, so that `done` must be called."""
         return bool(self._nos)
 
     def refused(self, what: str, error: ResponseError, charges: Iterable[LimitCharge], now_s: float) -> None:
-        """The store said no. Of a counter that is not ours to understand it says nothing of others."""
+        """Record an error reply. One about a counter that is not in our format says nothing about others and is
+        ignored."""
         if counts_no_more(error) or not passes(error):
             return
         kinds = frozenset(charge.kind for charge in charges) if is_forbidden(error) else frozenset[Kind]()
         self._nos[what] = _No(printable(error), kinds, now_s)
 
     def done(self, what: str, charges: Iterable[LimitCharge]) -> None:
-        """The store did as it was asked."""
+        """Record that the operation succeeded."""
         no = self._nos.get(what)
         if no is not None and no.kinds <= {charge.kind for charge in charges}:
             del self._nos[what]
 
     def why(self, now_s: float, what: str = "") -> str:
-        """In its own words, for operators: why `what` is refused, or anything; "" if it is not."""
+        """The server's reason for refusing `what`, or anything, for operators; "" if nothing is refused."""
         for asked, no in tuple(self._nos.items()):
             if now_s - no.at_s > HOLDS_S:
                 del self._nos[asked]
@@ -98,5 +99,5 @@ class RefusalTracker:
 
 
 def printable(error: ResponseError) -> str:
-    """What a server said, for the log."""
+    """A server's error text, made safe for the log."""
     return "".join(character for character in f"{type(error).__name__}: {error}" if character.isprintable())[:300]

@@ -1,7 +1,7 @@
 """Limits lists, pings and other session calls of each principal.
 
-Calls of the session itself (`initialize`, `ping`, lists, notifications) need no row and no budget; this is what
-bounds them, per principal, in this process: in no 60 seconds more than N.
+Session calls (`initialize`, `ping`, lists, notifications) need no rule and no budget. This limits them per principal,
+in this process: at most N in any 60 seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from sidecar.limits.counters import SECOND_US, SlidingWindow
 from sidecar.limits.plan import LimitCharge
 
 LABEL = "session_calls_per_minute"
-MAX_PRINCIPALS = 50_000  # half a KB each; all of them within one minute is nobody's normal day
+MAX_PRINCIPALS = 50_000  # 0.5 KB each; more than are expected within one minute
 SWEPT_PER_CALL = 2
 
 
 class SessionCalls:
-    """At most `per_minute` session calls of each principal. `clock` gives seconds and never goes back."""
+    """At most `per_minute` session calls of each principal. `clock` returns monotonic seconds."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float], *, max_principals: int = MAX_PRINCIPALS) -> None:
         self._charge = LimitCharge(LABEL, "hour", "", per_minute)
@@ -28,7 +28,7 @@ class SessionCalls:
         self._counters: dict[str, SlidingWindow] = {}
 
     def charge(self, principal: str) -> None:
-        """Count one call. Raises Refusal RATE_LIMITED if that is one too many."""
+        """Count one call. Raises Refusal RATE_LIMITED if the limit is exceeded."""
         now_us = int(self._clock() * SECOND_US)
         counter = self._counters.pop(principal, None) or self._fresh(now_us)
         self._counters[principal] = counter

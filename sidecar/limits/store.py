@@ -1,6 +1,6 @@
 """The interface of a counter store.
 
-In this process, or in Redis or Valkey; the two answer alike, and one contract test runs over both.
+Implementations are in this process and in Redis or Valkey. They behave alike; one contract test runs over both.
 """
 
 from __future__ import annotations
@@ -12,124 +12,122 @@ from sidecar.limits.counters import CounterState
 from sidecar.limits.plan import LimitCharge
 
 LEASE_S = 60.0
-"""A slot whose owner has died comes back after this; a living owner extends it every third of it."""
+"""The lease of a slot: a dead owner's slot is freed after it; a living owner extends it every third of it."""
 REMEMBER_S = 120
-"""A reservation can be given back for this long: longer than any call waits before it is forwarded."""
+"""How long a reservation can be given back: longer than any call waits before it is forwarded."""
 
 Charges = tuple[LimitCharge, ...]
 Forgot = Literal["emptied", "rolled_back"]
 
 
 class StoreUnavailable(Exception):
-    """The store gave no answer that can be trusted. Its text is for operators: what happened, never a value."""
+    """The store gave no reliable answer. The text is for operators: what happened, never a value."""
 
 
 class CounterUnreadable(StoreUnavailable):
-    """The store is there, and what it keeps under this name is not ours to understand."""
+    """The store answers, but the value under this name is not in our format."""
 
 
 class Verdict(NamedTuple):
-    """What a store said to one reservation: all was charged or nothing.
+    """The result of one reservation: everything was charged or nothing.
 
-    `numbers` are the standings, three numbers for each charge, in their order: most of them are never looked at.
+    `numbers` holds three numbers per charge, in order; most are never read.
     """
 
     admitted: bool
     now_us: int
     numbers: tuple[int, ...]
     degraded: bool = False
-    """By this instance alone, while the store is out."""
+    """Decided by this instance alone, because the store is down."""
 
     @property
     def standings(self) -> tuple[CounterState, ...]:
-        """One per charge, in their order."""
+        """One state per charge, in order."""
         numbers = self.numbers
         return tuple(map(CounterState, numbers[::3], numbers[1::3], numbers[2::3]))
 
 
 class StoreObserver(Protocol):
-    """Who is told what a store does."""
+    """Receives events of a store."""
 
     def answered(self, duration_s: float) -> None:
-        """One reservation was answered, well or not."""
+        """A reservation was answered, admitted or not."""
 
     async def forgot(self, how: Forgot, count: int) -> None:
-        """It came back with less than it had been told, and was told again: so many counters that were too low (of one
-        that was `emptied` or exchanged), or so many charges (of one that was `rolled_back`)."""
+        """The store came back with older data and was restored: `count` counters were too low (`emptied` or replaced),
+        or `count` charges were missing (`rolled_back`)."""
 
     def untold(self, counts: Mapping[str, int]) -> None:
-        """It could not be told so many more of these: `give_back`, `release`, `charge` (what was admitted while it was
-        out). An outage was too long, too much was owed, or we end."""
+        """So many more operations could not be sent: `give_back`, `release`, `charge` (admitted while the store was
+        down). The outage was too long, too many were pending, or the process ends."""
 
 
 class UnseenUsage:
-    """Nobody is told."""
+    """Ignores all events."""
 
     def answered(self, duration_s: float) -> None:
-        """Nobody is told."""
+        """Ignored."""
 
     async def forgot(self, how: Forgot, count: int) -> None:
-        """Nobody is told."""
+        """Ignored."""
 
     def untold(self, counts: Mapping[str, int]) -> None:
-        """Nobody is told."""
+        """Ignored."""
 
 
 UNSEEN = UnseenUsage()
 
 
 class CounterStore(Protocol):
-    """All counters of a deployment. `decision_id` is our own id of the call, never the caller's: charging twice under
-    one id charges once, and so does undoing. Only `reserve` and `ping` wait; what the others begin is finished even
-    while the store is away or the caller was cancelled.
-    """
+    """All counters of a deployment. `decision_id` is our own id of the call, never the caller's; charging or undoing
+    twice under one id takes effect once. The synchronous methods return at once, and the work they start is completed
+    even if the store is down or the caller is cancelled."""
 
     kind: str
     """`memory`, `redis`, `redis+sentinel` or `redis+cluster`."""
 
     @property
     def up(self) -> bool:
-        """Whether the last that was heard of it was good, and it charges what it is asked to."""
+        """Whether the last contact succeeded and the store accepts charges."""
 
     @property
     def trouble(self) -> str:
-        """Why it is out, or what it refuses, for operators; "" if it is well."""
+        """Why the store is down, or what it refuses, for operators; "" if all is well."""
 
     @property
     def warning(self) -> str:
-        """What may make it forget, for operators; "" as far as anybody knows."""
+        """What may make the store lose counters, for operators; "" if nothing is known."""
 
     @property
     def degraded(self) -> bool:
-        """Whether this instance counts by itself, because the store is out."""
+        """Whether this instance counts locally, because the store is down."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        """Ask all limits, then charge all or none, in one step. Raises StoreUnavailable, 20 ms after the deadline
-        at the latest."""
+        """Check all limits, then charge all or none, in one step. Raises StoreUnavailable, at most 20 ms after the
+        deadline."""
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
-        """Undo a reservation, also one whose answer never came."""
+        """Undo a reservation, also one whose reply never came."""
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        """A call is over: give back its slots, and what it reserved and did not spend. `charges` are that, and no
-        more; all else that it was charged stays for good."""
+        """End a call: return `charges`, which are its slots and the unspent part of its reservation. Its other charges
+        stay."""
 
     def extend(self, charges: Charges, decision_id: str) -> None:
-        """Keep the slots of a call that goes on."""
+        """Extend the slots of a running call."""
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        """Where limits stand, one for each; nothing is charged. Raises StoreUnavailable."""
+        """The state of each limit, in order; nothing is charged. Raises StoreUnavailable."""
 
     async def reset(self, charges: Charges) -> None:
-        """Set these counters back to unused. Slots are not set back: calls that go on hold them. Raises
-        StoreUnavailable."""
+        """Set these counters to unused, except slots, which running calls hold. Raises StoreUnavailable."""
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        """What a Lua script answers that works on one key of all replicas. Raises StoreUnavailable; a store that
-        nobody shares answers None."""
+        """Run a Lua script on one key that all replicas share, and return its reply; None if the store is not shared.
+        Raises StoreUnavailable."""
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable if it does not answer in time."""
+        """Raises StoreUnavailable if the store does not answer in time."""
 
     async def close(self) -> None:
-        """Finish what was begun, within a second, and let go."""
+        """Finish started operations, within a second, and disconnect."""

@@ -1,12 +1,12 @@
 """Keeps one connection to the store of limits.
 
-    connected         calls go out at once; a late reply refuses its call, and silence ends the connection
-                        (`redis_pipeline.py`)
-    mending     the first attempt to connect again runs; calls wait for it, within the deadline
-    down        that attempt failed, others follow once a second; calls are refused at once and cost nothing
+    connected   calls are sent at once; a late reply refuses its call, and silence ends the connection
+                (`redis_pipeline.py`)
+    mending     the first reconnection attempt runs; calls wait for it, within the deadline
+    down        that attempt failed and is repeated once a second; calls are refused at once without waiting
 
-Twice a second, the one who counts is asked who it is, whether or not anybody calls: an outage, another primary and an
-emptied store are noticed by an idle instance too.
+Twice a second the server is asked for its identity, also without calls, so an idle instance notices an outage, a change
+of primary and an emptied store.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sidecar.limits.store import StoreUnavailable
 from sidecar.limits.topology import Finder, Trouble
 
 FIND_S, FIND_DEADLINES = 2.0, 8
-"""How long one attempt may take to find who counts: so long, or so many deadlines where that is longer."""
+"""The time limit of one attempt to find the server: this, or a number of deadlines if that is longer."""
 SLICES = 4
-"""Parts of the deadline for a first attempt. One in which the loop was held counts as any other."""
+"""Parts of the deadline for a first attempt. A part in which the loop was blocked counts as any other."""
 BEAT_S = 0.5
 PAUSES_S = (0.0, 0.1, 0.25, 0.5)
 LONGEST_PAUSE_S = 1.0
@@ -37,12 +37,13 @@ Step = Callable[[RedisPipeline], Awaitable[None]]
 
 
 class LeaveError(Exception):
-    """This one shall not be stayed with, though it answers."""
+    """This server must not be used, although it answers."""
 
 
 class StoreConnection:
-    """The connection. `greet` is done before anybody may use a new one, and `beat` again and again while it is in use;
-    what they raise ends it. `ready` is called when it may be used. `trouble` is why there is none, for operators."""
+    """One connection. `greet` completes before a new connection is used, and `beat` runs periodically while it is in
+    use; an exception from either ends it. `ready` is set when it may be used. `trouble` says why there is none, for
+    operators."""
 
     def __init__(
         self, finder: Finder, deadline_s: float, *, greet: Step, beat: Step, ready: Callable[[], None]
@@ -60,7 +61,7 @@ class StoreConnection:
         self.wire: RedisPipeline | None = None
 
     async def ready(self) -> RedisPipeline:
-        """The connection, waited for within the deadline while nobody knows better. Raises StoreUnavailable."""
+        """The connection; waits within the deadline while its state is unknown. Raises StoreUnavailable."""
         if self.wire is None:
             self._mend_soon()
             await self._first_attempt()
@@ -69,13 +70,13 @@ class StoreConnection:
         return self.wire
 
     def heard(self, error: ResponseError, wire: RedisPipeline) -> None:
-        """Somebody else counts, says the one who was asked."""
+        """Handle a server's reply that another server owns the counters."""
         if isinstance(error, MovedError) and error.host:
             self._finder.moved((error.host, error.port))
         wire.condemn(type(error).__name__)
 
     async def close(self) -> None:
-        """Let go; nothing is mended any more."""
+        """Disconnect and stop reconnecting."""
         self._closed = True
         for task in (self._mending, self._beating):
             if task:
@@ -83,7 +84,7 @@ class StoreConnection:
                 await asyncio.wait([task])
 
     async def last(self) -> RedisPipeline | None:
-        """Once closed: the connection, for last words; if there is none, one that a single attempt can make."""
+        """After closing: the connection for final operations, or one from a single new attempt."""
         if self.wire is None:
             with suppress(*Trouble, PipelineLost, LeaveError, StoreUnavailable):
                 wire = await self._connected()
@@ -120,7 +121,7 @@ class StoreConnection:
             except (*Trouble, PipelineLost, LeaveError, StoreUnavailable) as error:
                 self._failed(f"{type(error).__name__}: {error}")
                 continue
-            except Exception as error:  # a bug of ours must not end the mending
+            except Exception as error:  # an internal error must not stop reconnecting
                 log.exception("the store cannot be reached")
                 self._failed(type(error).__name__)
                 continue
@@ -160,9 +161,9 @@ class StoreConnection:
             except LeaveError as error:
                 wire.condemn(str(error))
             except PipelineLate:
-                continue  # it is slow, and answers others
+                continue  # slow, but it answers others
             except (*Trouble, PipelineLost) as error:
-                wire.condemn(type(error).__name__)  # if it has not ended by itself
-            except Exception as error:  # a bug of ours must not end the beating
+                wire.condemn(type(error).__name__)  # in case it has not ended by itself
+            except Exception as error:  # an internal error must not stop the heartbeat
                 log.exception("the store cannot be asked who it is")
                 wire.condemn(type(error).__name__)

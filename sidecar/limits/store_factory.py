@@ -20,11 +20,12 @@ def open_store(
     lease_s: float = LEASE_S,
     observer: StoreObserver = UNSEEN,
 ) -> CounterStore:
-    """The store of the settings. `clock` gives seconds since the epoch; Redis has its own. Nothing is connected yet."""
+    """Build the store of the settings without connecting. `clock` returns seconds since the epoch; Redis uses its
+    own."""
     if chosen.is_memory:
         return MemoryCounters(clock, lease_s=lease_s)
     from sidecar.limits.redis_store import RedisCounters
-    from sidecar.limits.topology import finder_of  # half a second of imports that `memory://` need not pay
+    from sidecar.limits.topology import finder_of  # 0.5 s of imports that `memory://` does not need
 
     kind = {"sentinel": "redis+sentinel", "cluster": "redis+cluster"}.get(chosen.place.kind, "redis")
     shared: SharedCounters = RedisCounters(

@@ -1,6 +1,6 @@
 """Reports the state of the limits store as metrics.
 
-Whether it is there, how long it takes, that it forgot and was told again, and that this instance counts by itself.
+It reports availability, latency, lost and restored counters, and whether this instance counts locally.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ log = logging.getLogger("sidecar.limits.store_monitor")
 
 @dataclass(slots=True)
 class StoreMonitor:
-    """What the store does, as series, log lines and records. `most` is what each limit admits while it is out."""
+    """Reports the store as metrics, log lines and audit records. `most` is what each limit admits while the store is
+    down."""
 
     metrics: Metrics
     witness: Callable[..., Awaitable[None]]
@@ -50,7 +51,7 @@ class StoreMonitor:
         log.warning(UNTOLD, extra={verb: counts.get(verb, 0) for verb in ("give_back", "release", "charge")})
 
     async def look(self, store: CounterStore) -> None:
-        """Whether it is there, and who counts."""
+        """Report whether the store is up and which server counts."""
         self.metrics.store_up(store.up)
         if store.up is not self._up:
             self._up = store.up
@@ -69,7 +70,7 @@ class StoreMonitor:
         await self._record("store", how="degraded" if store.degraded else "back", degraded_calls=self.most)
 
     def trouble(self, store: CounterStore) -> str:
-        """What an operator has to know of it; empty if it is well."""
+        """What an operator has to know about the store; empty if all is well."""
         if store.degraded:
             return DEGRADED.format(self.most)
         if not store.up:

@@ -1,11 +1,11 @@
 """Finds the server that counts: a single node, Sentinel or Cluster.
 
-    One        the server that the URL names
-    Sentinels  whom the Sentinels call primary, if it says so itself
-    Cluster    who owns our slot: all our keys bear one hash tag, so one node counts
+    SingleNode  the server that the URL names
+    Sentinels   the server that the Sentinels name as primary, if it confirms that role itself
+    Cluster     the node that owns our slot: all our keys share one hash tag, so one node counts
 
-Everybody who is asked has a deadline of its own, and who did not answer is asked last next time: some nodes that hang
-cost an attempt, not the store. Passwords and certificates are read at each connection, so that they may change.
+Every queried node has its own deadline, and a node that did not answer is queried last next time: hanging nodes cost an
+attempt, not the store. Passwords and certificates are read for each connection, so they can be rotated.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from sidecar.settings.secrets import check_private, read_secret
 from sidecar.settings.store import StorePlace, StoreSettings
 
 PREFIX = "{sidecar}:"
-"""One hash tag: a Lua call may touch one slot of a cluster only, so all limits of a deployment live in one."""
+"""One hash tag: a Lua script may touch only one Cluster slot, so all limits of a deployment share one."""
 SLOT = key_slot(PREFIX.encode())
 CONNECT_S = 1.0
 ANSWER_S = 0.3
-"""For a node that is asked about others."""
+"""The time limit for a node that is queried about others."""
 DEADLINES = 3
-"""Of the store's own, that either lasts at least: for a store that is far away."""
+"""The minimum for the store's own time limits, for a distant store."""
 MAX_KNOWN = 64
 
 Address = tuple[str, int]
 Trouble = (RedisError, OSError, SettingsError, TimeoutError)
-"""What a server that cannot be reached or believed ends in; SettingsError: a password's file is not readable now."""
+"""Errors of a server that is unreachable or unreliable; SettingsError: a password file is unreadable now."""
 
 
 class NoPrimaryError(RedisError):
-    """Those who were asked name nobody who counts."""
+    """No queried node named a server that counts."""
 
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Where a server's words are read: what cannot be read names nobody. redis-py's parser raises more than its own
-    errors of an error reply, a push or a map that is none, and a host's name need not be one."""
+    """Guard the parsing of a reply; an unparsable one names no server. redis-py's parser raises more than its own
+    errors on malformed error replies, pushes and maps, and a host name may be invalid."""
     try:
         yield
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
@@ -59,33 +59,33 @@ def understood() -> Iterator[None]:
 
 
 class Opener(Protocol):
-    """Makes a connection that is not yet connected."""
+    """Creates a connection that is not yet connected."""
 
     def __call__(self, address: Address) -> RedisConnection: ...
 
 
 class Finder(Protocol):
-    """Finds the one who counts."""
+    """Finds the server that counts."""
 
     async def find(self) -> RedisConnection:
-        """A connection to it, open. Raises one of `Trouble`."""
+        """Return an open connection to it. Raises one of `Trouble`."""
 
     async def still(self) -> bool:
-        """Whether it is still the one, as far as anybody can be asked."""
+        """Whether it still counts, as far as that can be queried."""
 
     def moved(self, address: Address) -> None:
-        """Somebody said that this one counts now."""
+        """Note that a server named this address as the one that counts now."""
 
     async def at(self, address: Address) -> RedisConnection:
-        """A connection to a node that another named, open. Only in a Cluster do nodes lead to others: elsewhere whoever
-        answers could have our password sent wherever it likes. Raises one of `Trouble`."""
+        """Return an open connection to a node that another node named. Only Cluster nodes may redirect; elsewhere any
+        responder could have our password sent to an address of its choice. Raises one of `Trouble`."""
 
     async def close(self) -> None:
-        """Let go of everybody who is asked."""
+        """Close the connections to queried nodes."""
 
 
 def finder_of(chosen: StoreSettings) -> Finder:
-    """The finder of a store's settings. Nothing is connected yet. Raises SettingsError for files that are of no use."""
+    """Build the finder of a store's settings without connecting. Raises SettingsError for unusable files."""
     place = chosen.place
     _check_files(chosen)
     to_store = partial(_to_store, chosen, place)
@@ -116,17 +116,17 @@ class SingleNode:
         return True
 
     def moved(self, address: Address) -> None:
-        """It names no other."""
+        """Ignored: a single node has no other."""
 
     async def at(self, address: Address) -> RedisConnection:
         raise NoPrimaryError("this server leads nowhere")
 
     async def close(self) -> None:
-        """Nobody else is asked."""
+        """Nothing to close."""
 
 
 class Sentinels:
-    """Whom the Sentinels call primary, if it says so itself: a Sentinel may be the last to know."""
+    """The server that the Sentinels name as primary, if it confirms that role: a Sentinel's view may be stale."""
 
     def __init__(
         self,
@@ -160,14 +160,14 @@ class Sentinels:
         return connection
 
     async def still(self) -> bool:
-        """A primary that was cut off from the others goes on counting: whoever stays with it counts for nobody."""
+        """A primary that is cut off from the others continues to count, but its counts are lost; it must be left."""
         try:
             return await self._primary() == self._found
         except Trouble:
-            return True  # nobody to ask is no reason to leave somebody who answers
+            return True  # without an answer from a Sentinel, stay with a server that answers
 
     def moved(self, address: Address) -> None:
-        """Only Sentinels say that."""
+        """Ignored: only Sentinels name the primary."""
 
     async def at(self, address: Address) -> RedisConnection:
         raise NoPrimaryError("a primary leads nowhere")
@@ -176,7 +176,7 @@ class Sentinels:
         await self._hang_up()
 
     async def _primary(self) -> Address:
-        async with self._asking:  # who finds and who looks whether it is still the one share a connection
+        async with self._asking:  # `find` and `still` share a connection
             return await self._named()
 
     async def _named(self) -> Address:
@@ -191,7 +191,7 @@ class Sentinels:
                 self._sentinels.remove(sentinel)
                 self._sentinels.append(sentinel)
             except BaseException:
-                await self._hang_up()  # a reply may be under way that nobody will wait for
+                await self._hang_up()  # a reply may be pending that is never read
                 raise
         raise trouble
 
@@ -214,7 +214,7 @@ class Sentinels:
 
 
 class Cluster:
-    """Who owns our slot. Nodes that were named by others are remembered: those of the URL may be gone one day."""
+    """The node that owns our slot. Nodes named by others are remembered, because those of the URL may disappear."""
 
     def __init__(self, opener: Opener, nodes: Sequence[Address], answer_s: float = ANSWER_S) -> None:
         self._opener = opener
@@ -233,7 +233,7 @@ class Cluster:
         raise trouble
 
     async def still(self) -> bool:
-        return True  # who does not own our slot any more says so at every question
+        return True  # a node that no longer owns our slot says so in every reply
 
     def moved(self, address: Address) -> None:
         self._nodes = [address, *(node for node in self._nodes if node != address)][:MAX_KNOWN]
@@ -242,7 +242,7 @@ class Cluster:
         return await _opened(self._opener(address), self._answer_s)
 
     async def close(self) -> None:
-        """Nobody is asked for longer than one question."""
+        """Nothing to close: connections to queried nodes last for one query."""
 
     async def _through(self, node: Address) -> RedisConnection:
         connection = await self.at(node)
@@ -259,7 +259,7 @@ class Cluster:
         return await self.at(owner)
 
     def _read(self, ranges: Any, asked_host: str) -> Address:
-        """The owner of our slot; every node that is named is remembered."""
+        """The owner of our slot; every named node is remembered."""
         owner: Address | None = None
         try:
             for first, last, *nodes in ranges:
@@ -275,7 +275,7 @@ class Cluster:
 
 
 def _address(host: Any, port: Any, asked_host: str) -> Address:
-    """As a server tells it; one that does not know its own name means the one that it was asked by."""
+    """A node's address. A server that does not know its own name is reached under the one that we used."""
     if not isinstance(host, bytes | None) or not 0 < int(port) < 65536:
         raise NoPrimaryError("no address")
     return (host or b"").decode("ascii", "replace") or asked_host, int(port)
@@ -299,7 +299,7 @@ async def _answer(connection: RedisConnection, *command: str) -> Any:
 
 
 async def ask_once(connection: RedisConnection, *commands: Sequence[bytes | str | int]) -> Any:
-    """The answer to the last of some commands, on a connection that is then dropped."""
+    """Send commands on a connection, close it, and return the reply to the last."""
     try:
         await connection.send_packed_command([pack(tuple(command)) for command in commands], check_health=False)
         with understood():
@@ -311,7 +311,7 @@ async def ask_once(connection: RedisConnection, *commands: Sequence[bytes | str 
             await connection.disconnect(nowait=True)
 
 
-# Connections. Retries are ours to decide on: a charge that is sent twice would be charged twice.
+# Connections. redis-py must not retry: a charge that is sent twice would be charged twice.
 
 
 def _at_least(seconds: float, chosen: StoreSettings) -> float:

@@ -1,8 +1,8 @@
 """Reports used and remaining limits.
 
-Counters are named by digests, so nobody can list them: what can be shown is what the configuration says there may be,
-for those who are known. Known is whom this process has charged, and whoever is asked for by name. Reading charges
-nothing, and is bounded.
+Counters are named by digests, so they cannot be listed. The report covers the counters that the configuration defines
+for known principals: those that this process has charged, and one that the query names. Reading charges nothing and is
+bounded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.validation_errors import nothing_like
 from sidecar.vocabulary import Principal, RowLimit, RuleRef
 
-MAX_KNOWN = 2_000  # whom this process remembers to have charged
+MAX_KNOWN = 2_000  # charged principals that this process remembers
 MAX_SHOWN = 1_000
-READ_AT_ONCE = 50  # some 2 ms of Redis' time, which its other callers wait for
+READ_AT_ONCE = 50  # about 2 ms of Redis' time, which delays its other callers
 RolesOf = Callable[[Principal], frozenset[str]]
 
 
 class NoSuchLimit(LookupError):
-    """A principal has no limit of this name for itself. Its text names those that there are."""
+    """A principal has no own limit of this name. The text lists the existing names."""
 
 
 class UsageQuery(NamedTuple):
-    """What is asked for; "" is everything. `object` keeps limits that a call on it may move, `limit` is a pattern."""
+    """A query; "" matches everything. `object` selects limits that a call on it may move; `limit` is a pattern."""
 
     principal: str = ""
     object: str = ""
@@ -40,13 +40,13 @@ class UsageQuery(NamedTuple):
 
 
 class CountedLimit(NamedTuple):
-    """One counter that there may be."""
+    """One counter that may exist."""
 
     charge: LimitCharge
     counted_for: str
 
     def plain(self, standing: CounterState) -> dict[str, Any]:
-        """Where it stands, in values that JSON has."""
+        """The state as JSON values."""
         charge = self.charge
         shown = in_units if charge.unit else int
         used = charge.most - standing.remaining
@@ -71,7 +71,7 @@ class UsageReport:
     budgets: Budgets = field(default_factory=Budgets)
 
     def take(self, budgets: Budgets) -> None:
-        """These are the budgets now; whom the last ones were asked about stays known."""
+        """Use new budgets; principals known from the previous ones stay known."""
         self._meet()
         self.budgets = budgets
 
@@ -85,25 +85,24 @@ class UsageReport:
     async def show(
         self, wanted: UsageQuery, rules: Sequence[RuleRef], roles_of: RolesOf
     ) -> tuple[list[dict[str, Any]], bool]:
-        """What is left of each, the fullest first, and whether there are more than could be shown. Raises
-        StoreUnavailable."""
+        """What is left of each limit, the fullest first, and whether some were left out. Raises StoreUnavailable."""
         self._meet()
         names = [wanted.principal] if wanted.principal else [*self.known]
         found = {one.charge.key: one for one in _counted(wanted, self.budgets, rules, names, roles_of)}
         asked = list(islice(found.values(), MAX_SHOWN))
         if not asked:
-            await self.store.ping()  # that nothing is used cannot be said of a store that is out
+            await self.store.ping()  # a store that is down must not look unused
         standings: list[CounterState] = []
         for start in range(0, len(asked), READ_AT_ONCE):
             standings += await self.store.look(tuple(one.charge for one in asked[start : start + READ_AT_ONCE]))
         shown = [one.plain(standing) for one, standing in zip(asked, standings, strict=True)]
-        if not wanted.principal:  # of those who might have used something, those who have
+        if not wanted.principal:  # of principals that might have used something, keep those that did
             shown = [each for each in shown if each["used"] or not each["counted_for"]]
         shown.sort(key=lambda each: (-each["used"] / each["most"], each["limit"], each["counted_for"] or ""))
         return shown, len(found) > MAX_SHOWN
 
     def own(self, principal: str, limit: str, rules: Sequence[RuleRef], roles_of: RolesOf) -> tuple[LimitCharge, ...]:
-        """The counters that count this principal alone, of limits of this name, "" for all. Raises NoSuchLimit."""
+        """The counters of this principal alone, for limits of this name, or "" for all. Raises NoSuchLimit."""
         counted = _counted(UsageQuery(principal), self.budgets, rules, [principal], roles_of)
         mine = lasting(tuple([one.charge for one in islice(counted, MAX_SHOWN) if one.counted_for]))
         chosen = tuple([charge for charge in mine if not limit or glob(charge.limit, limit)])
