@@ -1,13 +1,13 @@
-"""May they? Policy as code: Casbin's models and rows in, one `Decision` out. No I/O but reading the files given.
+"""Decides calls by policy. Casbin models and rows go in; a `Decision` comes out. The only I/O is reading policy files.
 
-load_policy  two folders → PolicySource, or PolicyError with every fault
-Engine       one revision: decide, may_list, enter
+load_policy  reads two folders; returns a PolicySource or raises PolicyError with every fault
+Engine       one revision of a policy: decide, may_list, enter
 
-files → rows → grammar → draft (bulk) → source   what do the files say
-model (expression), conditions (syntax), roles   what do their parts mean
-table, pattern_index, compiler → matching        which rows match: looked up, whatever their number
-casbin_part                                      what is not compiled: the only module that runs Casbin
-askers, links → engine                           one link; the whole chain
+files → rows → grammar → builder (fast_rows) → source   parse and check the files
+model (expression), conditions (syntax), roles          parse and check the parts of rows and models
+table, pattern_index, compiler → matching               find matching rows by index, independent of the row count
+casbin_matcher                                          evaluates the rest; the only module that runs Casbin
+subjects, link_decision → engine                        decide one link, then the whole chain
 """
 
 from sidecar.policy.engine import Engine

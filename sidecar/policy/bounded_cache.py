@@ -1,8 +1,7 @@
-"""A bounded cache.
+"""A bounded cache with two generations.
 
-A bounded memory in two generations: what is asked again while it is in the older one moves to the younger; when the
-younger is full, the older is dropped. So a flood of new questions costs at most twice the bound in memory, and what
-is in use stays.
+An entry read from the older generation moves to the younger one; when the younger one is full, the older one is
+dropped. A flood of new keys therefore costs at most twice the bound in memory, and entries in use stay cached.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Up to twice `size` entries."""
+    """Holds at most twice `size` entries."""
 
     __slots__ = ("_old", "_size", "_young")
 

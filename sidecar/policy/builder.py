@@ -1,7 +1,7 @@
 """Builds a policy from rows and reports their faults.
 
-A `PolicyBuilder` grows while files are read; `RuleReader` turns one `p` row into a row of a table, or into faults with
-their places. Everything that a row says is checked here; what only the whole policy can tell is checked in `source`.
+A `PolicyBuilder` grows while files are read. `RuleReader` turns one `p` row into a table row, or into faults with
+positions. Checks that need only the row are made here; checks that need the whole policy are made in `source`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ Place = tuple[str, int]  # a file and a line
 
 @dataclass(slots=True)
 class PolicyBuilder:
-    """What was read so far. `names` maps each id that somebody wrote to the place of its rule; `links` the `g` and `g2`
-    rows, as (member, container, domain), to their places; `shapes` are those of each table, by their number."""
+    """The rows read so far. `names` maps each written id to the place of its rule; `links` maps the `g` and `g2` rows,
+    as (member, container, domain), to their places; `shapes` maps the shapes of each table to their numbers.
+    """
 
     scopes: Sequence[ScopeLike]
     upstreams: frozenset[str] | None
@@ -46,7 +47,7 @@ class PolicyBuilder:
     names: dict[str, Place] = field(default_factory=dict)
     links: dict[str, dict[tuple[str, ...], Place]] = field(default_factory=lambda: {"g": {}, "g2": {}})
     rows: int = 0
-    _looked_up: tuple[str, Sequence[str]] = ("", ())  # the last file that a line was asked of
+    _looked_up: tuple[str, Sequence[str]] = ("", ())  # the last file that `line_at` read
 
     def add_model(self, model: Model) -> None:
         self.models[model.kind] = model
@@ -55,11 +56,11 @@ class PolicyBuilder:
 
     @property
     def rows_of_rules(self) -> int:
-        """How many rows of tables there are."""
+        """The number of table rows."""
         return sum(map(len, self.tables.values()))
 
     def shape(self, kind: PermissionKind, shape: TableShape) -> int:
-        """The number of a shape in its table."""
+        """Return the number of a shape in its table."""
         known = self.shapes[kind]
         number = known.get(shape)
         if number is None:
@@ -67,7 +68,7 @@ class PolicyBuilder:
         return number
 
     def line_at(self, place: Place) -> SourceLine:
-        """The line at a place, read once more: positions are kept, lines are not."""
+        """Read the line at a place again: positions are kept in memory, lines are not."""
         file, number = place
         if self._looked_up[0] != file:
             self._looked_up = (file, _lines_of(file))
@@ -75,7 +76,7 @@ class PolicyBuilder:
         return SourceLine(file, number, lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else "")
 
     def file_number(self, file: str) -> int:
-        """The number of the file that is being read."""
+        """Return the number of the file being read."""
         if not self.files or self.files[-1] != file:
             self.files.append(file)
         return len(self.files) - 1
@@ -89,7 +90,7 @@ def _lines_of(file: str) -> Sequence[str]:
 
 
 def take(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
-    """What a reader makes of a field, or None after a fault at its place."""
+    """Return what a reader makes of a field, or None after a fault at the field's place."""
     try:
         return read(field.text, *more)
     except Wrong as wrong:
@@ -100,13 +101,13 @@ def take(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *
 
 
 def line_of(row: CsvRow, field: CsvField, offset: int = 0) -> SourceLine:
-    """Where a field stands: in YAML, each has a line of its own."""
+    """Return the line of a field. In YAML each field has its own line."""
     noted = row.notes_line if row.notes_line and any(field is note for note in row.notes.values()) else row.line
     return field.line_of(offset) or noted
 
 
 def outside(row: CsvRow, field: CsvField, scope: ScopeLike, patterns: Sequence[str], faults: Faults) -> None:
-    """Say that a folder may not speak about this."""
+    """Report patterns that are outside the folder's scope."""
     hint = f"{scope.files} may name " + (", ".join(patterns) if patterns else "nothing of this kind")
     message = f"{shown(field.text)} is outside the scope of this folder"
     faults.error("P112", message, line_of(row, field), field.column, field.width, hint)
@@ -114,7 +115,7 @@ def outside(row: CsvRow, field: CsvField, scope: ScopeLike, patterns: Sequence[s
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """The rule that rows with `part_of` may belong to: the one of the row above."""
+    """The rule of the row above, which rows with `part_of` may extend."""
 
     file: str
     id: str
@@ -123,7 +124,7 @@ class _Whole:
 
 
 class RuleReader:
-    """The `p` rows of one file and kind."""
+    """Reads the `p` rows of one file and kind."""
 
     def __init__(self, model: Model, scopes: Sequence[ScopeLike], draft: PolicyBuilder) -> None:
         self._model, self._scopes, self._draft = model, scopes, draft
@@ -131,7 +132,7 @@ class RuleReader:
         self._above: _Whole | None = None
 
     def read(self, row: CsvRow) -> None:
-        """Take one row, or say what is wrong with it."""
+        """Add one row, or report its faults."""
         model = self._model
         if len(row.fields) != len(model.columns):
             message = f"{len(row.fields) + 1} fields, but {len(model.columns) + 1} are needed"
@@ -150,7 +151,9 @@ class RuleReader:
             self._warn(row, fields)
 
     def _texts(self, row: CsvRow, fields: Mapping[str, CsvField]) -> dict[str, str]:
-        """What each column says, with its list of actions written out; a fault for each that may not say it."""
+        """Return the text of each column, with `use` written out in the list of actions. Reports a fault for each
+        column whose text is not permitted.
+        """
         model, faults = self._model, self._faults
         effect = take(row, fields["eft"], faults, grammar.effect) or "allow"
         before = len(faults.errors)
@@ -176,7 +179,7 @@ class RuleReader:
         return texts | {"act": "|".join(actions), "obj": obj or fields["obj"].text}
 
     def _tell_home(self, row: CsvRow, fields: Mapping[str, CsvField], before: int) -> None:
-        """Where a row is of another kind, one fault says which."""
+        """Replace the faults of a row of another kind with one fault that names the right kind."""
         if self._model.kind is PermissionKind.GUARDRAIL:
             return
         hint = belongs(row, fields["sub"].text, fields["obj"].text)
@@ -185,7 +188,7 @@ class RuleReader:
             self._faults.errors[before] = replace(self._faults.errors[before], hint=hint)
 
     def _actions(self, row: CsvRow, field: CsvField) -> tuple[str, ...]:
-        """The `|` list, `use` written out, each once."""
+        """Return the actions of the `|` list, without duplicates, with `use` written out."""
         words: dict[str, None] = {}
         at = 0
         for raw in field.text.split("|"):
@@ -222,7 +225,7 @@ class RuleReader:
         return {key: field.text for key, field in row.notes.items()}
 
     def _part(self, row: CsvRow, texts: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, str]:
-        """The notes of the rule that this row is a further part of."""
+        """Return the notes of the rule that this row is a further part of."""
         whole, field = self._above, row.notes["part_of"]
         hint = "it stands below another row of that rule, and differs in nothing but subject and object"
         if whole is None or whole.file != row.line.file or whole.id != field.text:
@@ -268,7 +271,7 @@ class RuleReader:
             self._above = _Whole(row.line.file, name, texts, notes)
 
     def _claim(self, row: CsvRow, name: str) -> None:
-        """An id is one rule's."""
+        """Record the id of a rule; report an id that another rule has."""
         place = (row.line.file, row.line.number)
         other = self._draft.names.setdefault(name, place)
         if other is not place:
@@ -297,7 +300,7 @@ class RuleReader:
 
 
 def belongs(row: CsvRow, subject: str, obj: str) -> str:
-    """Which kind a row in the wrong place is of, as a hint; "" if it is of none."""
+    """Return a hint that names the kind of a row in the wrong place; "" if no kind fits."""
     kind = grammar.home_of(subject, obj)
     if kind is None:
         return ""
@@ -305,7 +308,7 @@ def belongs(row: CsvRow, subject: str, obj: str) -> str:
 
 
 def tell_normal_form(row: CsvRow, field: CsvField, obj: str, faults: Faults) -> None:
-    """Say where an object is read in another spelling than it is written in, or names what no call can name."""
+    """Report an object whose normal form differs from its text, or that no call can name."""
     place = line_of(row, field), field.column, field.width
     if obj != field.text:
         hint = "calls are decided in this form: write it so"
@@ -315,7 +318,7 @@ def tell_normal_form(row: CsvRow, field: CsvField, obj: str, faults: Faults) -> 
 
 
 def server_of(obj: str) -> str:
-    """The server that an object names exactly, or ""."""
+    """Return the server that an object names exactly, or ""."""
     word, _, rest = obj.partition(":")
     server = rest.partition("/")[0]
     return server if word in ("tool", "prompt", "resource") and "*" not in server else ""
@@ -335,7 +338,7 @@ LINK_READERS: Mapping[str, tuple[Callable[[str], str], Callable[[str], str]]] = 
 
 
 def read_link(row: CsvRow, scopes: Sequence[ScopeLike], draft: PolicyBuilder) -> None:
-    """Take one `g` or `g2` row."""
+    """Add one `g` or `g2` row."""
     by_domain = row.type == "g" and any(model.by_domain for model in draft.models.values())
     if len(row.fields) != 2 + by_domain:
         hint = f"{row.type}, " + ("object, set" if row.type == "g2" else "member, role" + ", domain" * by_domain)
@@ -364,7 +367,7 @@ def read_link(row: CsvRow, scopes: Sequence[ScopeLike], draft: PolicyBuilder) ->
 
 
 def _check_link_scope(row: CsvRow, member: str, container: str, scope: ScopeLike, faults: Faults) -> None:
-    """A team may put anybody into its own roles, and its own objects into its own sets."""
+    """Check that a team adds members only to its own roles, and only its own objects to its own sets."""
     patterns = scope.roles if row.type == "g" else scope.objects
     if not inside(container, patterns):
         outside(row, row.fields[1], scope, patterns, faults)

@@ -1,9 +1,9 @@
 """Evaluates with Casbin the parts of a matcher that are not compiled.
 
-The only module that runs Casbin. It is asked about the rows that the compiled parts leave, with a matcher that ends in
-`&& seen(…)`: `seen` notes the row and says no, so that Casbin's effect cannot stop early, and nothing that Casbin
-concludes is used. It is never asked about no rows at all: it would then evaluate the matcher once over empty strings
-(threats K1).
+This is the only module that runs Casbin. Casbin gets the rows that the compiled parts leave, with a matcher that ends
+in `&& seen(…)`: `seen` records the row and returns false, so that Casbin's effect cannot stop early. Casbin's own
+conclusion is not used. Casbin is never called with no rows, because it would then evaluate the matcher once over empty
+strings (threats K1).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROW = "row"
 
 
 class CasbinMatcher:
-    """The foreign parts of one model over its rows."""
+    """Evaluates the foreign parts of one model over its rows."""
 
     def __init__(self, model: Model, parts: tuple[Node, ...], table: RowTable, ways: Mapping[str, RolePaths]) -> None:
         self._fields = tuple(field for field in model.request if field != "ctx")
@@ -39,10 +39,10 @@ class CasbinMatcher:
         matcher = f"({written(every(parts))}) and seen(p_{_ROW}, r_ctx)"
         managers = {name: _Linked(ways[name]) for name in model.groups}
         self._enforcer = _enforcer((*self._fields, "ctx"), (*self._columns, _ROW), matcher, managers, model.by_domain)
-        self._lock = Lock()  # Casbin's rows are put into place for each question
+        self._lock = Lock()  # Casbin's rows are replaced for each request
 
     def matching(self, asked: RowTest, rows: Sequence[int]) -> list[int]:
-        """Those of these rows that match. Raises RuntimeError where Casbin cannot be trusted."""
+        """Return the rows that match. Raises RuntimeError where Casbin cannot be trusted."""
         values = [_Caller.of(asked) if field == "sub" else getattr(asked, field) for field in self._fields]
         found: list[str] = []
         texts = [[*(self._table.text(column, row) for column in self._columns), str(row)] for row in rows]
@@ -59,7 +59,7 @@ class CasbinMatcher:
 
 
 class _Caller(str):
-    """A caller's name that knows its roles, from rows and token, and the domain where it has them."""
+    """A caller's name with its roles, from rows and token, and the domain in which it has them."""
 
     roles: frozenset[str]
     dom: str
@@ -73,7 +73,7 @@ class _Caller(str):
 
 
 class _Linked:
-    """`g` and `g2`, as Casbin's role managers answer them."""
+    """`g` and `g2` as Casbin's role managers evaluate them."""
 
     def __init__(self, ways: RolePaths) -> None:
         self._ways = ways
@@ -89,8 +89,8 @@ def _seen(row: str, found: list[str]) -> bool:
     return False
 
 
-# Casbin logs every denial with its values at WARNING, and whoever configures logging may switch its loggers on
-# (threats K17). This one is nobody's child and off.
+# Casbin logs every denial with its values at WARNING, and a logging configuration can enable its loggers (threats K17).
+# This logger has no parent and is disabled.
 _SILENT = logging.Logger("casbin, silenced", logging.CRITICAL + 1)
 _SILENT.disabled = True
 
@@ -98,7 +98,7 @@ _SILENT.disabled = True
 def _enforcer(
     request: Sequence[str], columns: Sequence[str], matcher: str, managers: Mapping[str, object], by_domain: bool
 ) -> casbin.Enforcer:
-    """A Casbin enforcer without an adapter, with our functions and role managers."""
+    """Return a Casbin enforcer without an adapter, with our functions and role managers."""
     model = CasbinModel()
     model.logger = _SILENT
     model.add_def("r", "r", ", ".join(request))

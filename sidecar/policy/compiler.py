@@ -1,9 +1,9 @@
 """Splits a matcher into indexed lookups and tests of single rows.
 
-A matcher is a conjunction. A part that only compares one field of the request with one column, by `==`, `who`,
-`glob`, `g` or `g2` or by some of them joined with `||`, is a `Facet`: the texts that a row may have there, for it to
-match, can be found without looking at rows. Up to two facets make an index; every other part is compiled into a
-closure that is asked of the rows that the index leaves. What is not compiled at all is left to pycasbin.
+A matcher is a conjunction. A conjunct that only compares one request field with one column, by `==`, `who`, `glob`, `g`
+or `g2` or a disjunction of them, is a `Facet`: the texts that a matching row can have in that column are found without
+looking at rows. Up to two facets form an index. Every other conjunct is compiled into a closure that tests the rows
+found by the index. What cannot be compiled is evaluated by pycasbin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEXED = ("sub", "obj", "act", DOMAIN)  # the order in which facets are taken 
 
 
 class RowTest(NamedTuple):
-    """One request as a matcher sees it. `roles` are all that `sub` has in its own domain, from rows and token."""
+    """One request as a matcher sees it. `roles` are all roles of `sub` in its own domain, from rows and token."""
 
     sub: str
     obj: str
@@ -38,8 +38,10 @@ _Term = Callable[[RowTest, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """One field of the request against one column. `groups` are the role definitions asked; `globs` if patterns are
-    matched; `strict` if `anonymous` needs the part asked again, because `who` means it only by that word."""
+    """The comparison of one request field with one column. `groups` are the role definitions used; `globs` is true if
+    patterns are matched; `strict` is true if `anonymous` needs the conjunct tested again, because `who` matches it only
+    by that exact word.
+    """
 
     node: Node
     field: str
@@ -51,7 +53,9 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class MatcherPlan:
-    """How a matcher is answered: `index`, then `checks`, then `foreign`, each on what the former leaves."""
+    """How a matcher is evaluated: `index`, then `checks`, then `foreign`, each on the rows that the previous step
+    leaves.
+    """
 
     index: tuple[Facet, ...]
     checks: tuple[Node, ...]
@@ -59,7 +63,7 @@ class MatcherPlan:
 
 
 def plan_of(model: Model) -> MatcherPlan:
-    """The plan for a model's matcher."""
+    """Return the plan for a model's matcher."""
     facets = {part: facet for part in model.asks if (facet := _facet(part)) is not None}
     ranked = sorted(facets.values(), key=lambda facet: _INDEXED.index(facet.field))
     index: list[Facet] = []
@@ -82,7 +86,7 @@ def _facet(part: Node) -> Facet | None:
 
 
 def _atom(atom: Node) -> tuple[str, str] | None:
-    """The field and the column that an atom compares; None if it is more than that."""
+    """Return the field and the column that an atom compares; None if it is not such a comparison."""
     match atom:
         case Equality(Name("r", field), Name("p", column)) | Equality(Name("p", column), Name("r", field)):
             return field, column
@@ -110,7 +114,7 @@ def _is_foreign(node: Node) -> bool:
 
 
 def compiled(node: Node, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
-    """The part as a function of a request and a row's number."""
+    """Compile a conjunct into a function of a request and a row number."""
     match node:
         case Equality(left, right):
             one, other = _term(left, table), _term(right, table)
@@ -153,7 +157,7 @@ def _call(call: FunctionCall, table: RowTable, ways: Mapping[str, RolePaths]) ->
 
 
 def _linked(call: FunctionCall, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
-    """`g` and `g2`: the same name, or linked. The roles of the caller in its own domain are known already."""
+    """Compile `g` or `g2`: true for equal or linked names. The caller's roles in its own domain are already known."""
     linked = ways[call.function]
     member, container = (_term(argument, table) for argument in call.arguments[:2])
     domain = _term(call.arguments[2], table) if len(call.arguments) == 3 else None

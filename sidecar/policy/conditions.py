@@ -1,12 +1,12 @@
-"""Evaluates the CEL conditions of rules.
+r"""Evaluates the CEL conditions of rules.
 
 Conditions are CEL, run by Google's C++ runtime through `cel-expr-python`, compiled and type-checked at load time. A
-condition is true only when it gives Boolean true; an error, another value or a spent budget is `error`, which an
-allow row takes for "no match" and a deny row for "match" (CONTRACT 2.1).
+condition holds only when it returns Boolean true. An error, another value or an exhausted budget gives `error`, which
+an allow row treats as "no match" and a deny row as "match" (CONTRACT 2.1).
 
-What a caller sends is bounded here, in this order: only what the expression reads is converted; values nested deeper
-than 64 are not (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor is text with a
-NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`); the size of what is read, and of it times the
+Input from callers is bounded in this order. Only what the expression reads is converted. Values nested deeper than 64
+are not converted (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor is text with a
+NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`). The size of what is read, multiplied by the
 macros' iterations, must fit the decision's `CostBudget`. The runtime itself stops after 10,000 iterations, and its
 regular expressions (RE2) are linear.
 """
@@ -31,14 +31,14 @@ from sidecar.vocabulary import Chain, Principal, Question
 MAX_CONDITION_CHARS = 4096
 MAX_DEPTH = 64
 MAX_ITERATIONS = 10_000  # the runtime's own budget
-# One unit is some 20 to 50 ns, measured at the worst inputs found; a decision may spend some tens of milliseconds.
+# One unit is some 20 to 50 ns, measured with the worst inputs found; a decision may spend some tens of milliseconds.
 MAX_UNITS = 1_000_000
-_UNITS_PER_NODE = 20  # to weigh and convert one value
+_UNITS_PER_NODE = 20  # to measure and convert one value
 _MAX_NODES = MAX_UNITS // _UNITS_PER_NODE
 _UNITS_PER_CHAR = 0.25
 _UNITS_PER_MATCHED_CHAR = 16  # RE2 on a pattern that outgrows its DFA
-_UNITS_PER_DYNAMIC_CHAR = 64  # a pattern that the caller brings along
-_CONTAINS_SQUARE = 1 / 64  # `contains` compares every place with every character where both come from the caller
+_UNITS_PER_DYNAMIC_CHAR = 64  # RE2 on a pattern that the caller supplies
+_CONTAINS_SQUARE = 1 / 64  # `contains` is quadratic where both texts come from the caller
 
 PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
 CALL_FIELDS = ("server", "tool", "action", "meta")
@@ -49,7 +49,7 @@ Outcome = Ran | Literal["assumed"]
 
 _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
-# cel-spec, "Standard definitions", as far as they have names; and ours
+# The named standard definitions of cel-spec, and our own
 _FUNCTIONS = (
     "has_role",
     "has",
@@ -83,12 +83,12 @@ _FUNCTIONS = (
     "type",
     "dyn",
 )
-_Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, as "args.repo"
+_Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, such as "args.repo"
 
 
 @dataclass(slots=True)
 class CostBudget:
-    """How many units a decision may still spend on its conditions."""
+    """The units that a decision may still spend on its conditions."""
 
     units: float = MAX_UNITS
 
@@ -98,8 +98,9 @@ class CostBudget:
 
 
 class ConditionContext(NamedTuple):
-    """What the conditions of one link may read. `subject` is the place in the chain of the link's subject; `args` are
-    empty for every link but the last; `call` describes the call as a whole, the same for every link."""
+    """What the conditions of one link may read. `subject` is the position of the link's subject in the chain; `args` is
+    empty for every link but the last; `call` describes the call as a whole and is the same for every link.
+    """
 
     chain: Chain
     subject: int
@@ -109,7 +110,7 @@ class ConditionContext(NamedTuple):
     roles_of: Callable[[Principal], frozenset[str]]
 
     def variable(self, name: str) -> Any:
-        """The value of a variable, made when it is asked for."""
+        """Return the value of a variable, computed on first use."""
         match name:
             case "args":
                 return self.args
@@ -142,8 +143,9 @@ class ConditionContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One compiled `when`. `from_caller` if it reads what the caller writes: `args`, or `call.meta`; `names` are those
-    that it reads of `args`."""
+    """One compiled `when`. `from_caller` is true if it reads what the caller writes: `args` or `call.meta`. `names` are
+    the names in `args` that it reads.
+    """
 
     text: str
     digest: str
@@ -162,12 +164,13 @@ class Condition:
 
     @property
     def trusts_meta(self) -> bool:
-        """Whether it reads `call.meta`, which the caller writes."""
+        """Whether the condition reads `call.meta`, which the caller writes."""
         return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
 
     def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Ran, Mapping[str, Any]]:
-        """How it comes out, and what it read, by path; what was not there is left out, and `now` is in seconds.
-        Never raises for what a caller can send."""
+        """Return the outcome and what the condition read, by path. Missing values are left out, and `now` is in
+        seconds. Never raises for input that a caller can send.
+        """
         read: dict[str, Any] = {}
         try:
             data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
@@ -175,15 +178,15 @@ class Condition:
                 read["now"] = data["now"].timestamp()
             if not purse.spend(self._cost(data)):
                 return "error", read
-            value = self.program.eval(None, data).plain_value()  # by position: by name takes a seventh longer
+            value = self.program.eval(None, data).plain_value()  # positional: a keyword argument takes a seventh longer
         except (RuntimeError, ValueError, OverflowError, _UnfitError):
-            return "error", read  # the runtime's own failures; the rule's effect decides which way is closed
+            return "error", read  # the runtime's own failures; the rule's effect decides how to fail closed
         if value is True:
             return "true", read
         return ("false" if value is False else "error"), read
 
     def _cost(self, data: Mapping[str, Any]) -> float:
-        """The units that one run takes at most."""
+        """Return the upper bound of one run's cost, in units."""
         nodes, chars = _size(data.values())
         units = nodes * _UNITS_PER_NODE + chars * self.per_char + (chars * chars * self.per_square)
         if not self.loops or units > MAX_UNITS:
@@ -199,7 +202,7 @@ class _UnfitError(Exception):
 
 
 class Language:
-    """The CEL environment of conditions. One per load; compiled conditions outlive it."""
+    """The CEL environment of conditions. One is created per load; compiled conditions outlive it."""
 
     def __init__(self) -> None:
         record = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
@@ -214,7 +217,7 @@ class Language:
         self._env = cel.NewEnv(variables=types, functions=[cel.FunctionDecl("has_role", [has_role])])
 
     def compile(self, text: str) -> Condition:
-        """The condition. Raises Wrong, with the place inside the text."""
+        """Compile a condition. Raises Wrong with the position inside the text."""
         if len(text) > MAX_CONDITION_CHARS:
             raise Wrong("P401", f"a condition has at most {MAX_CONDITION_CHARS} characters")
         try:
@@ -236,7 +239,7 @@ def _compile_error(text: str, message: str) -> Wrong:
     unknown = _UNDECLARED.search(found[3])
     if unknown is None:
         return Wrong("P401", told, "look at the brackets, quotes and operators around it", offset=offset, width=1)
-    word = unknown[1].partition(".")[0]  # the compiler marks the dot or bracket behind it
+    word = unknown[1].partition(".")[0]  # the compiler marks the dot or bracket after it
     hint = meant(word, (*VARIABLES, *_FUNCTIONS)) or "variables are " + ", ".join(VARIABLES)
     return Wrong("P401", told, hint, offset=max(0, text.rfind(word, 0, offset + len(word))), width=len(word))
 
@@ -294,7 +297,7 @@ def _units_per_char(call: CalledFunction) -> float:
 
 
 def _outermost(paths: set[Path]) -> tuple[Path, ...]:
-    """Without those that lie inside another one."""
+    """Return the paths that are not inside another path."""
     return tuple(sorted(path for path in paths if not any(path[:size] in paths for size in range(1, len(path)))))
 
 
@@ -302,7 +305,7 @@ def _outermost(paths: set[Path]) -> tuple[Path, ...]:
 
 
 def _cut(value: Any, tree: _Tree, read: dict[str, Any]) -> Any:
-    """The value, as far as the tree reads it. What stands at the tree's ends is noted by its path."""
+    """Return the part of the value that the tree reads; add the values at the tree's leaves to `read`, by path."""
     if not isinstance(value, dict):
         return value
     cut = {}
@@ -318,7 +321,7 @@ def _cut(value: Any, tree: _Tree, read: dict[str, Any]) -> Any:
 
 
 def _at(value: Any, path: Path) -> Any:
-    """What stands there; None if nothing does."""
+    """Return the value at a path; None if there is none."""
     for step in path:
         if not isinstance(value, dict) or step not in value:
             return None
@@ -327,7 +330,7 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def _size(values: Iterable[Any]) -> tuple[int, int]:
-    """How many nodes some values have, and how many characters. Stops at more than any purse can hold."""
+    """Return the number of nodes and of characters in some values. Stops above what any budget allows."""
     nodes = chars = 0
     level = [*values]
     for _ in range(MAX_DEPTH):

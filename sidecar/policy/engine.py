@@ -1,10 +1,10 @@
-"""The policy engine: decides calls link by link.
+"""Decides calls, one chain link at a time.
 
-The chain is asked link by link (CONTRACT 1.3): each principal but the last whether it may lend the next one its
-authority, the last one the question itself; then the guardrails are asked of everybody. The same way decides calls
-and filters lists, so that what is listed is what can be called (threats I9).
+For each principal but the last, the engine decides whether it may lend its authority to the next one; for the last one
+it decides the request itself (CONTRACT 1.3). Guardrails are then checked for every principal. The same code decides
+calls and filters lists, so a listed entry is one that can be called (threats I9).
 
-An engine is one revision. It remembers who has which roles, and what askings of one question have in common.
+An engine is one revision of the policy. It caches each principal's roles and intermediate results.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sidecar.policy.subjects import PolicySubjects
 from sidecar.policy.table import DENY
 from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, RuleRef
 
-# CONTRACT 6: of several reasons, the first of these is told.
+# CONTRACT 6: of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 
 
 class Engine:
-    """Answers under one policy. Pure but for the roles it remembers; safe to use from several threads."""
+    """Decides under one policy. Pure apart from its caches; safe to use from several threads."""
 
     def __init__(self, source: PolicySource) -> None:
         self.revision = source.revision
         self.warnings = source.warnings
         roles = RolePaths({"": source.roles} if not source.domains else source.domains, by_domain=bool(source.domains))
         sets = RolePaths({"": source.sets})
-        sets.holding("")  # found once, here and not while a call waits
+        sets.holding("")  # computed here so that no call waits for it
         ways = {"g": roles, "g2": sets}
         self._askers = PolicySubjects(roles)
         self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
@@ -47,27 +47,32 @@ class Engine:
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Whether the chain may do this at `now_s` (seconds since the epoch), link by link. Never raises for no."""
+        """Decide whether the chain may do this at `now_s` (seconds since the epoch), link by link. A denial does not
+        raise.
+        """
         evaluation = Evaluation(chain, question, now_s, self._askers)
         return self._decision(evaluation, self._answers(evaluation), limited=True)
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
-        """Whether an entry that asks this question may be shown: false only if every call of it would be denied.
+        """Whether an entry may be shown in a list. False only if every call of it would be denied.
 
-        Conditions on what the caller will write (`args`, `call.meta`) count for the caller; limits are not asked.
+        Conditions on what the caller will write (`args`, `call.meta`) count in the caller's favour; limits are not
+        checked.
         """
         evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
         return bool(chain) and all(answer.link.allowed for answer in self._answers(evaluation))
 
     def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """As `may_list`, with reasons: for what was allowed once, with arguments that nobody kept."""
+        """Decide as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
         evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
         return self._decision(evaluation, self._answers(evaluation), limited=False)
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Whether the chain may have a session call on an MCP server (CONTRACT 1.4): any live allow row of the last
-        principal on that server opens it, whatever its actions and conditions; a deny row on it closes it. No row's
-        limit is charged: `session_calls_per_minute` bounds these calls."""
+        """Decide a session call on an MCP server (CONTRACT 1.4).
+
+        Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
+        row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls.
+        """
         evaluation = Evaluation(chain, question, now_s, self._askers)
         answers = self._answers(evaluation)
         if chain and question.server:
@@ -76,38 +81,39 @@ class Engine:
         return self._decision(evaluation, answers, limited=False)
 
     def names_read(self, decision: Decision) -> list[Read]:
-        """What the conditions that a decision asked read of the arguments."""
+        """Return what the conditions evaluated for a decision read of the arguments."""
         facts = [fact for link in decision.links for fact in link.facts]
         found = [self._names[fact.condition] for fact in facts if fact.condition in self._names]
         return [read for read in found if read.tree or read.anywhere]
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
-        """Every role of a principal, from its token and from `g` rows."""
+        """Return every role of a principal, from its token and from `g` rows."""
         return self._askers.roles_of(principal)
 
     def names(self) -> Iterator[str]:
-        """Every text that a row has as a subject or an object, and every member of a role; some more than once."""
+        """Yield every subject and object of the rows and every member of a role; some more than once."""
         for docket in self._dockets.values():
             table = docket.table
             yield from (table.texts.texts[number] for number in {*table.sub, *table.obj})
         yield from self._members
 
     def allowed_patterns(self) -> frozenset[str]:
-        """The subjects with a `*` of all rows that allow."""
+        """Return the subjects with a `*` of all rows that allow."""
         tables = [docket.table for docket in self._dockets.values()]
         found = {table.text("sub", row) for table in tables for row in range(len(table)) if not table.flags[row] & DENY}
         return frozenset(text for text in found if "*" in text)
 
     def forget(self) -> None:
-        """Forget whose roles it knows and what was asked: for who measures what a decision costs."""
+        """Clear the caches, for measuring the cost of a decision."""
         self._askers.forget()
         for docket in self._dockets.values():
             docket.forget()
 
-    # --- the way ------------------------------------------------------------------------------------------------------
+    # --- deciding the links
+    # --------------------------------------------------------------------------------------------
 
     def _answers(self, evaluation: Evaluation) -> list[LinkAnswer]:
-        """The links in order, the last one being the question itself; then what guardrails have to say."""
+        """Return the links' answers in order, the request itself last, then the guardrails' answers."""
         chain, question = evaluation.chain, evaluation.question
         last = len(chain) - 1
         answers = []
@@ -122,7 +128,7 @@ class Engine:
         return answers
 
     def _guardrail_answers(self, evaluation: Evaluation) -> Iterator[LinkAnswer]:
-        """Each principal on the final object, and on every NHI after it; what says nothing is left out."""
+        """Yield each principal's answer for the final object and every NHI after it, without neutral answers."""
         ask, question = self._guardrails.answer, evaluation.question
         for place in range(len(evaluation.chain)):
             answer = ask(question.object, question.action, evaluation, place, lends=False)
@@ -135,10 +141,10 @@ class Engine:
                         yield answer
 
     def _decision(self, evaluation: Evaluation, answers: list[LinkAnswer], *, limited: bool) -> Decision:
-        if not answers:  # nobody asks: denied
+        if not answers:  # no principal: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
         last = answers[len(evaluation.chain) - 1]
-        if len(answers) == 1:  # nearly always, and then there is nothing to put together
+        if len(answers) == 1:  # the common case; nothing to combine
             link = last.link
             limits = _limits(evaluation, last.limited) if limited and last.limited else ()
             would = last.would_deny, last.would_allow
@@ -163,7 +169,7 @@ def _says(answer: LinkAnswer) -> bool:
 
 
 def _limits(evaluation: Evaluation, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
-    """What the call is charged: a rule of several rows once."""
+    """Return the limits that the call is charged to. A rule of several rows counts once."""
     chain = evaluation.chain
     if evaluation.question.action in STOPPING:
         rules = [rule for rule in rules if _names_it(rule, evaluation.question.action)]
@@ -177,13 +183,14 @@ def _limits(evaluation: Evaluation, rules: Iterable[RuleRef]) -> tuple[RowLimit,
 
 
 def _names_it(rule: RuleRef, action: str) -> bool:
-    """Whether a rule names an action, and not only among all that `use` stands for: who has spent a limit of that can
-    still stop what they began."""
+    """Whether a rule names an action explicitly, not only through `use`: a caller that has used up a limit on `use` can
+    still stop its own work.
+    """
     return action in rule.actions and not set(USED) <= set(rule.actions)
 
 
 def _first(reasons: list[Reason | None]) -> Reason:
-    """Of several reasons, the one that is told."""
+    """Return the reason to report."""
     return next((reason for reason in _PRECEDENCE if reason in reasons), Reason.NO_MATCHING_RULE)
 
 
@@ -196,7 +203,9 @@ def _nhi_kind(principal: Principal) -> PermissionKind:
 
 
 def _last_kind(principal: Principal, question: Question) -> PermissionKind:
-    """A tool, prompt or resource, or an MCP server as a whole; else the object is an agent."""
+    """Return the kind of the last link: a tool, prompt or resource, or an MCP server as a whole; else the object is an
+    agent.
+    """
     if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
     return _nhi_kind(principal)

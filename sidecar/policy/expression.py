@@ -1,8 +1,9 @@
 """Parses Casbin matchers into trees.
 
-A matcher is read once, as Casbin reads it (`&&`, `||` and `!` become Python's, `r.sub` becomes a name), and turned
-into nodes of our own. An allow-list decides what may stand in it, so that nothing new slips through (threats K2, K3,
-K8, K9). What Casbin could evaluate but we do not compile is a `ForeignNode` node: pycasbin answers it, slowly.
+A matcher is parsed once, in Casbin's way (`&&`, `||` and `!` become Python's operators, `r.sub` becomes a name), and
+converted to our own nodes. An allow-list defines what a matcher may contain, so that new syntax is refused by default
+(threats K2, K3, K8, K9). An expression that Casbin can evaluate but that is not compiled becomes a `ForeignNode`, which
+pycasbin evaluates slowly.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Our functions and how many arguments each takes; `g` may take a domain.
+# Our functions and their argument counts; `g` may take a domain.
 FUNCTIONS: Mapping[str, tuple[int, ...]] = {
     "who": (3,),
     "glob": (2,),
@@ -24,7 +25,7 @@ FUNCTIONS: Mapping[str, tuple[int, ...]] = {
     "g2": (2,),
 }
 PARSE_ATTEMPTS = 5
-# Threats K9: Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside of literals too; in these characters there are none.
+# Threats K9: Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside literals too; these characters contain none of them.
 _LITERAL = re.compile(r"[A-Za-z0-9_:/*@-]{1,256}")
 
 
@@ -43,7 +44,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """`left == right`, both texts."""
+    """`left == right`, both strings."""
 
     left: Name | Literal
     right: Name | Literal
@@ -57,7 +58,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class ForeignNode:
-    """An expression in Casbin's form that is not compiled, and the names in it."""
+    """An expression in Casbin's form that is not compiled, and its names."""
 
     text: str
     names: tuple[Name, ...]
@@ -82,7 +83,7 @@ Node = Equality | FunctionCall | ForeignNode | Not | And | Or
 
 
 class ExpressionError(NamedTuple):
-    """One thing that may not stand in a matcher. `token` is the text to point at, where there is one."""
+    """One part that a matcher must not contain. `token` is the text to point at, if any."""
 
     message: str
     hint: str = ""
@@ -90,7 +91,7 @@ class ExpressionError(NamedTuple):
 
 
 def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
-    """The tree, as far as there is one, and everything that may not stand in a matcher."""
+    """Return the tree, as far as it could be built, and everything that a matcher must not contain."""
     if "#" in matcher or ";" in matcher or not matcher.isascii():
         return None, [ExpressionError("a matcher holds no comments and only ASCII")]
     try:
@@ -101,9 +102,10 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """The tree of a Python expression. CPython 3.11 keeps one recursion count for all threads: where another thread
-    parses at the same moment, it can raise SystemError for a text that is right, so the text is parsed again. Raises
-    SyntaxError, ValueError, RecursionError or MemoryError for what is none."""
+    """Parse a Python expression. CPython 3.11 has one recursion count for all threads: while another thread parses, it
+    can raise SystemError for valid text, so the text is parsed again. Raises SyntaxError, ValueError, RecursionError or
+    MemoryError for invalid text.
+    """
     for _ in range(PARSE_ATTEMPTS - 1):
         try:
             return ast.parse(text, mode="eval").body
@@ -113,21 +115,21 @@ def _parsed(text: str) -> ast.expr:
 
 
 def conjuncts(node: Node) -> tuple[Node, ...]:
-    """What must all be true, `&&` taken apart."""
+    """Split `&&` into the parts that must all be true."""
     if isinstance(node, And):
         return tuple(inner for part in node.parts for inner in conjuncts(part))
     return (node,)
 
 
 def disjuncts(node: Node) -> tuple[Node, ...]:
-    """Of what one must be true, `||` taken apart."""
+    """Split `||` into the parts of which one must be true."""
     if isinstance(node, Or):
         return tuple(inner for part in node.parts for inner in disjuncts(part))
     return (node,)
 
 
 def names_in(node: Node) -> Iterator[Name]:
-    """Every name, as often as it stands there."""
+    """Yield every name, as often as it occurs."""
     match node:
         case Equality(left, right):
             yield from (term for term in (left, right) if isinstance(term, Name))
@@ -143,7 +145,7 @@ def names_in(node: Node) -> Iterator[Name]:
 
 
 def calls_in(node: Node) -> Iterator[FunctionCall]:
-    """Every call of one of our functions that is compiled."""
+    """Yield every compiled call of one of our functions."""
     match node:
         case FunctionCall():
             yield node
@@ -155,7 +157,7 @@ def calls_in(node: Node) -> Iterator[FunctionCall]:
 
 
 def written(node: Node) -> str:
-    """In Casbin's form, with Casbin's inner names (`r_sub`), as its evaluator takes it."""
+    """Return the expression in Casbin's form with Casbin's internal names (`r_sub`), as its evaluator takes it."""
     match node:
         case Equality(left, right):
             return f"{_term(left)} == {_term(right)}"
@@ -181,7 +183,7 @@ _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
 def _literals(matcher: str) -> list[str]:
-    """The literals as written: what comes after this is rewritten, and they with it."""
+    """Return the literals as written, before they are rewritten with the rest of the matcher."""
     return [one or other for one, other in _QUOTED.findall(matcher)]
 
 
@@ -191,7 +193,7 @@ def _bad_literal(text: str) -> ExpressionError:
 
 
 def _as_python(matcher: str) -> str:
-    """What Casbin makes of a matcher (CoreEnforcer._get_expression, util.escape_assertion)."""
+    """Return Casbin's Python form of a matcher (CoreEnforcer._get_expression, util.escape_assertion)."""
     text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
     return re.sub(r"!(?!=)", " not ", text).strip()
 
@@ -202,7 +204,7 @@ _NOTHING = Literal("")
 
 
 class _ExpressionReader:
-    """Turns Python's tree into ours, and collects what may not stand in it."""
+    """Converts Python's tree to ours and collects what a matcher must not contain."""
 
     def __init__(self, bad: list[ExpressionError]) -> None:
         self.bad = bad
@@ -256,7 +258,7 @@ class _ExpressionReader:
     def _call(self, tree: ast.Call) -> FunctionCall:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in FUNCTIONS:
-            # Threats K2, K3, K8: Casbin's own matchers match prefixes, and eval runs what stands in a row.
+            # Threats K2, K3, K8: Casbin's own matching functions match prefixes, and eval executes text from a row.
             self.bad.append(
                 ExpressionError(f'function "{name}" is refused', "the functions are " + ", ".join(FUNCTIONS), name)
             )
@@ -266,7 +268,7 @@ class _ExpressionReader:
         return FunctionCall(name, tuple(map(self._term, tree.args)))
 
     def _foreign(self, tree: ast.Compare) -> ForeignNode:
-        """Comparisons by order, membership, texts put together: pycasbin can, we do not compile them."""
+        """Convert ordering, membership and string concatenation, which pycasbin evaluates and we do not compile."""
         terms = []
         for node in ast.walk(tree):
             if not isinstance(node, _OPERATORS + _LEAVES):
@@ -281,5 +283,5 @@ class _ExpressionReader:
 
 
 def every(parts: tuple[Node, ...]) -> Node:
-    """All of some parts as one."""
+    """Combine parts into one conjunction."""
     return parts[0] if len(parts) == 1 else And(parts)

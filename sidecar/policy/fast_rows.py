@@ -1,9 +1,8 @@
 """Reads common rows fast.
 
-Most rows of a large policy are plain: no notes, no quotes, nothing to warn about, and nearly every text in them was
-met before. `BulkReader.take` takes exactly those: a subject, an object and the rest of a line are checked once each and
-known by a number from then on. Whatever it does not take, because something is unusual or wrong, is read the long
-way, which says what and where.
+Most rows of a large policy are plain: no notes, no quotes, no warnings, and nearly all their texts occurred before.
+`BulkReader.take` accepts only such rows: the subject, the object and the rest of a line are each checked once and known
+by a number afterwards. Any other row goes through the full parser, which reports faults with their positions.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NOT_TAKEN = -1
 
 
 class BulkReader:
-    """The plain `p` rows of one file, for a model whose columns begin with subject and object."""
+    """Reads the plain `p` rows of one file, for a model whose columns begin with subject and object."""
 
     def __init__(self, model: Model, scopes: Sequence[ScopeLike], draft: PolicyBuilder, file: str) -> None:
         self._draft, self._model, self._scopes = draft, model, scopes
@@ -38,7 +37,7 @@ class BulkReader:
         self._shapes = _KnownValues(self._shape)
 
     def take(self, raw: str, number: int) -> bool:
-        """Whether the line was a plain row, and is taken. `number` counts from 1."""
+        """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""
         fields = raw.removesuffix("\r").split(",", 3)
         if len(fields) < 4 or fields[0].strip(_BLANKS) != "p" or len(raw) > MAX_LINE_CHARS or not self._usual:
             return False
@@ -52,7 +51,7 @@ class BulkReader:
         self._draft.rows += 1
         return True
 
-    # --- what a text is, as a number; NOT_TAKEN if anything need be said of it ----------------------------------------
+    # --- the number of a text; NOT_TAKEN if it needs the full parser --------------------------------------------------
 
     def _subject(self, raw: str) -> int:
         text = _plain(raw)
@@ -101,7 +100,7 @@ class BulkReader:
 
 
 def _plain(raw: str) -> str:
-    """A field without quotes and without anything that cannot be seen. Raises Wrong: that is for the long way."""
+    """Return a field without quotes and invisible characters. Raises Wrong for a field that needs the full parser."""
     text = raw.strip(_BLANKS)
     if '"' in text or not text.isascii() or not text.isprintable():
         raise Wrong("P110", "not plain")
@@ -117,7 +116,7 @@ def _actions(text: str) -> str:
 
 
 class BulkLinkReader:
-    """The plain `g` and `g2` rows of one file, without domains."""
+    """Reads the plain `g` and `g2` rows of one file, without domains."""
 
     def __init__(self, scopes: Sequence[ScopeLike], draft: PolicyBuilder, file: str) -> None:
         self._links, self._file = draft.links, file
@@ -126,7 +125,7 @@ class BulkLinkReader:
         self._good: dict[str, tuple[set[str], set[str]]] = {"g": (set(), set()), "g2": (set(), set())}
 
     def take(self, raw: str, number: int) -> bool:
-        """Whether the line was a plain row, and is taken. `number` counts from 1."""
+        """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""
         fields = [field.strip(_BLANKS) for field in raw.removesuffix("\r").split(",")]
         if len(fields) != 3 or fields[0] not in self._good or not self._usual or self._draft.rows >= MAX_ROWS:
             return False
@@ -154,7 +153,9 @@ class BulkLinkReader:
 
 
 class _KnownValues(dict[str, int]):
-    """Text → its number, found once. What is not taken is not remembered either: there may be many of it."""
+    """Maps texts to their numbers, each computed once. Texts that are not taken are not stored, since there may be
+    many.
+    """
 
     def __init__(self, read: Callable[[str], int]) -> None:
         super().__init__()

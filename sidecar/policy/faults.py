@@ -1,6 +1,6 @@
 """Positions and suggestions for faults in policy files.
 
-One collector for a whole load, so that every fault is told at once (CONTRACT 3), with its position and a hint.
+One collector serves a whole load, so that all faults are reported together (CONTRACT 3), with positions and hints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from sidecar.errors import Fault, visible
 
-MAX_FAULTS = 200  # a wrong separator makes every row wrong; a screenful says it as well as a million lines
+MAX_FAULTS = 200  # a wrong separator makes every row wrong; this many faults show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class SourceLine:
 
 @dataclass(slots=True)
 class Faults:
-    """What was found so far. Warnings never stop a load."""
+    """The faults found so far. Warnings never stop a load."""
 
     errors: list[Fault] = field(default_factory=list)
     warnings: list[Fault] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
-        """Whether no further error is kept."""
+        """Whether further errors are dropped."""
         return len(self.errors) >= MAX_FAULTS
 
     def error(self, code: str, message: str, line: SourceLine, column: int = 1, width: int = 1, hint: str = "") -> None:
@@ -45,17 +45,17 @@ class Faults:
             self.warnings.append(fault)
 
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
-        """A fault of a file as a whole: missing, unknown, empty."""
+        """Report a fault of a whole file: missing, unknown or empty."""
         self.error(code, message, SourceLine(file, 0, ""), hint=hint)
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """`did you mean "tools/call"?`, or "" when nothing is near."""
+    """Return `did you mean "tools/call"?`, or "" when no known word is near."""
     near = difflib.get_close_matches(word[:128], list(known), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
 
 
 def shown(text: str) -> str:
-    """A value inside a message: short, and with nothing that a terminal would obey."""
+    """Return a value for use in a message: shortened, without terminal control characters."""
     cut = text if len(text) <= 80 else text[:77] + "..."
     return f'"{visible(cut)}"'

@@ -1,8 +1,8 @@
 """Finds the files of a policy.
 
-Every file under the policy folder is either known by its name or a fault: a mistyped file name must not be a policy
-that silently does not apply. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed as long
-as they stay inside the folder, and nothing but regular files is ever opened.
+Every file under the policy folder is either known by its name or a fault, so that a mistyped file name is not silently
+ignored. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed only inside the folder, and
+only regular files are opened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS)
 MAX_FILES = 4096
 YAML = (".yaml", ".yml")
 
-_OTHERS = frozenset({"budgets.yaml", "disabled.yaml", "pins.yaml"})  # known, and somebody else's
+_OTHERS = frozenset({"budgets.yaml", "disabled.yaml", "pins.yaml"})  # known, but read by other modules
 _OTHER_FOLDER = "tests"
 _LEFT_BY_EDITORS = ("*~", "*.swp", "*.swo", "*.swx", "*.tmp", "#*#", "4913")
 
@@ -39,19 +39,19 @@ class PolicyFile:
 
     @property
     def is_yaml(self) -> bool:
-        """Whether its rows tell their kinds themselves."""
+        """Whether each row states its own kind."""
         return self.path.suffix in YAML
 
     @property
     def kind(self) -> PermissionKind | None:
-        """The kind of its `p` rows; None for a file of roles, and for YAML."""
+        """The kind of the file's `p` rows; None for a file of roles, and for YAML."""
         if self.is_yaml or self.stem == ROLES:
             return None
         return PermissionKind.GUARDRAIL if self.stem == GUARDRAILS else PermissionKind(self.stem)
 
 
 def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
-    """Every file of rows under the folder, in the order of their names."""
+    """Return every file of rows under the folder, ordered by name."""
     if not folder.is_dir():
         faults.whole("P001", "this folder is not there", str(folder))
         return []
@@ -75,7 +75,7 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
 
 
 def leads_out(path: Path, folder: Path, faults: Faults) -> bool:
-    """Whether this is a link that leads out of the folder, which is a fault then."""
+    """Whether this is a link that leads out of the folder; reports a fault if so."""
     fault = leading_out(path, folder) if path.is_symlink() else None
     if fault is not None:
         faults.whole(fault.code, fault.message, fault.file, fault.hint)
@@ -83,7 +83,9 @@ def leads_out(path: Path, folder: Path, faults: Faults) -> bool:
 
 
 def unprintable(path: Path, faults: Faults) -> bool:
-    """Whether the name of a file or folder holds what no terminal shows, which is a fault: every message quotes it."""
+    """Whether a file or folder name contains unprintable characters; reports a fault if so, since every message quotes
+    the name.
+    """
     if path.name.isprintable():
         return False
     faults.whole("P002", "its name holds characters that cannot be shown", str(path), "rename it")
@@ -91,12 +93,14 @@ def unprintable(path: Path, faults: Faults) -> bool:
 
 
 def left_by_an_editor(name: str) -> bool:
-    """Whether a file of this name is a backup, a swap file or a probe: nobody means it as policy."""
+    """Whether a file of this name is an editor's backup, swap or probe file, which is not policy."""
     return any(fnmatchcase(name, pattern) for pattern in _LEFT_BY_EDITORS)
 
 
 def read_text(path: Path, faults: Faults) -> str | None:
-    """The text of one file, or None with a fault. A pipe or device is never opened: it could block for ever."""
+    """Return the text of one file, or None with a fault. Pipes and devices are never opened: reading one could block
+    for ever.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             faults.whole("P001", "not a regular file", str(path))
@@ -113,7 +117,7 @@ def read_text(path: Path, faults: Faults) -> str | None:
 
 
 def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
-    """Files under the folder, by name. A folder that was entered already (a link upwards) is not entered again."""
+    """Yield files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
     entered: set[tuple[int, int]] = set()
     todo = [folder]
     while todo:
@@ -142,7 +146,9 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """What cannot be told, such as of a link that is too long, is none: whoever reads it says what is wrong."""
+    """Return whether the path is a folder. False if that cannot be determined, as for a link that is too long: reading
+    the file reports the error.
+    """
     try:
         return path.is_dir()
     except OSError:

@@ -1,8 +1,8 @@
 """The grammar of each column of a row.
 
-Each reader takes the text of one field and returns what it means, or raises `Wrong`. Names are typed (`user:`, `nhi:`,
-`role:`, `tool:` …), so that no caller can be called like a role (threats K12), and ASCII, so that nothing looks like
-something else.
+Each reader takes the text of one field and returns its value, or raises `Wrong`. Names are typed (`user:`, `nhi:`,
+`role:`, `tool:` …), so that no caller can be named like a role (threats K12), and ASCII, so that no name looks like
+another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 NONE = "-"
 Per = Literal["subject", "origin", "rule"]
 
-# CONTRACT 1.4: what calls are asked as, and what `use` stands for.
+# CONTRACT 1.4: the actions of calls, and the actions that `use` includes.
 USED = (
     "tools/call",
     "prompts/get",
@@ -51,7 +51,7 @@ SESSION_ACTIONS = frozenset(
         "notifications/roots/list_changed",
     }
 )
-# The same, asked of an MCP server; on an agent, A2A's words of the same name need their row.
+# The same actions on an MCP server; on an agent, A2A actions of the same name need their own row.
 MCP_TASK_ACTIONS = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/update", "tasks/cancel"})
 ACTIONS = frozenset(
     {
@@ -69,8 +69,8 @@ ACTIONS = frozenset(
     }
 )
 USE = "use"
-STOPPING = frozenset({"tasks/cancel"})  # what ends work: a row's limit on `use` does not keep anybody from it
-ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects that lie on a server
+STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does not apply to it
+ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server
 
 _USER, _NHI, _TOOL = PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL
 _SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
@@ -99,7 +99,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)
 
 
 class Wrong(Exception):
-    """One field is wrong. `offset` and `width` say where in its text; width 0 is the whole field."""
+    """One field is wrong. `offset` and `width` give the position in its text; width 0 means the whole field."""
 
     def __init__(self, code: str, message: str, hint: str = "", *, offset: int = 0, width: int = 0) -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ class Wrong(Exception):
 
 
 def subject(text: str, kind: PermissionKind) -> str:
-    """`user:…`, `nhi:…` (patterns), `role:…` (exact), `anonymous`, `*`; as far as the kind can have them."""
+    """Parse `user:…`, `nhi:…` (patterns), `role:…` (exact), `anonymous` or `*`, as far as the kind permits them."""
     _check_ascii(text)
     word, colon, rest = text.partition(":")
     allowed = _SUBJECTS[kind]
@@ -121,12 +121,12 @@ def subject(text: str, kind: PermissionKind) -> str:
 
 
 def object_(text: str, kind: PermissionKind) -> str:
-    """`tool:<server>/<tool>` and its like (patterns), `nhi:<name>` (pattern), `set:<name>` (exact), `*`."""
+    """Parse `tool:<server>/<tool>` and similar (patterns), `nhi:<name>` (pattern), `set:<name>` (exact) or `*`."""
     return text if text == "*" else _thing(text, _OBJECTS[kind])
 
 
 def home_of(subject_: str, obj: str) -> PermissionKind | None:
-    """The permission kind that a row with this subject and object is of; None if it is of none."""
+    """Return the permission kind of a row with this subject and object; None if no kind has such rows."""
     for kind in (_USER, _NHI, _TOOL):
         try:
             subject(subject_, kind)
@@ -138,7 +138,7 @@ def home_of(subject_: str, obj: str) -> PermissionKind | None:
 
 
 def member(text: str) -> str:
-    """Who may be in a role: `user:…`, `nhi:…` or `role:…`, exactly."""
+    """Parse a member of a role: `user:…`, `nhi:…` or `role:…`, exactly."""
     return _named(text, ("user", "nhi", "role"))
 
 
@@ -147,7 +147,7 @@ def role(text: str) -> str:
 
 
 def element(text: str) -> str:
-    """What may be in a set: any object, exactly, or another set."""
+    """Parse an element of a set: any exact object, or another set."""
     _check_exact(text)
     return _thing(text, _THINGS)
 
@@ -157,7 +157,7 @@ def set_(text: str) -> str:
 
 
 def action(text: str) -> str:
-    """One action, `use`, or a pattern that some action fits."""
+    """Parse one action, `use`, or a pattern that matches some action."""
     _check_ascii(text)
     if text != USE and not any(glob(known, text) for known in ACTIONS):
         hint = meant(text, {*ACTIONS, USE}) or "`use` stands for the usual ones"
@@ -166,7 +166,7 @@ def action(text: str) -> str:
 
 
 def effect(text: str) -> Literal["allow", "deny"]:
-    """Exactly `allow` or `deny`: Casbin takes any other word for neither (threats K4)."""
+    """Parse exactly `allow` or `deny`: Casbin ignores rows with any other word (threats K4)."""
     if text == "allow":
         return "allow"
     if text == "deny":
@@ -176,7 +176,7 @@ def effect(text: str) -> Literal["allow", "deny"]:
 
 
 def expires_at(text: str) -> float | None:
-    """Seconds since the epoch; None for `-`. In UTC, too, it must lie in the years 1 to 9999."""
+    """Parse an expiry time into seconds since the epoch; None for `-`. Its year in UTC must be 1 to 9999."""
     if text == NONE:
         return None
     if _TIME.fullmatch(text):
@@ -188,14 +188,14 @@ def expires_at(text: str) -> float | None:
 
 
 def domain(text: str) -> str:
-    """The namespace of an issuer, exactly: a pattern here has granted across tenants (threats K13)."""
+    """Parse the namespace of an issuer, exactly: patterns here have granted access across tenants (threats K13)."""
     if text == NONE or _DOMAIN.fullmatch(text):
         return text
     raise Wrong("P116", f"{shown(text)} is no domain", "write the issuer's namespace, or - for principals without one")
 
 
 def limit(text: str, effect: str) -> int | None:
-    """Calls per hour; None for `-`. 0 would be a deny in disguise."""
+    """Parse a limit in calls per hour; None for `-`. 0 is refused, because it would act as a deny."""
     if text == NONE:
         return None
     if effect == "deny":
@@ -212,7 +212,7 @@ def rule_id(text: str) -> str:
 
 
 def word(text: str, known: tuple[str, ...]) -> str:
-    """One of a few words of a `#:` line."""
+    """Parse one of the known words of a `#:` line."""
     if text in known:
         return text
     raise Wrong("P109", f"{shown(text)} is not one of {', '.join(known)}", meant(text, known))
@@ -259,7 +259,7 @@ def _named(text: str, kinds: tuple[str, ...]) -> str:
 
 
 def _kind_meant(text: str, kinds: tuple[str, ...]) -> str:
-    """The whole name with the kind that was meant, if one is near."""
+    """Return the whole name with the intended kind, if one is near."""
     word, colon, rest = text.partition(":")
     return meant(text, [f"{kind}:{rest}" for kind in kinds]) if colon and meant(word, kinds) else ""
 
@@ -278,7 +278,7 @@ def _check_exact(text: str) -> None:
 
 
 def _check_ascii(text: str) -> None:
-    """Refuse what may look like something else, such as a Cyrillic letter among Latin ones."""
+    """Raise Wrong for non-ASCII text, which can look like other text, such as a Cyrillic letter among Latin ones."""
     if text.isascii():
         return
     for offset, character in enumerate(text):

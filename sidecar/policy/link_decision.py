@@ -1,8 +1,8 @@
 """Decides one link of a chain.
 
-A `KindPolicy` is one permission kind: its model, its rows, and how they are found. Which rows may match is looked up;
-then the conditions among them are run, then expiry is looked at, and the model's effect says what follows. What two
-askings of a question have in common is remembered, within bounds: the rows, and what follows from each outcome.
+A `KindPolicy` is one permission kind: its model, its rows, and the index over them. It looks up the rows that may
+match, runs their conditions, checks expiry, and applies the model's effect. Rows and answers that repeated requests
+have in common are cached, within bounds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sidecar.policy.subjects import PolicySubject, PolicySubjects
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
 from sidecar.vocabulary import ANONYMOUS, Chain, Fact, Link, PermissionKind, Question, RuleRef
 
-MAX_OPENING_RULES = 8  # enough evidence that somebody has a grant on a server
-MAX_OPENING_ROWS = 10_000  # that are looked at for a live one
-MEMO_SIZE = 4096  # cases of a docket, in each of two generations
-MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a case that is remembered
+MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
+MAX_OPENING_ROWS = 10_000  # rows searched for a live one
+MEMO_SIZE = 4096  # cases in each of the cache's two generations
+MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a cached case
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 
-# CONTRACT 1.2, 1.3: who is asked about what. Whatever else arrives is denied before any row is (threats K1, K12).
+# CONTRACT 1.2, 1.3: the subjects and objects of each kind. All else is denied before any row is read (threats K1, K12).
 _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
     PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
@@ -38,8 +38,9 @@ _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Evaluation:
-    """One decision being made: who asks, what its conditions may read, and what they may still spend. While `listing`,
-    what the caller will write is assumed to be as it should be."""
+    """One decision in progress: the chain, the values that its conditions may read, and the budget left. While
+    `listing`, conditions on what the caller will write are assumed to hold.
+    """
 
     __slots__ = ("askers", "chain", "listing", "now_s", "purse", "question", "roles_of")
 
@@ -52,7 +53,7 @@ class Evaluation:
         self.purse: CostBudget | None = None
 
     def run(self, condition: Condition, place: int, lends: bool) -> tuple[Outcome, Fact | None]:
-        """How a condition of the link at `place` comes out. A link that `lends` has no arguments."""
+        """Evaluate a condition for the link at `place`. A link that `lends` has no arguments."""
         if self.listing and condition.from_caller and not lends:
             return "assumed", None
         if self.purse is None:
@@ -64,8 +65,9 @@ class Evaluation:
 
 
 class LinkAnswer(NamedTuple):
-    """One link's answer. `roles` are those by which its rules mean the asker; `limited` are the rules whose limit
-    applies; `until` in seconds since the epoch."""
+    """One link's answer. `roles` are the roles through which its rules match the subject; `limited` are the rules whose
+    limit applies; `until` is in seconds since the epoch.
+    """
 
     link: Link
     roles: tuple[str, ...] = ()
@@ -76,8 +78,9 @@ class LinkAnswer(NamedTuple):
 
 
 class LinkSides(NamedTuple):
-    """The rows that match, by what they say; `would` are those in shadow, `nearly` the (live, holds) of the allow rows
-    that match but for their expiry or condition."""
+    """The matching rows by effect. `would` are those in shadow mode; `nearly` are the (live, holds) of the allow rows
+    that match but for their expiry or condition.
+    """
 
     allows: list[int]
     denies: list[int]
@@ -86,8 +89,9 @@ class LinkSides(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """What one question of one asker comes to: the rows that match, the flags that some of them have, the conditions
-    among them in the order of their texts, when rows end; and answers by how the conditions come out and what lives."""
+    """The cached result for one request of one subject: the matching rows, their flags, their conditions ordered by
+    text, when rows expire, and the answers by condition outcome and live rows.
+    """
 
     rows: list[int]
     some: int
@@ -97,7 +101,7 @@ class _Case(NamedTuple):
 
 
 class KindPolicy:
-    """All questions of one permission kind. Pure but for what it remembers; safe to use from several threads."""
+    """Decides all requests of one permission kind. Pure apart from its cache; safe to use from several threads."""
 
     def __init__(
         self,
@@ -117,13 +121,14 @@ class KindPolicy:
         self._asked: set[int] = set()
 
     def forget(self) -> None:
-        """Forget what was asked."""
+        """Clear the cache."""
         self._cases = BoundedCache(MEMO_SIZE)
         self._asked.clear()
 
     def answer(self, obj: str, act: str, evaluation: Evaluation, place: int, *, lends: bool) -> LinkAnswer:
-        """The answer to one (subject, object, action). `place` is where the subject stands in the chain; `lends` if
-        this asks for authority that is lent."""
+        """Decide one (subject, object, action). `place` is the subject's position in the chain; `lends` is true if the
+        request is for lent authority.
+        """
         asker = evaluation.askers[place]
         key = (asker, obj, act)
         case = self._cases.get(key)
@@ -136,19 +141,19 @@ class KindPolicy:
         answer = case.answers.get(came_out)
         if answer is None:
             answer = self._judged(case, asker, obj, act, outcomes, now_s)
-            if len(case.answers) >= MAX_CASE_ANSWERS:  # a caller's arguments may bring out many
+            if len(case.answers) >= MAX_CASE_ANSWERS:  # a caller's arguments can produce many
                 case.answers.clear()
             case.answers[came_out] = answer
         return answer._replace(link=answer.link._replace(facts=facts)) if facts else answer
 
     def _remember(self, key: tuple[PolicySubject, str, str], case: _Case) -> None:
-        """From its second asking on: what is asked once only costs no memory."""
+        """Cache a case from its second request on, so that one-time requests cost no memory."""
         mark = hash(key)
         if mark not in self._asked:
             if len(self._asked) >= MEMO_SIZE:
                 self._asked.clear()
             self._asked.add(mark)
-        elif len(case.rows) <= MAX_CASE_ROWS and not self._matcher.plan.foreign:  # what pycasbin says, it says anew
+        elif len(case.rows) <= MAX_CASE_ROWS and not self._matcher.plan.foreign:  # pycasbin's results are not cached
             self._cases.put(key, case)
 
     def _case(self, asker: PolicySubject, obj: str, act: str) -> _Case:
@@ -169,7 +174,7 @@ class KindPolicy:
     def _judged(
         self, case: _Case, asker: PolicySubject, obj: str, act: str, outcomes: tuple[Outcome, ...], now_s: float
     ) -> LinkAnswer:
-        """The answer without its facts."""
+        """Return the answer without its facts."""
         rows, some, flags = case.rows, case.some, self.table.flags
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
@@ -205,7 +210,7 @@ class KindPolicy:
         )
 
     def opened(self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float) -> LinkAnswer:
-        """The answer to a session call (CONTRACT 1.4): as it was, unless a live grant on the server opens it."""
+        """Return the answer to a session call (CONTRACT 1.4): unchanged, unless a live grant on the server opens it."""
         link, table = answer.link, self.table
         if link.allowed or link.reason is Reason.DENIED_BY_RULE:
             return answer
@@ -219,7 +224,7 @@ class KindPolicy:
         live = [row for row in grants if not table.flags[row] & ENDS or now_s < table.end_of(row)]
         if not live:
             return answer._replace(link=link._replace(reason=Reason.EXPIRED)) if grants else answer
-        # Any one of them opens it, so it stays open until the last one ends.
+        # Any one of them opens it, so it stays open until the last one expires.
         endless = any(not table.flags[row] & ENDS for row in live)
         until = None if endless else max(map(table.end_of, live))
         rules = self._rules(live[:MAX_OPENING_RULES])
@@ -227,7 +232,7 @@ class KindPolicy:
         return answer._replace(link=link._replace(allowed=True, reason=None, rules=rules), roles=roles, until=until)
 
     def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int]:
-        """The rows that match but for expiry and condition."""
+        """Return the rows that match but for expiry and condition."""
         name = asker.name
         anonymous = name == ANONYMOUS and self.kind is not PermissionKind.NHI_TO_NHI
         if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
@@ -235,7 +240,7 @@ class KindPolicy:
         return self._matcher.rows(RowTest(name, obj, act, asker.domain, asker.roles))
 
     def _sides(self, rows: Sequence[int], outcomes: Mapping[str, Outcome], now_s: float) -> LinkSides:
-        """Conditions and expiry asked of the rows that match otherwise."""
+        """Group the candidate rows by effect, after conditions and expiry."""
         table, flags = self.table, self.table.flags
         allows: list[int] = []
         denies: list[int] = []
@@ -254,23 +259,23 @@ class KindPolicy:
     def _run(
         self, case: _Case, evaluation: Evaluation, place: int, lends: bool
     ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
-        """How each condition comes out, each run once, and what it read."""
+        """Run each condition once; return the outcomes and what was read."""
         ran = [evaluation.run(condition, place, lends) for condition in case.asking]
         return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
 
     def _verdict(self, allows: list[int], denies: list[int]) -> tuple[bool, list[int]]:
-        """Whether the effect allows it, and the rows that decide."""
+        """Return whether the effect allows the request, and the rows that decide."""
         if self._effect == ALLOW_AND_DENY:
             return bool(allows) and not denies, denies or allows
         if self._effect == DENY_OVERRIDE:
             return not denies, denies
-        if self._effect == PRIORITY and (allows or denies):  # the first row that matches decides
+        if self._effect == PRIORITY and (allows or denies):  # the first matching row decides
             first = min(allows + denies)
             return first in allows, [first]
         return bool(allows), allows
 
     def _means(self, asker: PolicySubject, row: int) -> bool:
-        """`anonymous` is allowed by that word only."""
+        """Whether the row matches the subject; `anonymous` is allowed only by that exact word."""
         return asker.name != ANONYMOUS or self.table.text("sub", row) == ANONYMOUS
 
     def _rules(self, rows: Iterable[int]) -> tuple[RuleRef, ...]:
@@ -288,8 +293,9 @@ def _by_id(rule: RuleRef) -> tuple[str, str, int]:
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
-    """CONTRACT 6: a grant has expired that would have held; a condition is not met; no rule. `nearly` are the allow
-    rows that matched but for (live, holds)."""
+    """Return the reason of a denial (CONTRACT 6): an expired grant that would have held, an unmet condition, or no
+    rule. `nearly` are the (live, holds) of the allow rows that matched otherwise.
+    """
     if any(holds and not live for live, holds in nearly):
         return Reason.EXPIRED
     if any(live for live, _ in nearly):
@@ -298,8 +304,10 @@ def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
 
 
 def _holds(outcome: Outcome, denies: int) -> bool:
-    """CONTRACT 2.1: what is not plainly true or false is no match on an allow row, and a match on a deny row.
-    CONTRACT 1.4: what is assumed while listing counts as true on an allow row, and as false on a deny row."""
+    """Whether a row's condition lets it match. CONTRACT 2.1: an outcome other than true or false is no match on an
+    allow row, and a match on a deny row. CONTRACT 1.4: an outcome assumed while listing is true on an allow row, and
+    false on a deny row.
+    """
     if outcome == "error":
         return bool(denies)
     if outcome == "assumed":

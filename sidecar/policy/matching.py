@@ -1,10 +1,10 @@
-"""Finds the rows that match a question, before expiry and conditions.
+"""Finds the rows that match a request, before expiry and conditions.
 
-A `Matcher` answers for one model and its rows. Its index is three arrays: rows sorted by the texts of the first
-facet's column and, within those, of the second's; where the rows of each first text begin. For a request, the texts
-that a matching row may have are found on both sides, by name, by role or set, by pattern; then the two are joined:
-a short run of rows is walked, in a long one each text is searched for. So a decision costs what its own rows cost,
-not what all rows cost.
+A `Matcher` serves one model and its rows. Its index is three arrays: rows sorted by the texts of the first facet's
+column and then by those of the second's, and the start of the rows of each first text. For a request, the texts that a
+matching row can have are found for both facets, by name, by role or set, and by pattern. The two sets are then joined:
+a short run of rows is scanned; in a long run each text is searched for. A decision's cost therefore depends on its
+matching rows, not on all rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from sidecar.vocabulary import ANONYMOUS
 if TYPE_CHECKING:
     from sidecar.policy.casbin_matcher import CasbinMatcher
 
-WALKED = 12  # rows that are cheaper to look at one by one than to search
-MAX_ACTIONS = 128  # that are remembered, of the few dozen that exist
+WALKED = 12  # rows that are cheaper to scan than to search
+MAX_ACTIONS = 128  # cached, of the few dozen that exist
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """`rows` by the texts of two columns. `seconds` are the numbers of the second column's texts, in that order;
-    the rows whose first text is number `t` stand from `begins[t]` to `begins[t + 1]`. `wild` are the texts with a
-    wildcard in each of the two columns."""
+    """`rows` sorted by the texts of two columns. `seconds` are the text numbers of the second column, in that order;
+    the rows whose first text is number `t` are those from `begins[t]` to `begins[t + 1]`. `wild` are the texts with a
+    wildcard in each of the two columns.
+    """
 
     rows: array[int]
     seconds: array[int]
@@ -47,7 +48,7 @@ class Index:
 
 
 def index_of(model: Model, table: RowTable) -> Index:
-    """Built once per load; it takes seconds for a million rows, and holds on to the interpreter while it sorts."""
+    """Build the index, once per load. Takes seconds for a million rows, and holds the GIL while sorting."""
     facets = plan_of(model).index
     nothing = array("I", bytes(4 * len(table)))
     first = table.column(facets[0].column) if facets else nothing
@@ -67,7 +68,7 @@ def index_of(model: Model, table: RowTable) -> Index:
 
 
 class Matcher:
-    """See above. Pure; what it remembers are actions and servers, of which there are few."""
+    """Finds the rows of one model. Pure; caches only actions and servers, of which there are few."""
 
     def __init__(self, model: Model, table: RowTable, index: Index, ways: Mapping[str, RolePaths]) -> None:
         self.plan: MatcherPlan = plan_of(model)
@@ -84,7 +85,7 @@ class Matcher:
         self._on_server: BoundedCache[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = BoundedCache(256)
 
     def rows(self, asked: RowTest) -> list[int]:
-        """The rows that match, in no order that means anything."""
+        """Return the matching rows, in no particular order."""
         found = self._indexed(asked)
         if found and self._by_action:
             found = self._of_action(asked.act, found)
@@ -97,8 +98,9 @@ class Matcher:
         return found
 
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
-        """The rows whose subject is this caller and whose object is the server or something on it, as far as the index
-        tells; none where a matcher does not compare the subject alone."""
+        """Yield the rows whose subject is this caller and whose object is the server or something on it, as far as the
+        index can tell; none if the matcher does not compare the subject alone.
+        """
         first, index = self._first, self._index
         if first is None or first.facet.field != "sub":
             return
@@ -146,7 +148,7 @@ class Matcher:
         return found
 
     def _of_action(self, act: str, rows: list[int]) -> list[int]:
-        """Those whose list of actions has this one: one look at each shape of row."""
+        """Return the rows whose action list contains this action, with one check per row shape."""
         known = self._actions.get(act)
         if known is None:
             if len(self._actions) >= MAX_ACTIONS:
@@ -174,12 +176,12 @@ class Matcher:
                 at += 1
 
     def _texts_on(self, server: str) -> tuple[frozenset[int], tuple[tuple[int, int], ...]]:
-        """The objects on a server: single texts (patterns, sets, the server itself), and runs of texts in order."""
+        """Return the objects on a server: single texts (patterns, sets, the server itself), and runs of texts."""
         known = self._on_server.get(server)
         if known is None:
             texts = self._table.texts.texts
             prefixes = [f"{word}{server}/" for word in ON_SERVERS]
-            # "0" is what follows "/": all that begins with the prefix stands between the two.
+            # "0" follows "/" in ASCII: every text with the prefix sorts between the two.
             spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
             if self._objects is None:
                 self._objects = _Side(_ANY_OBJECT, self._table, _wild_objects(self._table), self._ways)
@@ -190,7 +192,7 @@ class Matcher:
 
 
 class _Side:
-    """One facet over its column: request → the numbers of the texts that a matching row has there."""
+    """One facet over its column: maps a request to the numbers of the texts that a matching row has there."""
 
     def __init__(self, facet: Facet, table: RowTable, wild: array[int], ways: Mapping[str, RolePaths]) -> None:
         self.facet = facet
@@ -219,7 +221,7 @@ class _Side:
         return found
 
     def meeting(self, server: str, prefixes: Iterable[str]) -> Iterator[int]:
-        """The texts that mean the server as a whole or, as a pattern or a set, something on it."""
+        """Yield the texts that match the server as a whole or, as a pattern or a set, something on it."""
         whole = f"nhi:{server}"
         yield from (number for number in [self._ids.get(whole)] if number is not None)
         yield from self._patterns.matches(whole)
@@ -233,13 +235,13 @@ class _Side:
 
 
 def _wild_objects(table: RowTable) -> array[int]:
-    """The objects with a wildcard, for a matcher whose index has none."""
+    """Return the objects with a wildcard, for a matcher whose index has none."""
     texts = table.texts.texts
     return array("I", sorted(number for number in set(table.obj) if WILDCARD in texts[number]))
 
 
 def _foreign(model: Model, parts: tuple[Node, ...], table: RowTable, ways: Mapping[str, RolePaths]) -> CasbinMatcher:
-    from sidecar.policy.casbin_matcher import CasbinMatcher  # a third of a second, and most policies need none of it
+    from sidecar.policy.casbin_matcher import CasbinMatcher  # takes a third of a second to import
 
     return CasbinMatcher(model, parts, table, ways)
 
@@ -257,5 +259,7 @@ _ACTIONS = FunctionCall("globs", (Name("r", "act"), Name("p", "act")))
 
 
 def _split_actions(checks: tuple[Node, ...]) -> tuple[bool, tuple[Node, ...]]:
-    """Whether the lists of actions are asked the usual way, which is remembered by action; and the other checks."""
+    """Return whether actions are compared by the usual `globs` conjunct, which is cached by action, and the other
+    checks.
+    """
     return _ACTIONS in checks, tuple(check for check in checks if check != _ACTIONS)

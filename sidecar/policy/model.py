@@ -1,11 +1,11 @@
 """Reads Casbin models and checks that they are safe to evaluate.
 
-A model is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1). What Casbin would take in silence and then
-allow too much with is refused here: effects that allow by default, `eval`, `regexMatch` and the `keyMatch` family,
-literals that Casbin rewrites, missing names (threats K1-K4, K8, K9, libraries 1.1).
+A model is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1). Features that Casbin accepts silently and
+that can allow too much are refused here: effects that allow by default, `eval`, `regexMatch` and the `keyMatch` family,
+literals that Casbin rewrites, and missing names (threats K1-K4, K8, K9, libraries 1.1).
 
-A matcher must be a conjunction that holds `live(p.expires_at, r.ctx)` and `holds(p.when, p.eft, r.ctx)`: then no
-expired row and no row with a failed condition can match, whatever else the matcher says.
+A matcher must be a conjunction that contains `live(p.expires_at, r.ctx)` and `holds(p.when, p.eft, r.ctx)`: no expired
+row and no row with a failed condition can match, whatever else the matcher contains.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sidecar.vocabulary import PermissionKind
 
 REQUEST = ("sub", "obj", "act", "ctx")
 COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft")
-DOMAIN = "dom"  # both may have it: the namespace of the subject, for `g = _, _, _`
+DOMAIN = "dom"  # optional in both definitions: the namespace of the subject, for `g = _, _, _`
 
 ALLOW_AND_DENY = "some(where (p.eft == allow)) && !some(where (p.eft == deny))"
 ALLOW_OVERRIDE = "some(where (p.eft == allow))"
 PRIORITY = "priority(p.eft) || deny"
-DENY_OVERRIDE = "!some(where (p.eft == deny))"  # right for guardrails alone: it allows whatever no row speaks of
+DENY_OVERRIDE = "!some(where (p.eft == deny))"  # valid for guardrails only: it allows what no row covers
 EFFECTS = (ALLOW_AND_DENY, ALLOW_OVERRIDE, PRIORITY)
 
 MAX_MODEL_CHARS = 16 * 1024
@@ -44,8 +44,9 @@ _HEADING = re.compile(r"\[([^\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One checked model. `groups` are the role definitions it has; `matcher` is as written, `asks` its tree without
-    `live` and `holds`: what must be true of a row that may match."""
+    """One checked model. `groups` are its role definitions; `matcher` is the text as written; `asks` is its tree
+    without `live` and `holds`, which a matching row must satisfy.
+    """
 
     kind: PermissionKind
     request: tuple[str, ...]
@@ -64,7 +65,7 @@ _GUARDRAIL_MATCHER = (
 
 
 def guardrail_model() -> Model:
-    """Guardrails stand above the kinds: their model is ours and cannot be replaced."""
+    """Return the guardrails' model, which is built in and cannot be replaced."""
     tree, _ = expression.read_matcher(_GUARDRAIL_MATCHER)
     assert tree is not None
     asks = _without_outcomes(tree)
@@ -80,7 +81,7 @@ class _ModelEntry:
 
 
 def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> Model | None:
-    """The model, or None with every fault recorded."""
+    """Return the model, or None with every fault recorded."""
     before = len(faults.errors)
     entries = _entries(file, text, faults)
     for section, keys in _SECTIONS.items():
@@ -100,7 +101,7 @@ def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> M
 
 
 def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
-    """`key = value` by key; a `\\` at the end of a line continues it, as in Casbin's own reader."""
+    r"""Return the `key = value` entries by key. A `\\` at the end of a line continues it, as in Casbin's own reader."""
     entries: dict[str, _ModelEntry] = {}
     section, pending = "", ""
     start: SourceLine | None = None
@@ -148,7 +149,7 @@ def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str,
 def _names(
     entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...], message: str, faults: Faults
 ) -> tuple[str, ...]:
-    """The names of a definition, in its order; `dom` may be among them."""
+    """Return the names of a definition in order; `dom` may be among them."""
     if key not in entries:
         return needed
     names = tuple(_split(entries[key].value))
@@ -164,7 +165,9 @@ def _split(value: str) -> list[str]:
 
 
 def _check_groups(entries: Mapping[str, _ModelEntry], request: tuple[str, ...], faults: Faults) -> bool:
-    """Whether roles have domains. Patterns for domains have granted across tenants (threats K13): exact names only."""
+    """Return whether roles have domains. Domain patterns have granted access across tenants (threats K13), so domains
+    must be exact names.
+    """
     by_domain = False
     for key in ("g", "g2"):
         parts = _split(entries[key].value) if key in entries else ["_", "_"]
@@ -233,7 +236,7 @@ def _without_outcomes(tree: Node) -> tuple[Node, ...]:
 
 
 def _unknown_parts(tree: Node, known: _KnownNames) -> list[tuple[str, str, str]]:
-    """Names and functions that this model does not define, as (message, hint, text)."""
+    """Return names and functions that this model does not define, as (message, hint, text)."""
     found = []
     names = {f"r.{name}" for name in known.request} | {f"p.{name}" for name in known.columns}
     for name in dict.fromkeys(expression.names_in(tree)):

@@ -1,9 +1,9 @@
 """Finds the patterns that match a text.
 
-A pattern is cut at its wildcards: what stands before the first one (head), after the last one (tail), and between.
-Patterns are found by head, then by tail: one look-up for each length that some head has, and so on. Where many share
-both, those with something between are found by that too. So the time depends on the text and on how many patterns
-fit, not on how many there are.
+A pattern is split at its wildcards into the head before the first one, the tail after the last one, and the pieces
+between. Patterns are looked up by head and then by tail, with one lookup for each length in use. Where many patterns
+share both, they are also looked up by their first inner piece. The time therefore depends on the text and the number of
+matches, not on the number of patterns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sidecar.policy.patterns import WILDCARD
 
-MANY = 32  # from here on, patterns with one head and tail are looked up by what stands between
+MANY = 32  # from this number on, patterns with one head and tail are looked up by their inner pieces
 
 
 @dataclass(slots=True)
@@ -26,16 +26,16 @@ class _Tails:
 
 @dataclass(slots=True)
 class _Between:
-    """The patterns of one head and one tail: those with nothing between, and the others."""
+    """The patterns of one head and one tail: those without inner pieces, and the others."""
 
     plain: list[int] = field(default_factory=list)
     pieces: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
     by_first: dict[str, list[tuple[tuple[str, ...], int]]] = field(default_factory=dict)
-    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the first pieces, by how they begin
+    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the first pieces, by their beginning
 
 
 class PatternIndex:
-    """Patterns with a wildcard, each with a number of the caller's."""
+    """Patterns with a wildcard, each with a number assigned by the caller."""
 
     def __init__(self, patterns: Iterable[tuple[str, int]]) -> None:
         self._by_head: dict[str, _Tails] = {}
@@ -58,7 +58,7 @@ class PatternIndex:
         return bool(self._by_head)
 
     def matches(self, text: str) -> list[int]:
-        """The numbers of all patterns that the whole text fits."""
+        """Return the numbers of all patterns that match the whole text."""
         found: list[int] = []
         size = len(text)
         for length in self._lengths:
@@ -78,8 +78,9 @@ class PatternIndex:
         return found
 
     def meeting(self, prefix: str) -> list[int]:
-        """The numbers of the patterns that some text which begins with `prefix` fits, those apart that begin with it
-        themselves."""
+        """Return the numbers of the patterns that match some text with the given `prefix`, except patterns that begin
+        with it themselves.
+        """
         heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
         return [
             number
@@ -112,7 +113,7 @@ def _between(text: str, between: _Between) -> Iterator[int]:
 
 
 def _beginning(text: str, between: _Between) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Those whose first piece stands somewhere in the text."""
+    """Yield the patterns whose first inner piece occurs in the text."""
     firsts: set[str] = set()
     for begin, lengths in between.lengths.items():
         at = text.find(begin)

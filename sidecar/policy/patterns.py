@@ -1,9 +1,9 @@
 """Matches names against wildcard patterns.
 
-The functions that the Casbin models call: `who`, `glob`, `globs` (`live` and `holds` belong to one question, see
-judge.py), and two relations between patterns. `*` is the only wildcard: any run of characters, `/` and line breaks
-included, anchored, case-sensitive. There are no regular expressions here, so no pattern can be slow: each piece
-between wildcards is looked for once, from left to right.
+Implements the functions that Casbin models call, `who`, `glob` and `globs` (`live` and `holds` depend on the request,
+see link_decision.py), and two relations between patterns. `*` is the only wildcard: it matches any run of characters,
+including `/` and line breaks; matching is anchored and case-sensitive. There are no regular expressions, so no pattern
+is slow: each piece between wildcards is searched for once, from left to right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WILDCARD = "*"
 
 
 def glob(text: str, pattern: str) -> bool:
-    """Whether the whole text fits the pattern."""
+    """Whether the pattern matches the whole text."""
     if WILDCARD not in pattern:
         return text == pattern
     head, *middle, tail = pattern.split(WILDCARD)
@@ -30,14 +30,14 @@ def glob(text: str, pattern: str) -> bool:
 
 
 def globs(text: str, patterns: str) -> bool:
-    """Whether the text fits one of the patterns in a `|` list."""
+    """Whether one of the patterns in a `|` list matches the text."""
     return any(glob(text, pattern) for pattern in patterns.split("|"))
 
 
 def who(subject: str, pattern: str, effect: str) -> bool:
-    """Whether a rule's subject means this caller.
+    """Whether a rule's subject matches this caller.
 
-    `anonymous` is allowed only by exactly that word: a grant to `*` means everybody who was identified (CONTRACT 1.1).
+    `anonymous` is allowed only by exactly that word: a grant to `*` covers identified callers only (CONTRACT 1.1).
     """
     if subject == ANONYMOUS and effect != "deny":
         return pattern == ANONYMOUS
@@ -45,11 +45,11 @@ def who(subject: str, pattern: str, effect: str) -> bool:
 
 
 def covers(outer: str, inner: str) -> bool:
-    """Whether everything that fits `inner` fits `outer`. A `*` in `inner` is only covered by one in `outer`."""
+    """Whether `outer` matches everything that `inner` matches. A `*` in `inner` is covered only by one in `outer`."""
     return glob(inner, outer)
 
 
 def meets_prefix(pattern: str, prefix: str) -> bool:
-    """Whether some text that begins with `prefix` fits the pattern."""
+    """Whether the pattern matches some text that begins with `prefix`."""
     head, wildcard, _ = pattern.partition(WILDCARD)
     return head.startswith(prefix) or (wildcard != "" and prefix.startswith(head))

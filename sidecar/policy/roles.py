@@ -1,8 +1,8 @@
 """Resolves roles and sets.
 
 `g` and `g2` rows are one-way links between exact names: a member has a role, a role may have roles; an object is in a
-set, a set may be in sets. Casbin follows ten links and silently no further, and lives with cycles (threats K11); here
-a chain of more than eight roles and any cycle are faults at load time, so that following links always ends.
+set, a set may be in sets. Casbin silently stops after ten links and accepts cycles (threats K11); here a chain of more
+than eight roles and any cycle are faults at load time, so following links always terminates.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class RoleLinks:
-    """Member → what it is directly in. `RoleLinks.of` builds it; acyclic once `cycle()` was asked."""
+    """Maps each member to its direct containers. `RoleLinks.of` builds it; acyclic once `cycle()` returned ()."""
 
     parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> RoleLinks:
-        """From (member, container) pairs, in any order."""
+        """Build the links from (member, container) pairs, in any order."""
         parents: dict[str, set[str]] = {}
         for member, container in pairs:
             parents.setdefault(member, set()).add(container)
         return cls({member: tuple(sorted(found)) for member, found in sorted(parents.items())})
 
     def closure(self, start: Iterable[str]) -> frozenset[str]:
-        """Everything that any of `start` is in, directly or not; without `start` itself."""
+        """Return every direct and indirect container of `start`, without `start` itself."""
         todo = [container for name in start for container in self.parents.get(name, ())]
         if not todo:
             return _NOTHING
@@ -43,9 +43,9 @@ class RoleLinks:
         return frozenset(seen)
 
     def way(self, start: Iterable[str], goal: str) -> tuple[str, ...]:
-        """The containers passed on a shortest way from one of `start` to `goal`, `goal` last; () if there is none.
+        """Return the containers on a shortest path from one of `start` to `goal`, `goal` last; () if there is none.
 
-        Names in `start` that are the goal themselves count as one step: a token may grant the role itself.
+        A name in `start` that is the goal itself counts as one step: a token may grant the role directly.
         """
         came_from: dict[str, str] = {}
         queue = deque(sorted(start))
@@ -62,7 +62,7 @@ class RoleLinks:
         return ()
 
     def contents(self) -> Mapping[str, frozenset[str]]:
-        """For every container, the names that are in it, directly or not."""
+        """Return the direct and indirect members of every container."""
         contents: dict[str, set[str]] = {}
         for name in self.parents:
             for container in self.closure((name,)):
@@ -70,7 +70,7 @@ class RoleLinks:
         return {container: frozenset(names) for container, names in contents.items()}
 
     def cycle(self) -> tuple[str, ...]:
-        """One cycle, first name repeated at its end; () if there is none."""
+        """Return one cycle, with its first name repeated at the end; () if there is none."""
         left = _peeled(self.parents)
         if not left:
             return ()
@@ -81,7 +81,9 @@ class RoleLinks:
         return (*path[path.index(name) :], name)
 
     def chains(self) -> Mapping[str, int]:
-        """For every name, how many containers the longest chain from it has, itself included. Only without cycles."""
+        """Return for every name the number of containers in the longest chain from it, itself included. Requires
+        acyclic links.
+        """
         chains: dict[str, int] = {}
         for name in self.parents:
             todo = [name]
@@ -98,9 +100,9 @@ class RoleLinks:
 
 
 class RolePaths:
-    """What `g` or `g2` answers, by domain. Without domains, everything is in the domain "".
+    """Evaluates `g` or `g2`, by domain. Without domains, all links are in the domain "".
 
-    `holding` is for sets: which of them hold something on a server.
+    `holding` is for sets: it returns those that contain something on a server.
     """
 
     def __init__(self, links: Mapping[str, RoleLinks], *, by_domain: bool = False) -> None:
@@ -110,11 +112,11 @@ class RolePaths:
         self._on_server: Mapping[str, frozenset[str]] | None = None
 
     def within(self, domain: str) -> RoleLinks:
-        """The links of one domain."""
+        """Return the links of one domain."""
         return self._links.get(domain if self._by_domain else "", _NO_LINKS)
 
     def containers(self, name: str, domain: str) -> frozenset[str]:
-        """Everything that a name is in, directly or not."""
+        """Return every direct and indirect container of a name."""
         where = domain if self._by_domain else ""
         links = self._links.get(where)
         parents = links.parents.get(name) if links is not None else None
@@ -128,7 +130,7 @@ class RolePaths:
         return name == container or container in self.containers(name, domain)
 
     def holding(self, server: str) -> frozenset[str]:
-        """The containers that hold the server or something on it."""
+        """Return the containers that hold the server or something on it."""
         if self._on_server is None:
             found: dict[str, set[str]] = {}
             for links in self._links.values():
@@ -140,7 +142,9 @@ class RolePaths:
 
 
 def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
-    """For every container, itself and everything that it is in: there are few, and what is in them adds them up."""
+    """Return for every container itself and all its containers. There are few; a member's containers are the union of
+    these.
+    """
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
 
@@ -162,7 +166,7 @@ def _is_container(name: str) -> bool:
 
 
 def _peeled(parents: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
-    """What is left of the names when those with nothing above them are taken away again and again."""
+    """Return the names left after repeatedly removing those without containers."""
     children: dict[str, list[str]] = {}
     above = {name: len(containers) for name, containers in parents.items()}
     for name, containers in parents.items():

@@ -1,9 +1,9 @@
 """Parses policy CSV files.
 
-A strict reader of our own: Casbin's drops lines that it does not understand (threats K4-K7, reports BL-026). Here a
-row either means what it says or is a fault with file, line and column. Fields are separated by commas, blanks and tabs
-around them are trimmed, a field with a comma or a double quote is quoted as in RFC 4180; a row is one line. A byte
-order mark and CRLF are accepted. `#` begins a comment line, `#:` describes the row on the next line.
+A strict parser of our own: Casbin's drops lines that it does not understand (threats K4-K7, reports BL-026). Here a row
+is either valid or a fault with file, line and column. Fields are separated by commas and trimmed of blanks and tabs; a
+field with a comma or a double quote is quoted as in RFC 4180; a row is one line. A byte order mark and CRLF are
+accepted. `#` begins a comment line; `#:` describes the row on the next line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from sidecar.policy.faults import Faults, SourceLine, meant, shown
 
-MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as they are written by programs
+MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as programs write them
 MAX_LINE_CHARS = 8 * 1024
 ROW_TYPES = ("p", "g", "g2")
 NOTES = ("id", "owner", "reason", "shadow", "per", "created_at", "part_of")
@@ -29,7 +29,7 @@ _NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
 
 @dataclass(frozen=True, slots=True)
 class CsvField:
-    """One trimmed, unquoted field. `column` counts from 1 and `width` in characters, both as written in the line."""
+    """One trimmed, unquoted field. `column` counts from 1 and `width` is in characters, both as written in the line."""
 
     text: str
     column: int
@@ -37,22 +37,22 @@ class CsvField:
     quoted: bool = False
 
     def column_of(self, offset: int) -> int:
-        """The column of the character at `offset` of the text."""
+        """Return the column of the character at `offset` of the text."""
         doubled = self.text[:offset].count('"') if self.quoted else 0
         return self.column + offset + doubled + int(self.quoted)
 
     def line_of(self, offset: int = 0) -> SourceLine | None:
-        """The line of the character at `offset`; None if that is the row's own (or its `#:` line)."""
+        """Return the line of the character at `offset`; None if it is the row's own line (or its `#:` line)."""
         return None
 
     def part(self, offset: int, text: str) -> CsvField:
-        """The field of a part of the text, from `offset` on."""
+        """Return the field for a part of the text, which begins at `offset`."""
         return CsvField(text, self.column_of(offset), max(1, len(text)))
 
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """One row: its type (`p`, `g`, `g2`), the fields after it, and what `#:` says about it."""
+    """One row: its type (`p`, `g`, `g2`), the fields after it, and its `#:` notes."""
 
     type: str
     fields: tuple[CsvField, ...]
@@ -62,7 +62,7 @@ class CsvRow:
 
 
 def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
-    """The text of a policy file, or None (with a fault) when it is not UTF-8."""
+    """Return the text of a policy file, or None (with a fault) when it is not UTF-8."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,9 +73,9 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
 
 
 def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[CsvRow]:
-    """Every well-formed row, in order; every other line that says something is a fault.
+    """Yield every well-formed row, in order; every other line except blanks and comments is a fault.
 
-    `plain` is offered each line that nothing was said about above; what it takes needs no more looking at.
+    `plain` gets each line without a `#:` line above it; a line that it takes is not parsed further.
     """
     notes: tuple[SourceLine, dict[str, CsvField]] | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -106,7 +106,7 @@ def _stray_notes(line: SourceLine, faults: Faults) -> None:
 
 
 def _hidden_character(line: SourceLine, faults: Faults) -> bool:
-    """Control, format and unassigned characters: what a reviewer cannot see must not be in a rule."""
+    """Report control, format and unassigned characters: a rule must not contain what a reviewer cannot see."""
     if line.text.isascii() and line.text.isprintable():
         return False
     for column, character in enumerate(line.text, start=1):
@@ -136,7 +136,7 @@ def _read_row(
 
 
 def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
-    """The fields of one line, or None with a fault."""
+    """Return the fields of one line, or None with a fault."""
     text, at, fields = line.text, 0, []
     while True:
         while at < len(text) and text[at] in _BLANKS:
@@ -183,7 +183,7 @@ def _quoted(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
 
 
 def _notes(line: SourceLine, faults: Faults) -> dict[str, CsvField]:
-    """The `key=value` pairs of one `#:` line."""
+    """Return the `key=value` pairs of one `#:` line."""
     at, notes = line.text.index("#:") + 2, dict[str, CsvField]()
     while True:
         while at < len(line.text) and line.text[at] in _BLANKS:

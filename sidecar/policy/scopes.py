@@ -1,8 +1,8 @@
 """Bounds what each policy folder may grant.
 
-`policy.scopes` bounds what the files of a folder may say (CONTRACT 2): whoever reviews `teams/payments/` need not fear
-for the rest. A row is inside when every name in it is covered by a pattern of the scope; what a scope does not list,
-it does not permit.
+`policy.scopes` bounds what the files of a folder may contain (CONTRACT 2): a change in `teams/payments/` cannot affect
+the rest of the policy. A row is inside a scope when every name in it is covered by one of the scope's patterns; what a
+scope does not list is not permitted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sidecar.policy.patterns import covers
 
 
 class ScopeLike(Protocol):
-    """What `settings` hands over; `Scope` is one."""
+    """What `settings` passes; `Scope` implements it."""
 
     @property
     def files(self) -> str: ...
@@ -39,7 +39,7 @@ class Scope:
 
 
 def scopes_of(relative: str, scopes: Sequence[ScopeLike]) -> list[ScopeLike]:
-    """Those that bound this file; a row must be inside every one of them."""
+    """Return the scopes that bound this file; a row must be inside every one of them."""
     return [scope for scope in scopes if _file_glob(scope.files).fullmatch(relative)]
 
 

@@ -1,8 +1,8 @@
 """Serializes a loaded policy for another process.
 
-As a row of small pickles: arrays as they are, texts and links some thousands at a time. Whoever takes them in holds the
-interpreter for a millisecond at most, so an event loop in another thread goes on. Conditions travel as their texts
-and are compiled again: programs do not travel. What is unpickled comes from a process that we started ourselves.
+The format is a sequence of small pickles: arrays as they are, texts and links some thousands at a time. Each unpickling
+holds the GIL for a millisecond at most, so an event loop in another thread goes on. Conditions are sent as text and
+compiled again. The pickles come only from a process that we started ourselves.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def unpack(source: IO[bytes]) -> PolicySource:
 
 
 def _shared(source: PolicySource) -> tuple[list[str], list[str]]:
-    """The texts and files that all tables have in common."""
+    """Return the texts and files that all tables share."""
     table = next(iter(source.tables.values()))
     return table.texts.texts, table.files
 

@@ -1,8 +1,8 @@
-"""Finds argument keys that some reader could take for another key.
+"""Finds argument keys that a reader could mistake for another key.
 
 Servers differ in how they read keys: many decoders ignore case, some compare a Unicode normal form. `{"repo": …,
-"Repo": …}` then means one thing to a rule and another to its server. A key is similar to a name if the two differ, and
-only in case or in Unicode normal form. Compared are the keys of one object with each other, with the properties that
+"Repo": …}` then has one meaning for a rule and another for its server. A key is similar to a name if the two differ
+only in case or in Unicode normal form. The keys of one object are compared with each other, with the properties that
 the tool's schema has at that place, and with the names that conditions read.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-SIMILAR_KEY: Final = "distinct-names"  # the keyword that a call is refused with
-MAX_STEPS: Final = 50_000  # schemas that are looked at while the places of one schema are told apart
+SIMILAR_KEY: Final = "distinct-names"  # the keyword reported when a call is refused
+MAX_STEPS: Final = 50_000  # schemas visited while the places of one schema are distinguished
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("if", "then", "else", "not")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
@@ -29,14 +29,14 @@ Led = Mapping[int, Sequence[object]]
 
 
 def folded(key: str) -> str:
-    """The same for similar keys."""
+    """Return a form that is equal for similar keys."""
     if key.isascii():
         return key.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", key).casefold())
 
 
 class Read(NamedTuple):
-    """What conditions read of arguments: names by place, and names that a loop reads, wherever its items stand."""
+    """What conditions read of arguments: names by place, and names read in a loop, wherever its items are."""
 
     tree: Mapping[str, Any] = {}
     anywhere: frozenset[str] = frozenset()
@@ -46,7 +46,7 @@ NOTHING: Final = Read()
 
 
 def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
-    """From the paths below `args` that a condition reads."""
+    """Build a `Read` from the paths below `args` that a condition reads."""
     tree: dict[str, Any] = {}
     for path in paths:
         branch = tree
@@ -71,12 +71,12 @@ class Keys:
         return len(self.similar) == len(self.names)
 
     def at(self, key: str) -> Keys | None:
-        """The place of a property."""
+        """Return the place of a property."""
         return self.below.get(key, self.others)
 
 
 class _KeyPlaces:
-    """The places of one schema. All schemas that hold for one value are one place."""
+    """The places of one schema. All schemas that apply to one value are one place."""
 
     def __init__(self, led: Led) -> None:
         self._led = led
@@ -114,16 +114,18 @@ class _KeyPlaces:
 
 
 def keys_of(root: Schema, led: Led) -> Keys | None:
-    """The properties of a schema, place by place; None for one without any. `led` says where references of a schema,
-    by its identity, lead."""
+    """Return the properties of a schema, place by place; None for a schema without properties. `led` maps a schema's
+    identity to the targets of its references.
+    """
     return _KeyPlaces(led).of(root)
 
 
 def similar_key(
     arguments: Any, keys: Keys | None = None, reads: Sequence[Read] = (), *, siblings: bool = True
 ) -> str | None:
-    """A JSON Pointer to a key that some reader could take for another one; None if there is none. Without `siblings`,
-    the keys of one object are not compared with each other."""
+    """Return a JSON Pointer to a key that a reader could mistake for another one; None if there is none. Without
+    `siblings`, the keys of one object are not compared with each other.
+    """
     if not siblings and not reads:
         return None
     anywhere = frozenset[str]().union(*(read.anywhere for read in reads)) if reads else frozenset()
@@ -153,7 +155,7 @@ def _similar_in(
     siblings: bool,
 ) -> str | None:
     if keys is not None and not trees and not anywhere and keys.distinct and value.keys() <= keys.names:
-        return None  # nearly every call
+        return None  # the common case
     known: list[tuple[Container[str], frozenset[str]]] = [(keys.names, keys.similar)] if keys is not None else []
     known += [(tree.keys(), frozenset(map(folded, tree))) for tree in trees]
     if anywhere:
@@ -175,7 +177,7 @@ def _holds_more(value: Any) -> bool:
 
 
 def _holding(schemas: Iterable[object], led: Led) -> Iterator[Schema]:
-    """These schemas and all that hold for the same value."""
+    """Yield these schemas and all that apply to the same value."""
     waiting, seen = list(schemas), set[int]()
     while waiting:
         schema = waiting.pop()
@@ -208,7 +210,7 @@ def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
 
 
 def _everywhere(led: Led, root: Schema) -> Keys:
-    """Every property of a schema, at every place: for one whose places are too many to be told apart."""
+    """Return every property of a schema at every place, for a schema with too many places to distinguish."""
     names, waiting, seen = set[str](), [root], set[int]()
     while waiting:
         for schema in _holding([waiting.pop()], led):

@@ -1,7 +1,7 @@
 """Loads models and rows, or reports everything that is wrong with them.
 
-`load_policy` reads every file, checks every row, and either returns one `PolicySource` or raises `PolicyError` with
-every fault at once. Reading files is all that it does outside: no clock, no network.
+`load_policy` reads every file, checks every row, and either returns one `PolicySource` or raises `PolicyError` with all
+faults. It reads files and nothing else: no clock, no network.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from sidecar.policy.table import LIMITED, RowTable
 from sidecar.policy.yaml_rows import parse_yaml
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-SLOW_ROWS = 500  # from here on, a part that is asked of every row is worth a warning
-_CHECK_US, _CASBIN_US = 0.5, 20.0  # what one row costs there, measured
+SLOW_ROWS = 500  # from this number on, a conjunct tested on every row is worth a warning
+_CHECK_US, _CASBIN_US = 0.5, 20.0  # measured cost per row
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """A checked policy. `tables` are its rows, `indexes` how they are found, `conditions` the compiled `when` by its
-    text; `domains` are the roles by domain, where a model has domains, and then `roles` are all of them together.
+    """A checked policy. `tables` are its rows, `indexes` the indexes over them, `conditions` the compiled `when` by
+    text; `domains` are the roles by domain, where a model has domains, and `roles` are then all of them together.
 
-    `revision` is the SHA-256 (hex) of what is decided: models, rules with their ids and notes, roles and sets. It does
-    not change with the names of files, the order of rows (but under the effect `priority`), or comments.
+    `revision` is the SHA-256 (hex) of what is decided on: models, rules with their ids and notes, roles and sets. It
+    does not depend on file names, the order of rows (except under the effect `priority`), or comments.
     """
 
     models: Mapping[PermissionKind, Model]
@@ -55,11 +55,11 @@ class PolicySource:
 
     @property
     def rules(self) -> Sequence[RuleRef]:
-        """All of them, kind by kind, in the order of their files; each is made when it is looked at."""
+        """All rules, kind by kind, in the order of their files; each is created on access."""
         return _Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
 
     def limited(self, most: int) -> tuple[RuleRef, ...]:
-        """Up to `most` rows that have a limit; a rule may have several."""
+        """Return up to `most` rows that have a limit; a rule may have several."""
         rows = (
             (table, row) for table in self.tables.values() for row, bits in enumerate(table.flags) if bits & LIMITED
         )
@@ -105,17 +105,17 @@ def load_policy(
     names: frozenset[str] | None = None,
     agent_ids: Mapping[str, str] = NO_IDS,
 ) -> PolicySource:
-    """The policy in two folders. `names` are the upstreams that exist, if rows are to be held against them, and
-    `agent_ids` the names of agents by their UUIDs.
+    """Load the policy in two folders. `names` are the existing upstreams, if rows are checked against them; `agent_ids`
+    maps agents' UUIDs to their names.
 
-    Raises PolicyError with every fault; what is merely suspicious is in `warnings`.
+    Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`.
     """
     draft = PolicyBuilder(scopes, names, agent_ids)
     _read_models(models, draft)
     for file in policy_files(policies, draft.faults):
         _read_file(file, draft)
     if not draft.rows_of_rules and not draft.faults.errors:
-        # Threats K1, K14: an empty policy is a broken mount or a truncated file far more often than a wish.
+        # Threats K1, K14: an empty policy is far more often a broken mount or a truncated file than intended.
         draft.faults.whole("P004", "no rule in any file", str(policies), "write at least one p row")
     links = {group: _links(group, draft) for group in ("g", "g2")}
     _check_doubles(draft)
@@ -129,7 +129,7 @@ def load_policy(
 def _source(draft: PolicyBuilder, links: Mapping[str, Mapping[str, RoleLinks]]) -> PolicySource:
     for kind, table in draft.tables.items():
         for facet in plan_of(draft.models[kind]).index:
-            table.column(facet.column)  # its texts have to be there before all are put in order
+            table.column(facet.column)  # adds its texts, which must exist before all texts are sorted
     moved = draft.texts.sort()
     for table in draft.tables.values():
         table.move(moved)
@@ -160,11 +160,10 @@ def _revision(draft: PolicyBuilder, indexes: Mapping[PermissionKind, Index]) -> 
 
 
 def _said(table: RowTable, index: Index, *, in_order: bool) -> Iterator[str]:
-    """What the rows say, with their ids and notes: in the order of their files, or in one that is the same whatever
-    that order is."""
+    """Yield the content of the rows with their ids and notes: in file order, or in an order independent of it."""
     if in_order:
         rows: Iterable[int] = range(len(table))
-    else:  # nearly sorted already, where the index is by subject and object
+    else:  # nearly sorted already if the index is by subject and object
         rows = sorted(index.rows, key=lambda row: (table.sub[row], table.obj[row]))
     for _, same in groupby(rows, lambda row: (table.sub[row], table.obj[row])):
         told = [f"{table.content(row)}\x1e{_noted(table, row)}\n" for row in same]
@@ -198,7 +197,7 @@ def _read_models(folder: Path, draft: PolicyBuilder) -> None:
 
 
 def _warn_slow_parts(draft: PolicyBuilder, folder: Path) -> None:
-    """Say which part of a matcher is asked of every row, and what that costs."""
+    """Warn about a conjunct that is tested on every row, with its cost."""
     for kind, model in draft.models.items():
         plan, rows = plan_of(model), len(draft.tables[kind])
         if plan.index and not plan.foreign:
@@ -235,14 +234,14 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
             _read_role(row, scopes, draft)
         elif row.type != "p":
             draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line, hint="move it there")
-        elif kind in readers:  # else the model itself is the fault
+        elif kind in readers:  # else the model itself has the fault
             readers[kind].read(row)
 
 
 def _rows(
     file: PolicyFile, text: str, scopes: Sequence[ScopeLike], draft: PolicyBuilder
 ) -> Iterator[tuple[PermissionKind | None, CsvRow]]:
-    """The rows of one file with their kinds (None for g and g2), but for those that are taken in bulk."""
+    """Yield the rows of one file with their kinds (None for g and g2), except those read in bulk."""
     name = str(file.path)
     if file.is_yaml:
         columns = {kind: model.columns for kind, model in draft.models.items()}
@@ -266,7 +265,7 @@ def _read_role(row: CsvRow, scopes: Sequence[ScopeLike], draft: PolicyBuilder) -
 
 
 def _check_doubles(draft: PolicyBuilder) -> None:
-    """Rules without an id are named by their content, so there can be only one of each."""
+    """Report duplicates: a rule without an id is named by its content, so each may exist only once."""
     for table in draft.tables.values():
         first: dict[tuple[int, int, int], int] = {}
         for row, said in enumerate(zip(table.sub, table.obj, table.shape, strict=True)):
@@ -290,7 +289,9 @@ def _place_of(table: RowTable, row: int) -> Place:
 
 
 def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
-    """The links of all files, by domain; "" is all of them together. Cycles and chains that are too long are faults."""
+    """Return the links of all files, by domain; "" is all of them together. Reports cycles and chains that are too
+    long.
+    """
     found = draft.links[group]
     links = RoleLinks.of((member, container) for member, container, _ in found)
     cycle = links.cycle()

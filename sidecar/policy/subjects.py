@@ -15,8 +15,9 @@ MEMO_SIZE = 4096
 
 @dataclass(eq=False, slots=True)
 class PolicySubject:
-    """A principal as rows see it. `granted` are the roles of its token, `roles` all that it has; `domain` is its
-    namespace, `-` without one. One object stands for one principal as long as it is remembered, and is itself a key."""
+    """A principal as rows see it. `granted` are the roles of its token, `roles` all its roles; `domain` is its
+    namespace, or `-`. While cached, each principal has exactly one object, which also serves as a key.
+    """
 
     name: str
     granted: frozenset[str]
@@ -25,7 +26,7 @@ class PolicySubject:
 
 
 class PolicySubjects:
-    """All roles of a principal, remembered."""
+    """Finds and caches the roles of principals."""
 
     def __init__(self, ways: RolePaths) -> None:
         self._ways = ways
@@ -44,15 +45,15 @@ class PolicySubjects:
         return known
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Clear the cache."""
         self._memo = BoundedCache(MEMO_SIZE)
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
-        """All roles of a principal."""
+        """Return all roles of a principal."""
         return self.asker(principal).roles
 
     def behind(self, asker: PolicySubject, subjects: Iterable[str]) -> tuple[str, ...]:
-        """The roles on the ways by which these subjects of rules mean the principal, each once."""
+        """Return the roles through which these rule subjects match the principal, each once."""
         found: dict[str, None] = {}
         for subject in subjects:
             if subject in asker.roles:
@@ -67,5 +68,5 @@ class PolicySubjects:
 
 
 def _domain_of(name: str) -> str:
-    """The namespace in `user:<namespace>/<id>`."""
+    """Return the namespace in `user:<namespace>/<id>`."""
     return name.partition(":")[2].partition("/")[0] if "/" in name else NONE

@@ -1,10 +1,10 @@
 """Finds the inputs that a CEL expression reads.
 
-CEL's compiler gives its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only five facts of it
-are needed, so the tree is walked as it stands: field numbers are those of google/cel-spec `syntax.proto` and
-`checked.proto`, which are a published, stable format.
+CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only five facts of it
+are needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
+`checked.proto`, a published, stable format.
 
-A read is a path from a variable: `args.repo` and `args['repo']` are ("args", "repo"); what is computed ends a path.
+A read is a path from a variable: `args.repo` and `args['repo']` are ("args", "repo"); a computed key ends a path.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class ReadPath:
-    """One read of a variable. `offset` is where in the text, in characters; `looped` if inside a macro's body,
-    `ranged` if a macro runs over it."""
+    """One read of a variable. `offset` is its position in the text, in characters; `looped` is true inside a macro's
+    body, `ranged` if a macro iterates over it.
+    """
 
     path: Path
     offset: int
@@ -35,8 +36,9 @@ class ReadPath:
 
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
-    """One call of a function or method. `first_argument` is what its receiver or first argument reads; `dynamic`
-    if any argument after that is no constant."""
+    """One call of a function or method. `first_argument` is what its receiver or first argument reads; `dynamic` is
+    true if any argument after that is not a constant.
+    """
 
     function: str
     first_argument: tuple[Path, ...]
@@ -46,9 +48,10 @@ class CalledFunction:
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What was found. `sought` are the keys that `in` looks for; `inner` the names that macros read of what they run
-    over; `loops` is how deeply macros are nested; `loop_nodes` and `range_nodes` how much stands inside
-    their bodies and inside what they run over."""
+    """The facts found. `sought` are the keys that `in` looks for; `inner` the names that macros read of their items;
+    `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers of nodes inside their bodies
+    and inside their ranges.
+    """
 
     reads: tuple[ReadPath, ...]
     sought: tuple[Path, ...]
@@ -60,7 +63,7 @@ class Syntax:
 
 
 def syntax_of(serialized: bytes) -> Syntax:
-    """From `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
+    """Parse `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
     checked = _only(dict(_fields(serialized)), 2)
     parts = list(_fields(checked))
     source = next((value for number, value in parts if number == _SOURCE_INFO), b"")
@@ -78,7 +81,7 @@ def syntax_of(serialized: bytes) -> Syntax:
 
 
 class _Walk:
-    """One pass over the tree; `bound` are the names that macros have bound at this place, `depth` their nesting."""
+    """One pass over the tree. `bound` are the names that macros have bound at this point, `depth` their nesting."""
 
     def __init__(self, positions: dict[int, int]) -> None:
         self._positions = positions
@@ -152,7 +155,9 @@ class _Walk:
 
 
 def _path(expr: bytes) -> Path | None:
-    """The path that an expression is, as far as it is one: a variable, its fields, its constant string keys."""
+    """Return the path that an expression denotes, as far as it is one: a variable, its fields, its constant string
+    keys.
+    """
     fields = dict(_fields(expr))
     if _IDENT in fields:
         return (_bytes(dict(_fields(_only(fields, _IDENT))).get(1, b"")).decode().lstrip("."),)
@@ -176,7 +181,7 @@ def _indexed(parts: list[tuple[int, bytes | int]]) -> Path | None:
 
 
 def _sought(arguments: list[bytes]) -> Path | None:
-    """The path of a constant text that is looked for in a map."""
+    """Return the path of a constant text that is looked for in a map."""
     if len(arguments) != 2:
         return None
     below, key = _path(arguments[1]), dict(_fields(arguments[0])).get(_CONST)

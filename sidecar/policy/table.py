@@ -1,10 +1,9 @@
 """Stores millions of rows compactly.
 
-Rows differ in subject and object; in the rest they are much alike. So each distinct text is kept once, in sorted order;
-what a row says beside subject and object is its `TableShape`, each distinct one kept once; and a row is five numbers in
-arrays, some 20 bytes. Notes (`#:`) take room only where somebody wrote them. A `RuleRef` is made when somebody looks at
-one. Tables are built by one writer and never change afterwards; arrays and lists of texts are also what a process that
-read the files can hand to the one that serves.
+Rows differ mainly in subject and object. Each distinct text is stored once, in sorted order; a row's other columns form
+its `TableShape`, each distinct one stored once; a row is five numbers in arrays, some 20 bytes. Notes (`#:`) take
+memory only for rows that have them. A `RuleRef` is created on access. Tables are built by one writer and never change
+afterwards; their arrays and lists of texts are what the loading process sends to the serving one.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from sidecar.vocabulary import PermissionKind, RuleRef
 DENY, SHADOW, ENDS, ASKS, LIMITED = 1, 2, 4, 8, 16  # bits of `flags`
 _PER_SHIFT = 5
 _PER: tuple[Per, ...] = ("subject", "origin", "rule")
-MAX_RULES_KEPT = 4096  # Rule objects that are looked at again and again
+MAX_RULES_KEPT = 4096  # RuleRef objects of rows that decide repeatedly
 
 
 class TableShape(NamedTuple):
-    """What a row says beside subject and object, as its columns have it; `act` with `use` written out, `dom` "" where
-    the model has no domains."""
+    """The columns of a row other than subject and object. `act` has `use` written out; `dom` is "" where the model has
+    no domains.
+    """
 
     act: str
     expires_at: str
@@ -37,18 +37,18 @@ class TableShape(NamedTuple):
 
     @property
     def flags(self) -> int:
-        """The bits of such a row, before its notes."""
+        """The flag bits of such a row, before its notes."""
         said = (self.expires_at, ENDS), (self.when, ASKS), (self.max_calls_per_hour, LIMITED)
         return DENY * (self.eft == "deny") | sum(bit for text, bit in said if text != NONE)
 
     @property
     def end(self) -> float | None:
-        """When such a row ends, in seconds since the epoch; None if it does not."""
+        """When such a row expires, in seconds since the epoch; None if it does not."""
         return None if self.expires_at == NONE else datetime.fromisoformat(self.expires_at).timestamp()
 
 
 class RowNotes(NamedTuple):
-    """What stands in a `#:` line above a row."""
+    """The content of a `#:` line above a row."""
 
     id: str = ""
     owner: str = ""
@@ -63,7 +63,7 @@ class RowNotes(NamedTuple):
 
 
 class TextPool:
-    """Every distinct text once, with a number. 0 is the empty text."""
+    """Stores every distinct text once, with a number. 0 is the empty text."""
 
     __slots__ = ("ids", "texts")
 
@@ -72,7 +72,7 @@ class TextPool:
         self.ids: dict[str, int] = {"": 0}
 
     def id(self, text: str) -> int:
-        """The number of a text, a new one if it is new."""
+        """Return the number of a text, adding it if it is new."""
         known = self.ids.get(text)
         if known is None:
             known = self.ids[text] = len(self.texts)
@@ -80,7 +80,7 @@ class TextPool:
         return known
 
     def sort(self) -> array[int]:
-        """Number all texts by their order; returns old number → new number."""
+        """Renumber all texts in sorted order; return old number → new number."""
         order = sorted(range(len(self.texts)), key=self.texts.__getitem__)
         moved = array("I", bytes(4 * len(order)))
         for new, old in enumerate(order):
@@ -91,9 +91,9 @@ class TextPool:
 
 
 class RowTable(Sequence[RuleRef]):
-    """The rows of one permission kind, in the order of their files, as arrays; and a sequence of `RuleRef`s.
+    """The rows of one permission kind, in file order, as arrays, and as a sequence of `RuleRef`s.
 
-    `sub` and `obj` are numbers of texts, `shape` of shapes; `flags` has the bits above; `notes` is by row.
+    `sub` and `obj` are text numbers, `shape` are shape numbers; `flags` has the bits above; `notes` is by row.
     """
 
     def __init__(self, kind: PermissionKind, texts: TextPool, files: list[str]) -> None:
@@ -107,14 +107,14 @@ class RowTable(Sequence[RuleRef]):
         self._rules: dict[int, RuleRef] = {}
 
     def add_shape(self, shape: TableShape) -> int:
-        """The number of a new shape. Who adds rows keeps the numbers of the shapes it met."""
+        """Return the number of a new shape. The caller keeps the numbers of the shapes it has added."""
         self.shapes.append(shape)
         self.shape_flags.append(shape.flags)
         self._ends.append(shape.end)
         return len(self.shapes) - 1
 
     def add(self, sub: int, obj: int, shape: int, flags: int, file: int, line: int) -> None:
-        """One row."""
+        """Add one row."""
         self.sub.append(sub)
         self.obj.append(obj)
         self.shape.append(shape)
@@ -123,12 +123,12 @@ class RowTable(Sequence[RuleRef]):
         self.line.append(line)
 
     def move(self, moved: Sequence[int]) -> None:
-        """Take the texts' new numbers."""
+        """Apply the texts' new numbers."""
         self.sub = array("I", map(moved.__getitem__, self.sub))
         self.obj = array("I", map(moved.__getitem__, self.obj))
 
     def column(self, name: str) -> array[int]:
-        """The numbers of the texts in one column, row by row."""
+        """Return the text numbers of one column, row by row."""
         if name == "sub":
             return self.sub
         if name == "obj":
@@ -137,7 +137,7 @@ class RowTable(Sequence[RuleRef]):
         return array("I", map(numbers.__getitem__, self.shape))
 
     def text(self, name: str, row: int) -> str:
-        """What stands in one column of a row."""
+        """Return the text in one column of a row."""
         if name == "sub":
             return self.texts.texts[self.sub[row]]
         if name == "obj":
@@ -146,17 +146,17 @@ class RowTable(Sequence[RuleRef]):
         return text
 
     def content(self, row: int) -> str:
-        """All that a row says, whatever the order of columns, and nothing of where it stands."""
+        """Return the content of a row, independent of the order of columns and of its position."""
         texts = self.texts.texts
         return "\x1f".join((self.kind.value, texts[self.sub[row]], texts[self.obj[row]], *self.shapes[self.shape[row]]))
 
     def id_of(self, row: int) -> str:
-        """The rule's own id, or what its content gives it."""
+        """Return the rule's own id, or the one derived from its content."""
         notes = self.notes.get(row)
         return notes.id if notes is not None and notes.id else content_id(self.content(row))
 
     def end_of(self, row: int) -> float:
-        """When a row with the bit `ENDS` ends, in seconds since the epoch."""
+        """Return when a row with the bit `ENDS` expires, in seconds since the epoch."""
         return self._ends[self.shape[row]] or 0.0
 
     def effect_of(self, row: int) -> Literal["allow", "deny"]:
@@ -178,7 +178,7 @@ class RowTable(Sequence[RuleRef]):
         return self._made(range(len(self))[row])
 
     def rule(self, row: int) -> RuleRef:
-        """The rule of a row; those of the rows that decide are kept."""
+        """Return the rule of a row; those of the rows that decide are cached."""
         known = self._rules.get(row)
         if known is None:
             if len(self._rules) >= MAX_RULES_KEPT:
@@ -212,5 +212,5 @@ _NO_NOTES = RowNotes()
 
 
 def content_id(content: str) -> str:
-    """A name for a rule without one."""
+    """Return an id for a rule without one, derived from its content."""
     return sha256(content.encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""Reads large policies in a process of their own, so that calls are not delayed.
+"""Reads large policies in a separate process, so that calls are not delayed.
 
-In a process of its own: to read a million rows takes seconds of one core, and a thread would take them from the event
-loop. The process reads, checks, sorts, and hands the finished arrays over (`parcel`). It ends with us, whatever we die
-of: Linux ends it with the thread that waits for it, and elsewhere it goes when nobody holds the other end of its input
-any more, as soon as its interpreter is free. A small policy is read where we are.
+Reading a million rows takes seconds of one core, and a thread would take them from the event loop. The process reads,
+checks and sorts, and sends back the finished arrays (`serialization`). It ends with its parent, however the parent
+ends: Linux ends it with the thread that waits for it; elsewhere it exits when its input is closed, as soon as its
+interpreter is free. A small policy is read in this process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sidecar.policy.source import NO_IDS, PolicySource, load_policy
 
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
-NICENESS = 5  # the calls come first
+NICENESS = 5  # calls take precedence
 _BEGINNING = """\
 import ctypes, sys
 if sys.platform == "linux":
@@ -39,7 +39,7 @@ aside._serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
 class PolicyReading:
-    """A load that somebody waits for in a thread."""
+    """A load that a thread waits for."""
 
     def __init__(self) -> None:
         self._turning = threading.Lock()
@@ -47,13 +47,13 @@ class PolicyReading:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: if a process reads, it ends, and the load with it."""
+        """Abandon the load. A process that reads it is ended."""
         with self._turning:
             self._abandoned = True
             self._kill()
 
     def begun_by(self, process: subprocess.Popen[bytes]) -> None:
-        """This process reads."""
+        """Record the process that reads."""
         with self._turning:
             self._process = process
             if self._abandoned:
@@ -85,8 +85,8 @@ def load_policy_aside(
     small_bytes: int = SMALL_BYTES,
     reading: PolicyReading | None = None,
 ) -> PolicySource:
-    """`load_policy`, in a process of its own if there is more than `small_bytes` to read. Blocks: call it in a thread,
-    which `reading` can free.
+    """Run `load_policy` in a separate process if there are more than `small_bytes` to read. Blocks: call it in a
+    thread; `reading` can abandon the wait.
 
     Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started.
     """
@@ -94,7 +94,7 @@ def load_policy_aside(
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
     plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
     order = _Order(models.absolute(), policies.absolute(), plain, names, dict(agent_ids))
-    # -P: no module is taken from the folder that we were started in. A terminal's signals are for us alone.
+    # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
     command = [sys.executable, "-P", "-c", _BEGINNING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     killer = threading.Timer(DEADLINE_S, process.kill)
@@ -115,7 +115,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what it was to read and did not
+            with suppress(OSError):  # what the process did not read
                 pipe.close()
     process.wait()
 
@@ -124,7 +124,7 @@ def _carried_out(process: subprocess.Popen[bytes], order: _Order) -> PolicySourc
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump(order, process.stdin)
-    process.stdin.flush()  # and left open: its end is ours
+    process.stdin.flush()  # left open: the process exits when it is closed
     faults: list[Fault] | None = pickle.load(process.stdout)
     if faults is not None:
         raise PolicyError(faults)
@@ -158,6 +158,6 @@ def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
 
 
 def _end_with(orders: IO[bytes]) -> None:
-    """When nobody can send orders any more, nobody waits for what is read."""
+    """End the process when its input is closed: the parent no longer waits for the result."""
     orders.read(1)
     os._exit(1)

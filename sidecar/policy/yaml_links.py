@@ -1,7 +1,7 @@
 """Reads roles and sets from policy YAML.
 
-Both sections have two forms: a mapping of containers to what is in them, and a list, which has room for owners,
-reasons, domains, and the seed's capabilities.
+Both sections have two forms: a mapping of containers to their members, and a list, which can also hold owners, reasons,
+domains, and the seed's capabilities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Columns = Mapping[PermissionKind, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LinkReader:
-    """The roles and sets of one file."""
+    """Reads the roles and sets of one file."""
 
     values: Values
     columns: Columns
@@ -92,8 +92,9 @@ class LinkReader:
     def capabilities(
         self, role: CsvField, node: YamlNode | None, notes: Mapping[str, CsvField], entry: YamlNode
     ) -> Iterator[Found]:
-        """What the file maps a capability to; else the seed's `github.commits.list` is `use` on
-        tool:github/commits.list: the first dot splits."""
+        """Return what the file maps a capability to. By default the seed's `github.commits.list` is `use` on
+        tool:github/commits.list: the first dot splits.
+        """
         kind = PermissionKind.AGENT_TO_TOOL
         dash = self.values.implied(NONE, entry.span)
         use, allow, granted = same_place(dash, USE), same_place(dash, "allow"), set[str]()
@@ -107,15 +108,16 @@ class LinkReader:
                 continue
             columns = self.columns.get(kind, COLUMNS)
             for obj in self.mapped.get(capability.text) or (self.tool_of(capability, found[1], found[2]),):
-                if obj.text in granted:  # another capability of the role stands for it, too
+                if obj.text in granted:  # another capability of the role also grants it
                     continue
                 granted.add(obj.text)
                 fields = {"sub": role, "obj": obj, "act": use, "eft": allow}
                 yield kind, CsvRow("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
 
     def tool_of(self, capability: YamlField, server: str, tool: str) -> YamlField:
-        """The tool that a capability is called like. One that looks like a verb, or stands beside others that are
-        mapped, may be meant for more than one tool, and that is told."""
+        """Return the tool named like a capability. Warns about a name that looks like a verb, or that occurs beside
+        mapped capabilities, since it may stand for more than one tool.
+        """
         obj = "tool:*" if capability.text == "*.*" else f"tool:{server}/{tool}"
         if "*" not in obj and (self.mapped or tool in VERBS):
             message = f"{shown(capability.text)} is mapped to nothing, and grants {obj} alone"

@@ -1,7 +1,7 @@
 """Maps offsets in YAML scalars to file positions.
 
-A scalar may be quoted, escaped, folded over several lines, or be one of a list that becomes one field. `ScalarOffsets`s
-say where its runs of characters begin, so that a fault inside a condition points at the character itself.
+A scalar may be quoted, escaped, folded over several lines, or be one of a list that becomes one field. `ScalarOffsets`
+record where its runs of characters begin, so that a fault inside a condition points at the character itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPED = {"x": 4, "u": 6, "U": 10}  # the length of \xNN, \uNNNN and \UNNNNNNN
 
 
 class ScalarOffsets(NamedTuple):
-    """The characters of a text from `offset` on stand in `line` from `column` on, which counts from 1."""
+    """The characters of a text from `offset` on are in `line` from `column` on, which counts from 1."""
 
     offset: int
     line: SourceLine
@@ -27,12 +27,12 @@ class ScalarOffsets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class YamlField(CsvField):
-    """A field that knows the lines it stands in."""
+    """A field that knows the lines of its characters."""
 
     places: tuple[ScalarOffsets, ...] = ()
 
     def column_of(self, offset: int) -> int:
-        """The column of the character at `offset` of the text, in `line_of(offset)`."""
+        """Return the column of the character at `offset` of the text, in `line_of(offset)`."""
         place = self._place(offset)
         return place.column + offset - place.offset
 
@@ -40,7 +40,7 @@ class YamlField(CsvField):
         return self._place(offset).line
 
     def part(self, offset: int, text: str) -> YamlField:
-        """The field of a part of the text, from `offset` on."""
+        """Return the field for a part of the text, which begins at `offset`."""
         line, column = self.line_of(offset), self.column_of(offset)
         return YamlField(text, column, max(1, len(text)), places=(ScalarOffsets(0, line, column),))
 
@@ -54,7 +54,7 @@ class YamlField(CsvField):
 
 
 def places_of(text: str, line: SourceLine, column: int, following: Iterable[SourceLine]) -> tuple[ScalarOffsets, ...]:
-    """The places of a scalar that begins (with its quote or `|`) at `column` of `line`."""
+    """Return the places of a scalar that begins (with its quote or `|`) at `column` of `line`."""
     written = line.text[column - 1 :]
     if written.startswith(text):
         return (ScalarOffsets(0, line, column),)
@@ -68,13 +68,13 @@ def places_of(text: str, line: SourceLine, column: int, following: Iterable[Sour
 
 
 def same_place(found: CsvField, text: str) -> YamlField:
-    """Another text for what stands there."""
+    """Return a field with another text at the same place."""
     assert isinstance(found, YamlField)
     return YamlField(text, found.column, found.width, places=found.places[:1])
 
 
 def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:
-    """Whether a line, or a value that stands there, holds what a reviewer cannot see: a fault, as in CSV."""
+    """Whether a line, or a value in it, contains what a reviewer cannot see; reports a fault as in CSV."""
     text = line.text if value is None else value
     if text.isascii() and text.isprintable():
         return False
@@ -94,7 +94,7 @@ def hidden_character(line: SourceLine, faults: Faults, value: str | None = None,
 
 
 def _block(text: str, following: Iterable[SourceLine]) -> Iterator[ScalarOffsets]:
-    """`|` and `>`: each line goes on where the one before ended."""
+    """Map `|` and `>`: each line continues where the previous one ended."""
     at, indent = 0, -1
     for line in following:
         content = line.text.lstrip(" ")
@@ -110,7 +110,7 @@ def _block(text: str, following: Iterable[SourceLine]) -> Iterator[ScalarOffsets
 def _flow(
     text: str, line: SourceLine, column: int, mark: str, following: Iterator[SourceLine]
 ) -> Iterator[ScalarOffsets]:
-    """Plain and quoted scalars: a new run begins behind each escape and in each line."""
+    """Map plain and quoted scalars: a new run begins after each escape and in each line."""
     yield ScalarOffsets(0, line, column)
     source, at = line.text.rstrip(), column - 1
     for offset, character in enumerate(text):

@@ -5,12 +5,11 @@
     roles    g rows: {role: [members]}, or the seed's list of {role, capabilities, members}, there also with a domain
     sets     g2 rows: {set: [objects]}, or a list of {set, objects}
     permissions    the seed's permissions, as rules (`yaml_seed.py`); their keys may stand in rules, too
-    capabilities   which objects a capability stands for that is no tool's name: {github.read: [objects]}
+    capabilities   the objects of capabilities that are not tool names: {github.read: [objects]}
 
-Whoever reads the rows need not know: each `CsvField` says where its characters stand in the YAML file. What two readers
-could take for two things (`yes`, `0x10`, anchors, tags, two documents) is refused by the house's one YAML reader with
-its codes Y001 to Y012; what a rule cannot be is P501 to P511 here; what its fields may say is checked where all rows
-are.
+The rows look like those of CSV: each `CsvField` holds the positions of its characters in the YAML file. Ambiguous YAML
+(`yes`, `0x10`, anchors, tags, two documents) is refused by the project's YAML reader with codes Y001 to Y012; what a
+rule cannot be is P501 to P511 here; the content of its fields is checked with all other rows.
 
     P501  wrong type        P504  wrong version       P507  a capability without a dot     P510  too many rows
     P502  unknown key       P505  wrong word          P508  said twice
@@ -36,7 +35,7 @@ from sidecar.policy.yaml_values import Values
 from sidecar.settings.yaml_nodes import YamlNode, compose, lines_of
 from sidecar.vocabulary import DELEGATE, PermissionKind
 
-MAX_BYTES = 32 * 1024 * 1024  # some 200,000 rules, and then some 800 MB to read them; CSV has no such price
+MAX_BYTES = 32 * 1024 * 1024  # some 200,000 rules, which take some 800 MB to read; CSV has no such cost
 MAX_ROWS_OF_RULE = 10_000  # subjects times objects of one rule
 SECTIONS = ("version", "rules", "permissions", "roles", "sets", "capabilities")
 RULE_NOTES = ("id", *LINK_NOTES, "per", "shadow")
@@ -56,10 +55,10 @@ def parse_yaml(
     columns: Columns | None = None,
     agent_ids: Mapping[str, str] | None = None,
 ) -> Iterator[Found]:
-    """Every well-formed row with its kind (None for g and g2), in the order of the file; all else is a fault.
+    """Yield every well-formed row with its kind (None for g and g2), in file order; all else is a fault.
 
-    `columns` are those of the kinds' models, by default the shipped ones'; `agent_ids` are names of
-    agents by UUIDs. Rows come one by one, so that whoever counts them can stop.
+    `columns` are those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names.
+    Rows are yielded one by one, so that a caller that counts them can stop.
     """
     if len(text) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
@@ -77,7 +76,7 @@ def parse_yaml(
 
 
 def _mended(fault: Fault) -> Fault:
-    """With a hint for what people write in policies and YAML takes for something else."""
+    """Add a hint for words that policies often contain and YAML reads as another type."""
     if (fault.code == "Y008" and " is an alias" in fault.message) or "scanning an alias" in fault.message:
         return replace(fault, hint='a text that begins with * must be quoted: "*"')
     if "block sequence entries are not allowed" in fault.message:
@@ -87,7 +86,7 @@ def _mended(fault: Fault) -> Fault:
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule that was read: what its rows have in common, and the subjects and objects that they do not."""
+    """A rule that was read: what its rows have in common, and the subjects and objects in which they differ."""
 
     kind: PermissionKind
     line: SourceLine
@@ -130,7 +129,7 @@ class _YamlReader:
             yield from self.rule(entry)
 
     def capabilities(self, node: YamlNode | None) -> Mapping[str, Sequence[YamlField]]:
-        """Which objects a capability of the seed's stands for."""
+        """Return the objects of each of the seed's capabilities."""
         if node is None:
             return {}
         if not isinstance(node.value, dict) or not node.value:
@@ -170,7 +169,7 @@ class _YamlReader:
         yield from self.rows(rule, subjects, objects, node, notes)
 
     def part(self, node: YamlNode) -> Iterator[Found]:
-        """More subjects and objects of the rule above, where they are not every subject with every object."""
+        """Yield further subjects and objects of the rule above, where not every subject has every object."""
         said = self.values.mapping(node, "a part", ("part_of", "subject", "object"), ("subject", "object"))
         if said is None:
             return
@@ -222,7 +221,7 @@ class _YamlReader:
     def common(
         self, kind: PermissionKind | None, said: Mapping[str, YamlNode], columns: Sequence[str], node: YamlNode
     ) -> dict[str, CsvField] | None:
-        """What stands in every row of a rule: all columns but subject and object. None after a fault."""
+        """Return the columns that all rows of a rule share: all but subject and object. None after a fault."""
         effect = self.effect(kind, said, node)
         found: dict[str, CsvField | None] = {"eft": effect}
         found["act"] = self.actions(kind, said, "deny" if effect and effect.text == "deny" else "allow", node)
@@ -233,7 +232,7 @@ class _YamlReader:
         return fields if len(fields) == len(found) else None
 
     def effect(self, kind: PermissionKind | None, said: Mapping[str, YamlNode], node: YamlNode) -> CsvField | None:
-        """Allow, unless said; a guardrail is a deny row and nothing else."""
+        """Return the effect: allow by default; a guardrail is always a deny row."""
         guardrail = kind is PermissionKind.GUARDRAIL
         if "effect" not in said:
             return self.values.implied("deny" if guardrail else "allow", node.span)
@@ -247,7 +246,7 @@ class _YamlReader:
     def actions(
         self, kind: PermissionKind | None, said: Mapping[str, YamlNode], effect: str, node: YamlNode
     ) -> CsvField | None:
-        """The `|` list. Without actions a rule allows what using means, and denies everything: each the safer one."""
+        """Return the `|` list. Without actions a rule allows `use` and denies everything: each the safer default."""
         kept: Sequence[CsvField] | None = [self.values.implied(USE if effect == "allow" else "*", node.span)]
         if "actions" in said:
             kept = self.values.texts(said["actions"], "actions")
@@ -257,7 +256,7 @@ class _YamlReader:
         return None if not kept else _joined(kept)
 
     def lent(self, kind: PermissionKind | None, said: Mapping[str, YamlNode], node: YamlNode) -> CsvField | None:
-        """The seed's permission_type: `call` or `delegate`."""
+        """Return the seed's permission_type: `call` or `delegate`."""
         place = said["permission_type"]
         word = self.values.text(place, "permission_type")
         if word is not None and word.text not in PERMISSION_TYPES:
@@ -271,8 +270,9 @@ class _YamlReader:
         return word
 
     def with_type(self, actions: Sequence[CsvField], lent: CsvField, written: bool) -> Sequence[CsvField]:
-        """CONTRACT 1.3: `call` is the actions as they stand, `delegate` adds `delegate`. A call whose actions are not
-        written lends nothing."""
+        """CONTRACT 1.3: `call` is the actions as written, `delegate` adds `delegate`. A call without written actions
+        lends nothing.
+        """
         if lent.text == "call":
             usual = [word for word in USED if word != DELEGATE]
             return actions if written else [same_place(actions[0], "|".join(usual))]
@@ -280,7 +280,7 @@ class _YamlReader:
         return actions if there & {DELEGATE, USE, "*"} else [*actions, same_place(lent, DELEGATE)]
 
     def plain(self, said: Mapping[str, YamlNode], key: str, node: YamlNode) -> CsvField | None:
-        """A column that is written as it stands; `-` where it is not."""
+        """Return a column as written; `-` where it is missing."""
         if key not in said:
             return self.values.implied(NONE, node.span)
         value, place = said[key].value, said[key]
@@ -295,13 +295,13 @@ class _YamlReader:
 
 
 def _tell_once(faults: Faults) -> None:
-    """What is wrong in all rows of a rule stands in one place, and is one fault."""
+    """Reduce a fault repeated in all rows of a rule to one fault."""
     faults.errors[:] = dict.fromkeys(faults.errors)
     faults.warnings[:] = dict.fromkeys(faults.warnings)
 
 
 def _joined(actions: Sequence[CsvField]) -> CsvField:
-    """One field for a list: each action keeps its place."""
+    """Join a list into one field; each action keeps its place."""
     places: list[ScalarOffsets] = []
     offset = 0
     for action in actions:
@@ -313,7 +313,7 @@ def _joined(actions: Sequence[CsvField]) -> CsvField:
 
 
 def _content_id(rule: _Rule, subjects: Sequence[CsvField], objects: Sequence[CsvField]) -> str:
-    """A name for a rule of several rows that has none: from what it says, in whatever order it says it."""
+    """Return an id for a rule of several rows without one, derived from its content in any order."""
     texts: dict[str, object] = {column: found.text for column, found in rule.common.items()}
     actions = {word.strip() for word in rule.common["act"].text.split("|")}
     texts["act"] = sorted((actions - {USE}) | (set(USED) if USE in actions else set()))

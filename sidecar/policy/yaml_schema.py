@@ -1,7 +1,7 @@
 """Generates the JSON Schema of policy YAML.
 
-It says no more than what `yaml_rows.py` and `grammar.py` refuse; what hangs together (a part below its rule, a
-condition that compiles, ids that come once) is for `sidecar policy check`.
+The schema is no stricter than `yaml_rows.py` and `grammar.py`; relations between values (a part below its rule, a
+condition that compiles, unique ids) are checked by `sidecar policy check`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOTES: dict[str, Any] = {
 
 
 def policy_schema() -> dict[str, Any]:
-    """The JSON Schema of one file of rules, roles and sets."""
+    """Return the JSON Schema of one file of rules, roles and sets."""
     return {
         "$schema": DIALECT,
         "title": "rules, roles and sets",
@@ -146,7 +146,7 @@ def _rule() -> dict[str, Any]:
 
 
 def _permission() -> dict[str, Any]:
-    """A rule in the seed's words: its ids say the kind, and what it does not say may be null."""
+    """Return the schema of a rule in the seed's form: its ids determine the kind, and missing values may be null."""
     plain = _rule()["properties"]
     said = {name: {"anyOf": [plain[name], {"type": "null"}]} if name in NULLABLE else plain[name] for name in plain}
     for name, key in IDS.items():
@@ -178,7 +178,7 @@ def _list(name: str) -> dict[str, Any]:
 
 
 def _members(pattern: str, name: str) -> dict[str, Any]:
-    """A mapping of containers to what is in them."""
+    """Return the schema of a mapping of containers to their members."""
     return {
         "type": "object",
         "minProperties": 1,

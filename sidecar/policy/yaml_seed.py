@@ -4,9 +4,9 @@
     NhiUserPermission  user_id, nhi_id                                            user_to_nhi
     NhiToolPermission  agent_id, tool_id                                          agent_to_tool
 
-Its keys are other names of a rule's keys, and say the kind. An id that is a bare UUID is of the kind that the
-permission has in that place; one that is the `a2a.agent_id` of an agent is that agent, by the name that calls have.
-A tool has no UUID here, so `tool_id` names a tool as rules do.
+Its keys are aliases of a rule's keys, and determine the kind. An id that is a bare UUID has the kind that the
+permission has in that place; an id that is the `a2a.agent_id` of an agent is that agent, by the name used in calls. A
+tool has no UUID here, so `tool_id` names a tool as rules do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.vocabulary import PermissionKind
 
 
 class _Key(NamedTuple):
-    """What a key of the seed's is called in a rule, of which kind its permission is, and what a UUID there is of."""
+    """The rule key that one of the seed's keys stands for, the kind of its permission, and the kind of a UUID there."""
 
     name: str
     kind: PermissionKind
@@ -46,8 +46,9 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}
 
 
 class Permission(NamedTuple):
-    """A rule as its keys are called here. `kind` is what the seed's keys say, None where there are none; `prefixes` are
-    of which kind a bare UUID is, by the name of the key."""
+    """A rule under the keys used here. `kind` is determined by the seed's keys, None where there are none; `prefixes`
+    are the kinds of bare UUIDs, by key name.
+    """
 
     node: YamlNode
     kind: PermissionKind | None
@@ -55,7 +56,7 @@ class Permission(NamedTuple):
 
 
 def permission_from(values: Values, node: YamlNode) -> Permission | None:
-    """A rule, or one of the seed's permissions as a rule. None after a fault."""
+    """Return a rule, or one of the seed's permissions as a rule. None after a fault."""
     said = node.value if isinstance(node.value, dict) else {}
     ids = {key: IDS[key] for key in said if key in IDS}
     if not ids and ACTIONS not in said:
@@ -67,7 +68,7 @@ def permission_from(values: Values, node: YamlNode) -> Permission | None:
     renamed: dict[str, YamlNode] = {}
     for key, child in said.items():
         if ids and key in NULLABLE and child.value is None:
-            continue  # as a JSON export of the seed's model has it
+            continue  # as in a JSON export of the seed's model
         name = "actions" if key == ACTIONS else ids[key].name if key in ids else key
         if name in renamed:
             values.fault("P508", f"{key} is another name of {name}", child.key or child.span, "keep one")
@@ -82,7 +83,7 @@ def permission_from(values: Values, node: YamlNode) -> Permission | None:
 
 
 def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | None) -> list[YamlField] | None:
-    """The ids, each bare UUID with the kind that it has there; None after a fault, or for None."""
+    """Return the ids, each bare UUID prefixed with its kind; None after a fault, or for None."""
     if found is None or prefix is None:
         return None if found is None else [*found]
     named: list[YamlField] = []
@@ -101,6 +102,6 @@ def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | N
 
 
 def prefixed(prefix: str, name: YamlField) -> YamlField:
-    """A name with its kind before it."""
+    """Return a name with its kind prefixed."""
     places = tuple(ScalarOffsets(place.offset + len(prefix), place.line, place.column) for place in name.places)
     return YamlField(prefix + name.text, name.column, name.width, places=(name.places[0], *places))

@@ -1,6 +1,6 @@
 """Reads typed values from policy YAML.
 
-Each reader returns what stands there with its place, or None after a fault: so one file tells all its faults at once.
+Each reader returns the value with its place, or None after a fault, so that all faults of a file are reported together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidecar.policy.rows import CsvField
 from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, hidden_character, places_of
 from sidecar.settings.yaml_nodes import YamlNode, YamlSpan
 
-# What other systems and the seeds call it.
+# Keys that other systems and the seeds use.
 _OTHERS_SAY: Mapping[str, str] = {
     "principal": "subject",
     "resource": "object",
@@ -31,18 +31,18 @@ _EMPTY_HINT = "say something, or take the key away"
 
 @dataclass(slots=True)
 class Values:
-    """The values of one file."""
+    """Reads the values of one file."""
 
     file: str
     lines: Sequence[str]
     faults: Faults
-    agent_ids: Mapping[str, str] = field(default_factory=dict)  # names of agents by `a2a.agent_id`
+    agent_ids: Mapping[str, str] = field(default_factory=dict)  # agents' names by `a2a.agent_id`
     known: dict[int, SourceLine] = field(default_factory=dict)
 
     def mapping(
         self, node: YamlNode, what: str, known: Sequence[str], needed: Sequence[str]
     ) -> dict[str, YamlNode] | None:
-        """Its keys, when it is a mapping, whatever may be wrong with them."""
+        """Return the entries of a mapping, whatever faults its values have."""
         if not isinstance(node.value, dict):
             self.fault("P501", f"{what} is a mapping of keys to values", node.span, "known are " + ", ".join(known))
             return None
@@ -63,7 +63,9 @@ class Values:
         return []
 
     def texts(self, node: YamlNode | None, what: str) -> list[YamlField] | None:
-        """One text or a list of them, each once. None after a fault; nothing at all is the business of `mapping`."""
+        """Return one text or a list of texts, without duplicates. None after a fault; missing keys are reported by
+        `mapping`.
+        """
         if node is None:
             return None
         if not isinstance(node.value, list):
@@ -105,7 +107,7 @@ class Values:
         return None
 
     def placed(self, text: str, span: YamlSpan) -> YamlField:
-        """A text that stands there."""
+        """Return a text with its place."""
         line = self.line(span.line)
         mark = line.text[span.column - 1 : span.column]
         if mark and mark in "|>":
@@ -118,7 +120,7 @@ class Values:
         return YamlField(text, span.column, span.width, places=places)
 
     def implied(self, text: str, span: YamlSpan) -> YamlField:
-        """A text that nobody wrote: its place is that of what implies it."""
+        """Return an implied text, with the place of what implies it."""
         place = ScalarOffsets(0, self.line(span.line), span.column)
         return YamlField(text, span.column, span.width, places=(place,))
 
