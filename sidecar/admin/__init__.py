@@ -1,8 +1,8 @@
 """The operators' HTTP API: credentials, roles, and its routes.
 
-Its own listener, never the data one (threats O9). Without a credential it answers health and metrics only; with one,
-which comes in a header and never in a cookie, status, reload and the kill switch. Health never does I/O: it reads
-what is known (O10).
+It has its own listener, never the data listener (threats O9). Requests without a credential get health and metrics
+only; with one, which is sent in a header and never in a cookie, status, reload and the kill switch. Health checks do no
+I/O and use only state in memory (O10).
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ NO_UPSTREAM = "no upstream has this name"
 
 
 class OperatorAction(Protocol):
-    """The running sidecar, as its operators need it."""
+    """The operations of the running sidecar that the admin API calls."""
 
     @property
     def desk(self) -> OperatorApi:
-        """Agents that are programs, their runs, and schedules."""
+        """CLI-program agents, their runs, and schedules."""
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether calls are served, and why or why not."""
+        """Whether calls are served, and the reasons."""
 
     def status(self) -> Mapping[str, Any]:
-        """What runs here, in plain values."""
+        """The state of this sidecar, in plain values."""
 
     async def reload(self, by: str) -> str:
-        """Take the files as they are now; returns the new revision. Raises ConfigError and changes nothing."""
+        """Reload the files. Returns the new revision. Raises ConfigError and changes nothing."""
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
-        """How each upstream stands, in plain values."""
+        """The state of each upstream, in plain values."""
 
     def is_server(self, name: str) -> bool: ...
     def discovered(self, name: str) -> Mapping[str, Any]:
@@ -67,31 +67,31 @@ class OperatorAction(Protocol):
         """Switch off a tool, or with "" a whole server. Raises SwitchError."""
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        """Undo `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
 
     async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
-        """Who used what, and how much is left. Raises StoreUnavailable."""
+        """Usage and remaining amounts. Raises StoreUnavailable."""
 
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
-        """Set what counts a principal alone back to unused. Raises NoSuchLimit, StoreUnavailable, Refusal."""
+        """Reset the counters that belong to one principal alone. Raises NoSuchLimit, StoreUnavailable, Refusal."""
 
     def disabled_principals(self) -> Sequence[SwitchEntry]:
-        """Everybody who is disabled now."""
+        """All disabled principals."""
 
     def known_principal(self, name: str) -> tuple[bool, str]:
-        """Whether anything names this principal, and the known name that is nearest to it."""
+        """Whether any setting or rule names this principal, and the most similar known name."""
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Disable a principal. Raises SwitchError."""
 
     async def enable(self, principal: str, *, by: str) -> bool:
-        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        """Re-enable a principal. Returns False if it was not disabled. Raises SwitchError."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminApp:
-    """The admin listener's one handler. `secrets` maps each secret to the role of its bearer; `trusted` says that
-    whoever reaches the listener is an operator: the control socket, which only its owner can open."""
+    """The handler of the admin listener. `secrets` maps each secret to the role of its bearer. With `trusted`, all
+    callers are operators: this is the control socket, which only its owner can open."""
 
     app: OperatorAction
     metrics: Metrics
@@ -141,8 +141,8 @@ class AdminApp:
         if path == "/readyz":
             ready, why = self.app.readiness()
             return answered(why, 200 if ready else 503)
-        # Of hundreds of upstreams it is megabytes: calls do not wait for that. A thread of its own does, as those of
-        # everybody may all wait for a disk when somebody wants to know what is wrong.
+        # With hundreds of upstreams the text is megabytes, so it is rendered off the event loop. It has its own thread,
+        # because the shared ones may all wait for a disk when metrics are needed most.
         render = partial(self.metrics.render, request.headers.get("Accept", ""))
         content_type, body = await asyncio.get_running_loop().run_in_executor(self._scraper, render)
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
@@ -155,13 +155,13 @@ class AdminApp:
             return None
         given = lines[0].removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         found: Role | None = None
-        for secret, role in self.secrets.items():  # all of them, always: time must not tell which came close
+        for secret, role in self.secrets.items():  # compare with all secrets, so that the time taken reveals nothing
             if hmac.compare_digest(given, secret):
                 found = role
         return found
 
     def _by(self, request: web.BaseRequest, role: Role) -> str:
-        """Who it was, as evidence names them: a credential's role, or the user on the other end of the socket."""
+        """The operator, as audit records name it: a credential's role, or the user of the process at the socket."""
         if not self.trusted:
             return f"admin:{role}"
         uid = _uid_of(request)
@@ -242,7 +242,7 @@ class AdminApp:
         return answered({"name": asked.name, **known, "discovered": self.app.discovered(asked.name)})
 
     async def _switch_off(self, asked: AdminRequest) -> web.Response:
-        if not self.app.is_server(asked.name):  # a slip of the pen must not pass for a tool that is off
+        if not self.app.is_server(asked.name):  # a mistyped name must not look like a tool that is off
             return problem(NO_UPSTREAM, 404)
         try:
             tool, reason, until = await tool_order_of(asked.request)
@@ -250,7 +250,7 @@ class AdminApp:
         except SwitchError as error:
             return problem(str(error), error.status)
         listed = self.app.discovered(asked.name)["tools"]
-        known = not tool or not listed or tool in listed  # before there is a list, nobody can say
+        known = not tool or not listed or tool in listed  # unknown until the server has sent a list
         answer = {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known}
         return answered({**answer, "entry": plain(entry)})
 
@@ -285,7 +285,7 @@ def _at_desk(handler: run_routes.OnDesk) -> _Handler:
     return lambda admin, asked: handler(admin.app.desk, asked)
 
 
-# `{any}` may hold a `/` that is not percent-encoded: principals are named as they are.
+# `{any}` may hold a `/` that is not percent-encoded, because principals are written as they are.
 ADDRESSES: Final[Mapping[str, _Verbs]] = {
     "/status": _seen(AdminApp._status),
     "/api/reload": _done(AdminApp._reload),
@@ -317,7 +317,7 @@ _ROUTES: Final = [(re.compile(path.format(**_SHAPES)), verbs) for path, verbs in
 
 
 def _route_of(path: str) -> tuple[_Verbs | None, str]:
-    """What stands at an address, by verb, and whom or what that names: percent-encoded, or its `/` as they are."""
+    """The handlers of a path by HTTP method, and the name in the path: percent-encoded, or with a plain `/`."""
     for pattern, verbs in _ROUTES:
         if found := pattern.fullmatch(path):
             return verbs, unquote("".join(found.groups()))
@@ -325,7 +325,7 @@ def _route_of(path: str) -> tuple[_Verbs | None, str]:
 
 
 def _uid_of(request: web.BaseRequest) -> int | None:
-    """The user on the other end of a Unix socket, where the system tells (Linux)."""
+    """The user id of the peer of a Unix socket, where the system provides it (Linux)."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None or sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None

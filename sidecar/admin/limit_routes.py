@@ -14,11 +14,11 @@ _OBJECT = re.compile(r"(tool|prompt|resource|nhi):\S{1,1024}")
 
 
 class UnclearError(ValueError):
-    """What was asked cannot be meant."""
+    """The query or order is unclear."""
 
 
 def wanted_in(query: str) -> UsageQuery:
-    """`principal`, `object` and `limit` of a query. Raises UnclearError: an answer to something else would mislead."""
+    """`principal`, `object` and `limit` of a query. Raises UnclearError for anything else instead of ignoring it."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), errors="strict", max_num_fields=8)
     except ValueError:
@@ -30,7 +30,7 @@ def wanted_in(query: str) -> UsageQuery:
 
 
 def checked(given: dict[str, str]) -> UsageQuery:
-    """What is asked for by these words. Raises UnclearError."""
+    """The values, checked for form. Raises UnclearError."""
     if "principal" in given and not _PRINCIPAL.fullmatch(given["principal"]):
         raise UnclearError("principal: write user:<id> or nhi:<id>")
     if "object" in given and not _OBJECT.fullmatch(given["object"]):

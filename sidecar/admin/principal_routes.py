@@ -15,33 +15,33 @@ from sidecar.settings.timestamps import rfc3339, seconds_of
 
 
 async def order_of(request: web.BaseRequest) -> tuple[str, float | None, bool]:
-    """Reason and end of `{"reason": "...", "until": "..."}`, and whether only a known name is meant
-    (`"if_known": true`): each may be missing. Raises SwitchError."""
+    """Reason and end of `{"reason": "...", "until": "..."}`, and whether only a known name is accepted (`"if_known":
+    true`). All members are optional. Raises SwitchError."""
     order = await _order_of(request, ("reason", "until"), flag="if_known")
     return order["reason"] or "", _moment(order["until"]), order["if_known"] is True
 
 
 async def tool_order_of(request: web.BaseRequest) -> tuple[str, str, float | None]:
-    """Likewise, with the `tool` that is meant first: "" is the server as a whole. Raises SwitchError."""
+    """As `order_of`, with the `tool` first; "" is the whole server. Raises SwitchError."""
     order = await _order_of(request, ("tool", "reason", "until"))
     return order["tool"] or "", order["reason"] or "", _moment(order["until"])
 
 
 async def reset_order_of(request: web.BaseRequest) -> tuple[dict[str, str], bool]:
-    """`principal` and `limit` of an order to set limits back, as far as they are said, and `if_known` as in `order_of`.
-    Raises SwitchError."""
+    """`principal` and `limit` of an order to reset limits, which are optional, and `if_known` as in `order_of`. Raises
+    SwitchError."""
     order = await _order_of(request, ("principal", "limit"), flag="if_known")
     said = {word: order[word] for word in ("principal", "limit") if order[word] is not None}
     return said, order["if_known"] is True
 
 
 async def bare_order_of(request: web.BaseRequest) -> None:
-    """Where nothing is to be chosen, nothing may be. Raises SwitchError."""
+    """Check that an order has no members. Raises SwitchError."""
     await _order_of(request, ())
 
 
 async def _order_of(request: web.BaseRequest, members: Sequence[str], flag: str = "") -> dict[str, Any]:
-    """An object of strings, and a flag, each of which may be missing. Raises SwitchError."""
+    """The strings and the flag of an order, all optional. Raises SwitchError."""
     try:
         body = await body_of(request)
     except Refusal as refusal:
@@ -70,7 +70,7 @@ def _moment(until: str | None) -> float | None:
 
 
 def plain(entry: SwitchEntry) -> dict[str, Any]:
-    """An entry in values that JSON has."""
+    """An entry in JSON values."""
     return {
         "principal": entry.principal,
         "reason": entry.reason or None,

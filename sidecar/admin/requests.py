@@ -1,6 +1,6 @@
-"""Reads requests to the admin listener and writes their answers.
+"""Reads requests to the admin listener and writes their responses.
 
-A no is a problem document (RFC 9457), whose `error` is the sentence for people.
+Errors are problem documents (RFC 9457), whose `error` is a sentence for people.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BODY_S: Final = 5.0
 
 
 class AdminRequest(NamedTuple):
-    """One guarded request, who sent it, and whom or what its path names. `here` says that it came over the control
-    socket: whoever can open that owns the data folder."""
+    """One authorized request, its sender, and the name in its path. `here` says that it came over the control socket,
+    which only the owner of the data folder can open."""
 
     request: web.BaseRequest
     by: str
@@ -41,12 +41,12 @@ class AdminRequest(NamedTuple):
 
     @property
     def query(self) -> str:
-        """As it was sent."""
+        """The query string, unparsed."""
         return self.request.raw_path.partition("?")[2]
 
 
 async def body_of(request: web.BaseRequest, most_bytes: int = MAX_ORDER_BYTES) -> bytes:
-    """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for one that does not come."""
+    """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for one that does not arrive."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -62,18 +62,19 @@ async def body_of(request: web.BaseRequest, most_bytes: int = MAX_ORDER_BYTES) -
 
 
 def answered(value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
-    """A yes."""
+    """A successful response."""
     return _json(value, status, JSON, headers)
 
 
 def problem(error: str, status: int, headers: Mapping[str, str] = {}, **more: Any) -> web.Response:
-    """A no, in our words."""
+    """An error response with a message of the admin API."""
     told = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "error": error}
     return _json({**told, **more}, status, PROBLEM_JSON, headers)
 
 
 def refused(refusal: Refusal) -> web.Response:
-    """A no that callers hear too. Operators are told all of it, whatever `answers.disclosure` says."""
+    """An error response for a refusal that callers get too. Operators see all of it, whatever `answers.disclosure`
+    says."""
     facts = dict(facts_of(refusal, "", DenyManner()))
     del facts["decision_id"]
     told = {

@@ -1,6 +1,6 @@
 """Admin routes of CLI-program agents, their runs and schedules.
 
-Viewers see, operators act; each act is on record with who did it.
+Viewers read, operators act; each action is recorded with the operator.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def run(desk: OperatorApi, asked: AdminRequest) -> web.StreamResponse:
 
 
 async def output(desk: OperatorApi, asked: AdminRequest) -> web.StreamResponse:
-    """As text as far as it is now, or as events while it comes."""
+    """The output so far as text, or as an event stream."""
     if follows_in(asked.query):
         return await _followed(desk, asked)
     text = await desk.output(asked.name)
@@ -133,7 +133,7 @@ async def _check_bare(asked: AdminRequest) -> None:
 
 async def _followed(desk: OperatorApi, asked: AdminRequest) -> web.StreamResponse:
     async with aclosing(desk.follow(asked.name)) as news:
-        first = await anext(news)  # what is refused is refused with a status
+        first = await anext(news)  # before the response begins, so that a refusal has a status
         stream = await open_stream(asked.request)
         try:
             await stream.write(_event(first))
@@ -143,7 +143,7 @@ async def _followed(desk: OperatorApi, asked: AdminRequest) -> web.StreamRespons
                 else:
                     await stream.write(_event(heard))
             await stream.end()
-        except Refusal:  # whoever listened is gone, or the store is out: the listener asks again
+        except Refusal:  # the listener is gone or the store is out: the listener reconnects
             pass
         return stream.response
 

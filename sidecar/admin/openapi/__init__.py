@@ -1,12 +1,12 @@
-"""Builds the OpenAPI document of the plain HTTP addresses.
+"""Builds the OpenAPI document of the plain HTTP paths.
 
-    calls.py       tools by plain HTTP
+    calls.py       tool calls over plain HTTP
     tasks.py       the task API
-    operators.py   agents that are programs, their runs and schedules, for operators
-    components.py       what all are described with
+    operators.py   CLI-program agents, their runs and schedules, for operators
+    components.py  shared responses, refusals, headers and schemas
 
-One OpenAPI 3.1 document. Schemas are made from the models that answers are built from, and statuses with their reasons
-from the table that refusals are told by, so that nothing is described by hand that the code knows.
+One OpenAPI 3.1 document. Schemas are generated from the models of the responses, and statuses with their reasons from
+the table of refusals, so that the document cannot differ from the code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenAPI paths of plain tool calls.
 
-Paths are those of `arrival`.
+The paths are those of `gateway.routing`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidecar.errors import Reason
 from sidecar.gateway.frontends.rest.frontend import ERROR_STATUS
 from sidecar.gateway.frontends.rest.models import McpCall, McpCallResult, McpTool, McpTools
 
-# Of other protocols, other verbs, of tasks, and nobody's to hear.
+# Reasons of other protocols, methods and tasks, and those that no caller sees.
 ELSEWHERE: Final = frozenset(
     {
         Reason.VERB_NOT_ALLOWED,
@@ -27,7 +27,7 @@ ELSEWHERE: Final = frozenset(
         Reason.CALLER_GONE,
     }
 )
-# Of a body, of one tool, and of what is charged for it.
+# Reasons about a body, one tool, and what is charged for it.
 OF_CALLS: Final = frozenset(
     {
         Reason.TOO_LARGE,
@@ -52,7 +52,7 @@ MODELS: Final = (McpTool, McpTools, McpCall, McpCallResult)
 
 
 def paths() -> dict[str, Any]:
-    """The addresses."""
+    """The paths of tool calls."""
     return {
         "/mcp/{server}/tools": {"parameters": [_SERVER, *CORRELATION], "get": _listing()},
         "/mcp/{server}/tools/{tool}": {"parameters": [_SERVER, _TOOL, *CORRELATION], "post": _calling()},

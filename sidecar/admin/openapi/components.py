@@ -1,4 +1,4 @@
-"""Shared OpenAPI components: answers, refusals, headers and schemas."""
+"""Shared OpenAPI components: responses, refusals, headers and schemas."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ CORRELATION: Final[tuple[Mapping[str, Any], ...]] = tuple(
 
 
 def taken(model: type) -> dict[str, Any]:
-    """A body."""
+    """A request body."""
     return {"required": True, "content": {JSON: {"schema": ref(model)}}}
 
 
 def good(told: str, model: type, headers: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer."""
+    """A successful response."""
     answer = {"description": told, "content": {JSON: {"schema": ref(model)}}}
     return {**answer, "headers": headers} if headers else answer
 
 
 def bad(reasons: Collection[Reason], also: Mapping[int, str] = {}) -> dict[str, Any]:
-    """Refusals by status, in order. `also` are sentences for what is told by a status beside them."""
+    """Refusals by status, in order. `also` maps a status to a further sentence of its description."""
     by_status: dict[int, list[Reason]] = {}
     for reason in Reason:
         if reason in reasons:
@@ -51,28 +51,28 @@ def bad(reasons: Collection[Reason], also: Mapping[int, str] = {}) -> dict[str, 
 
 
 def header(told: str, *names: str, required: bool = False, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Headers that are alike."""
+    """Headers with the same description."""
     described = {"description": told, "required": required, "schema": dict(schema or {"type": "string"})}
     return dict.fromkeys(names, described)
 
 
 def query(name: str, told: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter that may be missing."""
+    """An optional query parameter."""
     return {"name": name, "in": "query", "description": told, "schema": schema}
 
 
 def whole(least: int, most: int, default: int) -> dict[str, Any]:
-    """A number without a fraction."""
+    """An integer."""
     return {"type": "integer", "minimum": least, "maximum": most, "default": default}
 
 
 def ref(model: type) -> dict[str, str]:
-    """Where a model's schema stands."""
+    """A reference to a model's schema."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 def schema_of(model: type, models: Collection[type]) -> dict[str, Any]:
-    """The JSON Schema of a dataclass or a TypedDict, which may name others of `models`."""
+    """The JSON Schema of a dataclass or a TypedDict, which may refer to others of `models`."""
     members = list(members_of(model))
     shape = {
         "type": "object",
@@ -98,8 +98,8 @@ class SchemaMember(NamedTuple):
 
 
 def members_of(model: type) -> Iterator[SchemaMember]:
-    """The members of a dataclass, where what has a default may be missing, and is left out if that is None; or of a
-    TypedDict."""
+    """The members of a dataclass or a TypedDict. Members of a dataclass with a default are optional, and left out when
+    None."""
     hints = get_type_hints(model, include_extras=True)
     defaults = {each.name: each.default for each in fields(model)} if is_dataclass(model) else {}
     for name, hint in hints.items():

@@ -1,6 +1,6 @@
 """OpenAPI paths of the operator API.
 
-The paths are those of `admin`; what is wrong is told by status, as every refusal there is.
+The paths are those of `admin`. Errors are described by status, like all refusals there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MODELS: Final = (
     ScheduleOrdered,
     Problem,
 )
-# What may be wrong, by status. Which of these an address has is beside it.
+# The possible errors, by status. The paths list which of these they return.
 TOLD: Final[Mapping[int, str]] = {
     400: "the query or the body is not one of these (a member or parameter that is unknown is refused), or the agent "
     "does not take the order",
@@ -79,7 +79,7 @@ ORDERED: Final = (*DONE, 429, 502, 504)
 
 
 def paths() -> dict[str, Any]:
-    """The addresses."""
+    """The paths of the operator API."""
     name, run = _place("name", "an agent, by its key under `agents`"), _place("id", "a run")
     schedule = _place("name", "a schedule, by its name")
     filters = [*_FILTERS, *_PAGE]

@@ -1,6 +1,6 @@
 """OpenAPI paths of the task API.
 
-Paths are those of `arrival`.
+The paths are those of `gateway.routing`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sidecar.tasks.api.models import AGENT, A2aTask, A2aTasks, A2aWords, TaskCan
 from sidecar.tasks.api.request_reader import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET
 from sidecar.tasks.api.task_record import TaskState
 
-# Of who calls, of what is allowed to whom, and of this sidecar itself.
+# Reasons about the caller, its permissions, and the sidecar itself.
 ALWAYS: Final = frozenset(
     {
         Reason.UNAUTHENTICATED,
@@ -54,7 +54,7 @@ MODELS: Final = (TaskOrder, TaskCreated, A2aWords, A2aTask, A2aTasks, TaskCancel
 
 
 def paths() -> dict[str, Any]:
-    """The addresses; the same stand under `/api/nhi`."""
+    """The paths of the task API. The same paths exist under `/api/nhi`."""
     return {
         "/a2a/tasks": {**_AT, "post": _creating(), "get": _listing()},
         "/a2a/tasks/{id}": {**_AT, "parameters": [_ID, *CORRELATION], "get": _showing()},

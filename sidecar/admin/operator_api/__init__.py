@@ -1,14 +1,14 @@
 """The operator API of CLI-program agents, their runs and schedules.
 
-    models.py     what is said and ordered, member by member
-    views.py     from what is kept to what is said
-    requests.py    from bodies and queries to what is wanted
-    run_stream.py       what is new for who follows a run
-    visibility.py what of that is heard by who did not order it
+    models.py      request and response models
+    views.py       converts stored records to response models
+    requests.py    parses bodies and queries
+    run_stream.py  streams the news of a run
+    visibility.py  hides what only the owner of a run may see
 
-An operator acts as a caller: as `nhi:operator`, or, with the data folder in hand, as anybody; policy, limits and
-evidence are those of every caller, and what an operator owns is nobody else's. Of what was said in a run that somebody
-else ordered, what is kept is shown: without secrets, and within bounds.
+An operator acts as a caller: as `nhi:operator`, or over the control socket as any principal. Policy, limits and audit
+apply as to every caller, and other callers cannot reach what an operator owns. Texts of runs that others ordered are
+shown as they are stored: without secrets, and within bounds.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ from sidecar.tasks.programs.stored_text import all_sanitized
 from sidecar.tasks.schedules.scheduler import Scheduler
 from sidecar.vocabulary import Caller, Credential, Principal
 
-OPERATORS: Final = "operator"  # who vouches for them: what they own is nobody's who shows a credential of that name
-TAKEN_S: Final = 5.0  # until an agent has taken a task
+OPERATORS: Final = "operator"  # issuer of operators: no credential of that name reaches what they own
+TAKEN_S: Final = 5.0  # longest wait for an agent to take a task
 LOOK_S, SLOWEST_LOOK_S = 0.01, 0.2
 TICK_S: Final = 0.5
 GIVEN_UP: Final = "an operator gave it up"
 PAGE: Final = 100
-MAX_LOOKED_AT: Final = 2_000  # of one question: who wants more goes on where it ended
+MAX_LOOKED_AT: Final = 2_000  # for one request: the next page continues where it ended
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class OperatorApi:
-    """Everything that an operator asks of agents. `witness` puts an act on record, and raises
-    Refusal(AUDIT_UNAVAILABLE); `is_draining` says that whoever listens is to go."""
+    """What operators can do with agents. `witness` records an action and raises Refusal(AUDIT_UNAVAILABLE);
+    `is_draining` says that event streams must end."""
 
     live: Live
     executions: Executions
@@ -86,21 +86,21 @@ class OperatorApi:
 
     @property
     def max_order_bytes(self) -> int:
-        """The largest order of a run: as large as any caller's."""
+        """The largest order of a run: the limit of all callers."""
         return self.live.current.bounds.max_body_bytes
 
     # --- agents and runs ----------------------------------------------------------------------------------------------
 
     async def agents(self) -> Agents:
-        """Every agent, and how it stands here. Raises Refusal(STORE_UNAVAILABLE)."""
+        """All agents and their state here. Raises Refusal(STORE_UNAVAILABLE)."""
         return {"agents": [await self._agent(name) for name in sorted(self._definitions)]}
 
     async def agent(self, name: str) -> AgentInFull:
-        """One of them, with its definition. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        """One agent with its definition. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         return agent_in_full(await self._agent(name), self._definition(name))
 
     async def runs(self, wanted: WantedRuns) -> Runs:
-        """Some runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        """A page of runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         targets = list(self._definitions)
         if wanted.agent:
             self._definition(wanted.agent)
@@ -112,12 +112,12 @@ class OperatorApi:
         while len(found) < wanted.limit and at < last:
             size = PAGE if wanted.is_narrow else wanted.limit - len(found)
             page, total = await self.executions.page(None, targets, wanted.standing, size, at)
-            begins, at = at, at + size  # one that cannot be read has its place, too
+            begins, at = at, at + size  # unreadable runs count too
             for after, run in enumerate(page, begins + 1):
                 if wanted.means(run):
                     found.append(run)
                 if len(found) == wanted.limit:
-                    at = after  # or less: who goes on there may see one again, and misses none
+                    at = after  # or less: the next page may repeat a run, but misses none
                     break
             if at >= total:
                 return {"runs": [run_of(run) for run in found], "next_offset": None}
@@ -128,13 +128,13 @@ class OperatorApi:
         return run_in_full(await self._run(run_id))
 
     async def output(self, run_id: str) -> str:
-        """All text that a run made so far, as far as it is kept. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """All text that a run made so far, as far as it is stored. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         record = await self._run(run_id)
         text = text_of(record.task)
         return (text if _is_ours(record) else await all_sanitized(text)) or record.output
 
     async def follow(self, run_id: str) -> AsyncGenerator[RunNews | None]:
-        """What is new of a run, from its beginning to its end; None is a sign of life. Raises Refusal: TASK_UNKNOWN,
+        """The news of a run, from its beginning to its end; None is a keep-alive. Raises Refusal: TASK_UNKNOWN,
         STORE_UNAVAILABLE."""
         hearing = RunStream()
         discretion = RunVisibility(is_theirs=_is_ours(await self._run(run_id)))
@@ -155,8 +155,8 @@ class OperatorApi:
             yield RunNews(END, run_in_full(await self._run(run_id)))
 
     async def order(self, name: str, ordered: RunOrdering, by: str, *, here: bool) -> RunOrdered:
-        """Run an agent, as a caller. `here` says that whoever orders it has the data folder: nobody else speaks for
-        others. Raises Refusal, as over HTTP."""
+        """Run an agent, as a caller. `here` says that the order came over the control socket: only then can it name
+        another principal. Raises Refusal, as over HTTP."""
         if not self._definition(name).enabled:
             raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
         _check_principal(ordered.principal, here=here)
@@ -168,8 +168,8 @@ class OperatorApi:
         return {"agent": name, "principal": ordered.principal, **self._ordered(await self._taken(record))}
 
     async def answer(self, run_id: str, answered: RunAnswering, by: str, *, here: bool) -> RunOrdered:
-        """Tell a run that asked what it asked for, on behalf of whom it is. Raises Refusal, as over HTTP;
-        MALFORMED_CALL for one that asks nothing."""
+        """Answer a run that waits for input, on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL for
+        a run that does not wait."""
         run = await self._run(run_id)
         caller = _answering(run, by, here=here)
         if run.task["status"]["state"] not in WAITS:
@@ -181,11 +181,11 @@ class OperatorApi:
         return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
     async def cancel(self, run_id: str, reason: str, by: str) -> Run:
-        """Give a run up. It is given up also where that cannot be put on record, which is then said. Raises Refusal:
+        """Cancel a run. It is cancelled even if the audit cannot record it, which is then reported. Raises Refusal:
         TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
         if is_over((await self._run(run_id)).task):
             raise Refusal(Reason.NOT_CANCELABLE, "it is over")
-        record = await self.executions.cancel(run_id, GIVEN_UP)  # its caller hears that; who and why is evidence
+        record = await self.executions.cancel(run_id, GIVEN_UP)  # for the caller; the audit record has who and why
         try:
             await self.witness("run-cancelled", by, run=run_id, agent=record.target, why=reason)
         except Refusal as refusal:
@@ -195,38 +195,38 @@ class OperatorApi:
     # --- schedules ----------------------------------------------------------------------------------------------------
 
     async def schedules(self) -> Schedules:
-        """All of them. Raises Refusal(STORE_UNAVAILABLE)."""
+        """All schedules. Raises Refusal(STORE_UNAVAILABLE)."""
         return {"schedules": [schedule_of(one) for one in await self.scheduler.list()]}
 
     async def run_schedule(self, name: str, by: str) -> ScheduleOrdered:
-        """Run one that is not due, as itself. Raises Refusal, as over HTTP."""
+        """Run a schedule that is not due, as its own principal. Raises Refusal, as over HTTP."""
         record = await self._taken(await self.scheduler.run_now(name, by))
         return {"schedule": name, **self._ordered(record)}
 
     async def add_schedule(self, wanted: WantedSchedule, by: str, *, here: bool) -> Schedule:
-        """Keep a schedule that sidecar.yaml does not have. `here` as in `order`: who orders over the admin listener
-        speaks for no principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
+        """Store a schedule that is not in sidecar.yaml. `here` as in `order`: over the admin listener, a schedule
+        cannot act as a principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
         if not here:
             self._check_own(wanted)
         return schedule_of(await self.scheduler.add(wanted.key, wanted.schedule, by))
 
     async def remove_schedule(self, name: str, by: str) -> Schedule:
-        """Take that back. Raises Refusal, Conflict."""
+        """Remove a stored schedule. Raises Refusal, Conflict."""
         return schedule_of(await self.scheduler.remove(name, by))
 
     async def pause(self, name: str, by: str) -> Schedule:
-        """Let one order nothing more, until it is resumed. Raises Refusal."""
+        """Pause a schedule until it is resumed. Raises Refusal."""
         return schedule_of(await self.scheduler.pause(name, by))
 
     async def resume(self, name: str, by: str) -> Schedule:
-        """Take that back. Raises Refusal."""
+        """Resume a paused schedule. Raises Refusal."""
         return schedule_of(await self.scheduler.resume(name, by))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     async def _active(self, wanted: WantedRuns, targets: Sequence[str]) -> Runs:
-        """Those that are not over. The states are asked for in the order of a run's way, so that one that goes on
-        meanwhile is seen twice and not missed."""
+        """The runs that are not over. States are read in the order of a run's life, so that a run that changes
+        meanwhile is read twice and not missed."""
         found: dict[str, Execution] = {}
         for state in RunState:
             page, _ = await self.executions.page(None, targets, state, MAX_LOOKED_AT, 0)
@@ -243,7 +243,7 @@ class OperatorApi:
         return agent_of(name, definition, pool, last[0] if last else None)
 
     def _check_own(self, wanted: WantedSchedule) -> None:
-        """Raises Refusal(INSUFFICIENT_SCOPE)."""
+        """Check that a schedule acts as a principal of its own. Raises Refusal(INSUFFICIENT_SCOPE)."""
         now, who = self.live.current, acts_as(wanted.key, wanted.schedule)
         others = {acts_as(key, one) for key, one in now.settings.schedules.items() if key != wanted.key}
         if who == OPERATOR:
@@ -258,8 +258,8 @@ class OperatorApi:
         raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
 
     async def _taken(self, record: Task) -> Task:
-        """The task once its agent has it; within a while as it stands. Raises Refusal for one that its agent does not
-        get, or does not take."""
+        """The task once its agent has taken it, or as it is after TAKEN_S. Raises Refusal if the agent cannot be
+        reached or does not take it."""
         pause_s = LOOK_S
         with suppress(TimeoutError, RecordStoreOut):
             async with asyncio.timeout(TAKEN_S):
@@ -272,7 +272,7 @@ class OperatorApi:
         return record
 
     def _ordered(self, record: Task) -> Taken:
-        run = record.a2a_task if record.target in self._definitions else ""  # of another agent it is nothing of ours
+        run = record.a2a_task if record.target in self._definitions else ""  # runs of other agents are not stored here
         return {"task_id": record.id, "run_id": run or None, "error": record.error_message or None}
 
     async def _run(self, run_id: str) -> Execution:
@@ -294,7 +294,7 @@ class OperatorApi:
 
 
 def _speaking_as(principal: str, by: str) -> Caller:
-    """A caller whom an operator vouches for."""
+    """The caller for whom an operator acts."""
     return Caller((Principal(principal, OPERATORS),), (Credential("local", OPERATORS, by),))
 
 
@@ -305,8 +305,8 @@ def _check_principal(name: str, *, here: bool) -> None:
 
 
 def _answering(run: Execution, by: str, *, here: bool) -> Caller:
-    """On behalf of whom a run may be answered: what operators ordered, and with the data folder in hand also what a
-    schedule did, for which nobody else answers. Raises Refusal(INSUFFICIENT_SCOPE)."""
+    """The caller for whom a run may be answered: that of runs ordered by operators, and over the control socket also
+    that of scheduled runs, which have no other caller to answer. Raises Refusal(INSUFFICIENT_SCOPE)."""
     asked = run.caller.last.name
     caller = run.caller if run.schedule and here else _speaking_as(asked, by)
     if caller.binding != run.owner:
@@ -316,12 +316,12 @@ def _answering(run: Execution, by: str, *, here: bool) -> Caller:
 
 
 def _is_ours(run: Execution) -> bool:
-    """Whether operators ordered it: what was said in it is theirs."""
+    """Whether operators ordered the run, and may therefore see its texts in full."""
     return run.caller.last.issuer == OPERATORS
 
 
 async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Events as they come, until it is over: also while nothing comes."""
+    """The events until `is_over` is true, which is also checked while no event comes."""
     while not is_over():
         coming = asyncio.ensure_future(anext(events))
         try:

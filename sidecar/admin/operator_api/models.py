@@ -1,6 +1,6 @@
 """Response models of the operator API.
 
-The text beside a member stands in the OpenAPI document, and so do its bounds. Times are RFC 3339, in UTC.
+The docstrings and bounds of members appear in the OpenAPI document. Times are RFC 3339, in UTC.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
 
-PLAIN: Final[Mapping[str, Any]] = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # one line, and no terminal's
+PLAIN: Final[Mapping[str, Any]] = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # one line, no control characters
 CONTEXT: Final[Mapping[str, Any]] = {**PLAIN, "maxLength": 256}
 WHY: Final[Mapping[str, Any]] = {**PLAIN, "maxLength": 500}
 NAME: Final[Mapping[str, Any]] = {**PLAIN, "minLength": 1, "maxLength": 128}

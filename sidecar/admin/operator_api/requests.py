@@ -1,7 +1,7 @@
 """Reads operators' requests about runs.
 
-Bodies and queries are read to the last member: one that is unknown is refused, so that nobody believes to have chosen
-what nothing listens to, and no program, argument or variable comes in by a name that somebody forgot (BL-029).
+Bodies and queries with unknown members are refused, so that a misspelt choice is never ignored, and no program,
+argument or variable is set by an unexpected name (BL-029).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PLAIN: Final = re.compile(PLAIN["pattern"].removeprefix("^").removesuffix("$"))
 
 
 class WantedRuns(NamedTuple):
-    """Which runs; "", None and False are all. `owner` is a principal anywhere in the chain on whose behalf a run is,
-    `active` are those that are not over."""
+    """A query for runs; "", None and False select all. `owner` is a principal anywhere in the run's chain, and `active`
+    selects runs that are not over."""
 
     agent: str = ""
     state: RunState | None = None
@@ -53,16 +53,16 @@ class WantedRuns(NamedTuple):
 
     @property
     def standing(self) -> str | None:
-        """The word by which a store finds them."""
+        """The state or status by which a store selects runs."""
         return self.status or self.state
 
     @property
     def is_narrow(self) -> bool:
-        """Whether runs are wanted that no store finds by itself."""
+        """Whether the query has filters that stores do not support."""
         return bool(self.schedule or self.owner or (self.status and self.state))
 
     def means(self, run: Execution) -> bool:
-        """Whether it is one of them, as far as no store has looked."""
+        """Whether a run passes the filters that stores do not support."""
         return (
             not (self.active and run.is_done)
             and (self.state is None or run.state is self.state)
@@ -73,7 +73,7 @@ class WantedRuns(NamedTuple):
 
 
 class RunOrdering(NamedTuple):
-    """A run that is to be. `input` is what the agent is told, as the task API has it; `principal` is who calls."""
+    """An order of a run. `input` is the agent's input as in the task API; `principal` is the caller."""
 
     input: Mapping[str, Any]
     principal: str
@@ -82,14 +82,14 @@ class RunOrdering(NamedTuple):
 
 
 class RunAnswering(NamedTuple):
-    """What a run that asked is told, as in `RunOrdering`. `task_type` "" is that of what it was told before."""
+    """An answer to a run that waits for input, as in `RunOrdering`. A `task_type` of "" keeps the earlier one."""
 
     input: Mapping[str, Any]
     task_type: str
 
 
 def wanted_in(raw_query: str, agent: str = "") -> WantedRuns:
-    """What a query asks for; of one `agent`, where its address has named it. Raises Refusal(MALFORMED_CALL)."""
+    """The runs that a query selects, limited to `agent` if the path names one. Raises Refusal(MALFORMED_CALL)."""
     words = _WORDS - {"agent"} if agent else _WORDS
     query = _query(raw_query, words)
     return WantedRuns(
@@ -105,18 +105,18 @@ def wanted_in(raw_query: str, agent: str = "") -> WantedRuns:
 
 
 def answered_in(raw: bytes) -> RunAnswering:
-    """The answer that a body has. Raises Refusal(MALFORMED_CALL)."""
+    """The answer in a body. Raises Refusal(MALFORMED_CALL)."""
     body = _object(raw, (*_SAID, "task_type"))
     return RunAnswering(_input(body), _line(body["task_type"], "task_type", NAME) if "task_type" in body else "")
 
 
 def follows_in(raw_query: str) -> bool:
-    """Whether its output is to be heard as it comes. Raises Refusal(MALFORMED_CALL)."""
+    """Whether the output is wanted as an event stream. Raises Refusal(MALFORMED_CALL)."""
     return _truth(_query(raw_query, frozenset({"follow"})), "follow")
 
 
 def check_no_query(raw_query: str) -> None:
-    """Raises Refusal(MALFORMED_CALL) for a query where none says anything."""
+    """Raises Refusal(MALFORMED_CALL) for a query on a path that has no parameters."""
     _query(raw_query, frozenset())
 
 
@@ -132,15 +132,15 @@ def ordered_in(raw: bytes) -> RunOrdering:
 
 
 class WantedSchedule(NamedTuple):
-    """A schedule that is to be, by its key."""
+    """A schedule to be stored, and its key."""
 
     key: str
     schedule: ScheduleSettings
 
 
 def schedule_in(raw: bytes) -> WantedSchedule:
-    """The schedule that a body defines: as in sidecar.yaml, with its key as `name` and its name for people as `title`.
-    Raises Refusal(MALFORMED_CALL)."""
+    """The schedule that a body defines. Members are those of sidecar.yaml, with the key as `name` and the display name
+    as `title`. Raises Refusal(MALFORMED_CALL)."""
     body = _object(raw, _DEFINED)
     key = body.pop("name", None)
     if not isinstance(key, str) or not (len(key) <= 64 and _SLUG.fullmatch(key)):
@@ -159,12 +159,12 @@ def _as_told(at: Loc) -> Loc:
 
 
 def reason_in(raw: bytes) -> str:
-    """Why a run is given up. Raises Refusal(MALFORMED_CALL)."""
+    """The reason for cancelling a run. Raises Refusal(MALFORMED_CALL)."""
     return _line(_object(raw, ("reason",)).get("reason", ""), "reason", WHY)
 
 
 def nothing_in(raw: bytes) -> None:
-    """Raises Refusal(MALFORMED_CALL) for a body that says anything where there is nothing to choose."""
+    """Raises Refusal(MALFORMED_CALL) for a body with members where none are defined."""
     _object(raw, ())
 
 
@@ -172,7 +172,7 @@ def nothing_in(raw: bytes) -> None:
 
 
 def _object(raw: bytes, members: Collection[str]) -> dict[str, Any]:
-    """A body, of which all members may be missing, and itself."""
+    """A JSON object. A missing body is an empty object."""
     body = jsonrpc.parse_json(raw) if raw.strip() else {}
     if not isinstance(body, dict):
         raise malformed("the body must be an object")
@@ -185,7 +185,7 @@ def _object(raw: bytes, members: Collection[str]) -> dict[str, Any]:
 
 
 def _input(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an agent is told, as the task API has it."""
+    """The agent's input, as in the task API."""
     checked = {
         "prompt": _text(body.get("prompt"), "prompt"),
         "parameters": _texts(body.get("parameters"), "parameters"),

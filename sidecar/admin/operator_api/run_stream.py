@@ -1,7 +1,7 @@
 """Streams the news of a run to operators.
 
-Out of A2A's canonical events, in their order, what a terminal shows: more of its output, how it stands, and what else
-it made. Who hears a whole task in place of events that were missed hears only what is new.
+Converts A2A's canonical events, in their order, to what a terminal shows: new output, the state, and other artifacts.
+When a whole task replaces missed events, only the new part is sent.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ OUTPUT, STATUS, ARTIFACT, END = "output", "status", "artifact", "end"
 
 
 class RunNews(NamedTuple):
-    """One thing. `data` is
+    """One event. `data` is
 
-    output    `artifact`, `text`, and `anew` where what was told of that artifact does not count any more
-    artifact  `artifact`, and `parts` that are no text, in A2A's form
-    status    `state` in A2A's words, `message`, and `progress` and `total` where the program says
+    output    `artifact`, `text`, and `anew` if the text replaces the earlier text of that artifact
+    artifact  `artifact`, and `parts` other than text, in A2A's form
+    status    `state` in A2A's terms, `message`, and `progress` and `total` if the program reports them
     end       the run, in full
     """
 
@@ -29,33 +29,33 @@ class RunNews(NamedTuple):
 
 @dataclass(slots=True)
 class NewsArtifact:
-    """What was heard of one: how many characters, their digest, and how many parts that are no text."""
+    """What was sent of one artifact: characters, their digest, and the number of parts other than text."""
 
     chars: int = 0
     parts: int = 0
     digest: Any = field(default_factory=sha256)
 
     def add(self, text: str, parts: int) -> None:
-        """More of it was heard."""
+        """Add text and parts that were sent."""
         self.chars += len(text)
         self.parts += parts
         self.digest.update(text.encode("utf-8", "surrogatepass"))
 
     def begins(self, text: str, parts: int) -> bool:
-        """Whether an artifact of this text goes on where this one ends."""
+        """Whether `text` continues the text sent so far."""
         begun = sha256(text[: self.chars].encode("utf-8", "surrogatepass"))
         return len(text) >= self.chars and parts >= self.parts and begun.digest() == self.digest.digest()
 
 
 @dataclass(slots=True)
 class RunStream:
-    """What one listener has heard so far."""
+    """The state of one listener's stream."""
 
     _heard: dict[str, NewsArtifact] = field(default_factory=dict)
     _status: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, response: Mapping[str, Any]) -> Iterator[RunNews]:
-        """What is new in an event of the run's stream."""
+        """The news in one event of the run's stream."""
         if (task := response.get("task")) is not None:
             yield from self._whole(task.get("artifacts", ()))
             yield from self._stands(task.get("status", {}))
@@ -66,7 +66,7 @@ class RunStream:
             yield from self._stands(update.get("status", {}))
 
     def _whole(self, artifacts: Sequence[Mapping[str, Any]]) -> Iterator[RunNews]:
-        """All of it so far, of which a part may have been heard."""
+        """The news in a whole task, of which a part may have been sent."""
         read = [_read(artifact) for artifact in artifacts]
         for name in self._heard.keys() - {name for name, _, _ in read}:
             yield from self._told(name, "", (), anew=True)
@@ -98,22 +98,22 @@ class RunStream:
 
 
 def text_of(task: Mapping[str, Any]) -> str:
-    """The text of all that a run made so far, artifact after artifact."""
+    """The text of all artifacts of a run so far, in order."""
     texts = (_parted(artifact.get("parts", ()))[0] for artifact in task.get("artifacts", ()))
     return "".join(texts)
 
 
 def message_of(status: Mapping[str, Any]) -> str:
-    """The text of the message in a task's status, "" where there is none."""
+    """The text of the message in a task's status, or ""."""
     return _parted((status.get("message") or {}).get("parts", ()))[0]
 
 
 def _read(artifact: Mapping[str, Any]) -> tuple[str, str, list[Mapping[str, Any]]]:
-    """Its name, its text, and its parts that are none."""
+    """The name, the text and the other parts of an artifact."""
     return str(artifact.get("artifactId", "")), *_parted(artifact.get("parts", ()))
 
 
 def _parted(parts: Sequence[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, Any]]]:
-    """The text of some parts, and those that are none."""
+    """The text of some parts, and the parts other than text."""
     text = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
     return text, [part for part in parts if not isinstance(part.get("text"), str)]

@@ -14,7 +14,7 @@ from sidecar.tasks.schedules.scheduler import ShownSchedule
 
 
 def run_of(record: Execution) -> Run:
-    """A run, without what was said in it."""
+    """A run without its texts."""
     began, ended = record.started_at, record.ended_at
     return {
         "id": record.id,
@@ -44,7 +44,7 @@ def run_of(record: Execution) -> Run:
 
 
 def run_in_full(record: Execution) -> RunInFull:
-    """A run, with what is kept of what was said in it."""
+    """A run with its stored texts."""
     return {
         **run_of(record),
         "input": record.input,
@@ -59,7 +59,7 @@ def run_in_full(record: Execution) -> RunInFull:
 
 
 def agent_of(name: str, definition: CliAgent, pool: RunPool, last: Execution | None) -> Agent:
-    """An agent, and how it stands here."""
+    """An agent and its state here."""
     return {
         "name": name,
         "id": definition.id or name,
@@ -75,7 +75,7 @@ def agent_of(name: str, definition: CliAgent, pool: RunPool, last: Execution | N
 
 
 def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
-    """The same with its definition. Arguments may hold what `${VAR}` stood for, and are left out."""
+    """An agent with its definition. Arguments are left out, because they may hold the values of `${VAR}`."""
     told, offered, chosen = definition.patterns, definition.a2a.capabilities, definition.per_call
     folder = definition.working_directory
     return {
@@ -98,7 +98,7 @@ def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
 
 
 def schedule_of(shown: ShownSchedule) -> Schedule:
-    """A schedule, and how it stands."""
+    """A schedule and its state."""
     chosen, standing = shown.schedule, shown.standing
     return {
         "name": shown.key,

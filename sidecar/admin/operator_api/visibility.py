@@ -1,7 +1,8 @@
 """Hides from operators what only the owner of a run may see.
 
-What is kept of it, and what is told while it comes: without what looks like a secret (`tasks/programs/stored_text.py`).
-What they ordered themselves they hear as it was said: a pipe behind `sidecar agent run` gets what the program wrote.
+Applies to stored and to streamed texts, which are shown without what looks like a secret
+(`tasks/programs/stored_text.py`). Texts of runs that operators ordered themselves are unchanged: a pipe behind `sidecar
+agent run` gets what the program wrote.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from sidecar.tasks.programs.stored_text import SanitizedLines, all_sanitized
 
 @dataclass(slots=True)
 class RunVisibility:
-    """Toward one listener. `is_theirs`: whether they ordered the run."""
+    """The view of one listener. `is_theirs`: whether operators ordered the run."""
 
     is_theirs: bool
     _lines: dict[str, SanitizedLines] = field(default_factory=dict)
 
     async def of(self, heard: RunNews) -> list[RunNews]:
-        """As much of what the run tells as may be heard now."""
+        """The part of an event that may be sent now."""
         if self.is_theirs:
             return [heard]
         data = heard.data
@@ -38,13 +39,13 @@ class RunVisibility:
         return [heard]
 
     async def rest(self) -> list[RunNews]:
-        """What waited for the end of its line."""
+        """The incomplete last lines."""
         found = [(artifact, await lines.rest()) for artifact, lines in self._lines.items()]
         return [RunNews(OUTPUT, {"artifact": artifact, "text": text}) for artifact, text in found if text]
 
 
 async def _value(said: Any) -> Any:
-    """A JSON value, every text in it without secrets."""
+    """A JSON value with secrets removed from all texts."""
     if isinstance(said, str):
         return await all_sanitized(said)
     if isinstance(said, Mapping):
