@@ -1,4 +1,4 @@
-"""What can be typed? One file per command group; each is imported only when it is asked for."""
+"""The command line. Each command group has its own file, imported only when it is used."""
 
 from __future__ import annotations
 

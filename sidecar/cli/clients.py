@@ -40,7 +40,7 @@ from sidecar.settings.yaml_nodes import Loc
 
 NO, INVALID = 1, 3
 LOCAL = "http://127.0.0.1:8070"
-"""What `sidecar init` writes as the local address."""
+"""The local address that `sidecar init` writes."""
 
 _file = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -179,7 +179,7 @@ def _joined(file: ClientFile, into: Path, base: str) -> tuple[dict[Loc, str], li
 
 
 def _refuse_unknown(file: ClientFile, names: Mapping[Loc, str], known: frozenset[str], config: Path | None) -> None:
-    """A client must not be led to where nothing is."""
+    """Refuse servers that no upstream is configured for."""
     missing = [f"{s.name} ({names[s.loc]})" for s in file.servers if s.loc in names and names[s.loc] not in known]
     enabled = [s for s in file.servers if not s.disabled and s.loc in names and names[s.loc] not in known]
     if enabled:
@@ -198,7 +198,9 @@ def _written(path: Path, raw: bytes, text: str) -> Path:
 
 
 def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
-    """A client that runs may write its file too: what it wrote meanwhile must not be lost."""
+    """Replace the file only if it is unchanged: a running client may write its file too, and its changes must not
+    be lost.
+    """
     if path.read_bytes() != raw:
         _end(f"{path} was changed meanwhile: nothing was written, try again", NO)
     write_whole(path, wanted)

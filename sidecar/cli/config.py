@@ -53,7 +53,7 @@ def schema(kind: str) -> None:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON Schema of a file of ours, or the OpenAPI document."""
+    """Return the JSON Schema of a sidecar file, or the OpenAPI document."""
     if kind == "config":
         from sidecar.settings.sidecar_file import Settings
 
@@ -86,7 +86,7 @@ def _with_origin(setting: ShownSettings) -> dict[str, Any]:
 
 
 def _table(settings: Sequence[ShownSettings]) -> list[str]:
-    """One line a setting; what is not set and has no default says nothing."""
+    """Return one line per setting; settings that are unset and have no default are left out."""
     told = [(_name(s), _written(s.value), s.origin) for s in settings if s.value is not None]
     names = max((len(name) for name, _, _ in told), default=0)
     values = min(48, max((len(value) for _, value, _ in told), default=0))
@@ -98,7 +98,7 @@ def _written(value: Any) -> str:
 
 
 def _tree(settings: Sequence[ShownSettings]) -> dict[str, Any]:
-    """The leaves as the nested mappings and lists they came from; unset ones are left out."""
+    """Return the settings as nested mappings and lists; unset ones are left out."""
     root: dict[str, Any] = {}
     for setting in settings:
         if setting.value is not None:

@@ -1,4 +1,4 @@
-"""Be a stdio MCP server that leads to a sidecar, for a client that only starts programs."""
+"""`sidecar connect`: a stdio MCP server that forwards to a sidecar, for clients that only start programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def connect(
         more += [("Authorization", f"Bearer {read_secret(bearer_path, 'theirs')}")] if bearer_path else []
         return [*given, *more]
 
-    shown()  # a file that is not there is told now
+    shown()  # reports a missing file at once
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sidecar connect: %(message)s")
     with suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_carried(origin, shown, timeout_s))
@@ -65,7 +65,7 @@ async def _carried(origin: TargetOrigin, shown: Headers, timeout_s: float) -> No
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """The lines of standard input. Raises ClickException for one that is too long."""
+    """Yield the lines of standard input. Raises ClickException for a line that is too long."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_LINE_BYTES)
     try:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)

@@ -1,8 +1,8 @@
-"""What does it look like when it works? A minute, nothing to set up.
+"""`sidecar demo`: shows the sidecar at work in one minute, without setup.
 
-A real MCP server and a real A2A agent (the official SDKs') in processes of their own, the sidecar before them, the
-official clients as the agent that calls: one call goes through, one is denied, one is malformed, one is too many; and
-one agent asks another. Each is shown with its audit line.
+Starts a real MCP server and a real A2A agent (of the official SDKs) in their own processes, the sidecar before them,
+and the official clients as the calling agent. One call is allowed, one is denied, one is malformed, one exceeds a
+limit; and one agent calls another. Each is shown with its audit record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NO, USAGE, INVALID = 1, 2, 3
 READY_WITHIN_S = 20.0
 CALL_WITHIN_S = 20.0
-# The clients and the sidecar share one loop here: that it is late is no reason to refuse a call, nor news to anybody.
+# The clients and the sidecar share one event loop here: loop lag is expected, and must not refuse calls or be logged.
 UNHURRIED = {"SIDECAR_SERVER__MAX_LAG_S": "60"}
 
 SETTINGS = """\
@@ -122,7 +122,7 @@ AGENT_SCENES = (
 def demo(keep: Path | None) -> None:
     """A minute with everything: a real server, real clients, seven outcomes, and the evidence."""
     try:
-        import a2a  # noqa: F401  # only whether they are there
+        import a2a  # noqa: F401  # only checks that they are installed
         import mcp  # noqa: F401
     except ImportError:
         click.echo("the demo needs the official SDKs of MCP and A2A: pip install 'nhi-sidecar[demo]'", err=True)
@@ -147,7 +147,7 @@ def demo(keep: Path | None) -> None:
 
 
 def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:
-    """A working folder for the five ports; returns its sidecar.yaml."""
+    """Write a working folder for the five ports; return its sidecar.yaml."""
     from sidecar.settings.shipped_files import shipped
 
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
@@ -198,7 +198,9 @@ async def _play(app: Application, url: str) -> bool:
 
 
 async def _converse(app: Application, url: str) -> bool:
-    """The same with the official A2A client, which finds the way by the card that we tell."""
+    """Call the agent with the official A2A client, which finds the address in the agent card that the sidecar
+    serves.
+    """
     import httpx
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 

@@ -1,6 +1,6 @@
-"""Who stands behind the sidecar in the demo: a small agent on the official A2A SDK.
+"""The agent behind the sidecar in the demo, a small one on the official A2A SDK.
 
-`python -m sidecar.cli.demo_agent PORT`. It is an ordinary A2A agent and knows nothing of us.
+`python -m sidecar.cli.demo_agent PORT`. It is an ordinary A2A agent without knowledge of the sidecar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 
 class Researcher(AgentExecutor):
-    """It does what it is asked with what it knows, which is little."""
+    """Answers requests from a small set of facts."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         task_id, context_id = context.task_id or "", context.context_id or ""
@@ -35,7 +35,7 @@ class Researcher(AgentExecutor):
 
 
 def card(port: int) -> AgentCard:
-    """What it says of itself: where it is, which callers must never see, and what it can do."""
+    """Return the agent card, with its own address, which callers must never see, and its skills."""
     skills = [("summarise", "Summarise"), ("publish", "Publish")]
     return AgentCard(
         name="Researcher",
@@ -52,7 +52,7 @@ def card(port: int) -> AgentCard:
 
 
 def application(port: int) -> Any:
-    """The agent as an ASGI application."""
+    """Return the agent as an ASGI application."""
     shown = card(port)
     handler = DefaultRequestHandler(agent_executor=Researcher(), task_store=InMemoryTaskStore(), agent_card=shown)
     return Starlette(routes=[*create_agent_card_routes(shown), *create_jsonrpc_routes(handler, rpc_url="/")])

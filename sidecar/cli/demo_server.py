@@ -1,6 +1,6 @@
-"""What stands behind the sidecar in the demo: a small server on the official MCP SDK.
+"""The server behind the sidecar in the demo, a small one on the official MCP SDK.
 
-`python -m sidecar.cli.demo_server PORT`. It is an ordinary MCP server and knows nothing of us.
+`python -m sidecar.cli.demo_server PORT`. It is an ordinary MCP server without knowledge of the sidecar.
 """
 
 from __future__ import annotations

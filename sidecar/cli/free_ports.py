@@ -1,7 +1,7 @@
 """Finds free ports for processes that are started next.
 
-None that the system would give: it gives the same to each connection that leaves, and between our look and the moment
-at which the process listens, many leave. Those below are given to nobody who does not ask for one by its number.
+The ports are below the ephemeral range. The system assigns ephemeral ports to outgoing connections, and many are opened
+between the check and the moment at which the process listens; a port below the range is only taken by its number.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from itertools import islice
 from typing import Final
 
 LOWEST: Final = 15_000
-HIGHEST: Final = 32_000  # connections that leave begin at 32,768 on Linux, at 49,152 elsewhere
+HIGHEST: Final = 32_000  # the ephemeral range begins at 32,768 on Linux, at 49,152 elsewhere
 
-_last = LOWEST + os.getpid() * 7919 % (HIGHEST - LOWEST)  # processes that look at the same time look in other places
+_last = LOWEST + os.getpid() * 7919 % (HIGHEST - LOWEST)  # concurrent processes search in different places
 
 
 def free_ports(count: int) -> list[int]:
-    """As many ports of 127.0.0.1 that nobody has now, and none soon again. Raises OSError if there are too few."""
+    """Return `count` ports of 127.0.0.1 that are free now and unlikely to be taken soon. Raises OSError if there are
+    too few.
+    """
     found = list(islice(filter(_is_free, _each_once()), count))
     if len(found) < count:
         raise OSError(f"no {count} ports between {LOWEST} and {HIGHEST} are free")

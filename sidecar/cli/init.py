@@ -1,8 +1,7 @@
 """`sidecar init`: writes a working folder.
 
-Writes a working folder: one upstream, one NHI, one rule, one limit; each line is what a real one looks like. Or one
-upstream for each server that an MCP client's file names.
-Nothing in it allows everything, and it holds no secret.
+The folder has one upstream, one NHI, one rule and one limit as realistic examples, or one upstream for each server that
+an MCP client's file names. Nothing in it allows everything, and it holds no secret.
 """
 
 from __future__ import annotations
@@ -131,9 +130,10 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
 def join(
     file: ClientFile, folder: Path, environ: Mapping[str, str], taken: frozenset[str]
 ) -> tuple[dict[Loc, str], list[str]]:
-    """Put a client's servers into a folder, which is begun where it is none yet: their names in it, and what is worth
-    telling. What is there is added to or stays; a server that is there already is there once. `taken` are names that
-    lead elsewhere. Raises ConfigError, OSError."""
+    """Add a client's servers to a folder, which is created if needed; return their upstream names and messages to
+    print. Existing files are extended or kept; a server that is already there is not added again. `taken` are names
+    that lead elsewhere. Raises ConfigError, OSError.
+    """
     from sidecar.cli.client_files.configuration import slugs
     from sidecar.cli.client_files.folder import imported
     from sidecar.cli.client_files.yaml_insertion import upstreams_in, with_upstreams
@@ -159,13 +159,13 @@ def join(
             write_whole(path, path.read_bytes() + secret.encode(), mode=0o600)
         else:
             write_files(folder, {name: secret}, secret=True)
-    if joined:  # last: an upstream comes into force together with its rules and secrets
+    if joined:  # last: an upstream takes effect together with its rules and secrets
         write_whole(config, joined.encode())
     return names, [*notes, *found.notes, *_needs(found, folder)]
 
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
-    """The files, those of secrets, and what is worth telling. Raises ConfigError."""
+    """Return the files, the secret files, and messages to print. Raises ConfigError."""
     from sidecar.cli.client_files.configuration import open_client_file
     from sidecar.cli.client_files.folder import imported
     from sidecar.cli.client_files.wrap import names_of
@@ -203,7 +203,7 @@ def _needs(found: Import, folder: Path) -> list[str]:
 
 
 def starting_files() -> Mapping[str, str]:
-    """Path inside the folder → content."""
+    """Return the starting files: path inside the folder → content."""
     models = {f"models/{path.name}": path.read_text("utf-8") for path in sorted(shipped("models").glob("*.conf"))}
     return {
         "sidecar.yaml": _SETTINGS,
@@ -217,8 +217,9 @@ def starting_files() -> Mapping[str, str]:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, secret: bool = False) -> None:
-    """Write files that must not exist yet; `secret` ones are nobody else's to read. Raises OSError, FileExistsError
-    among them."""
+    """Write files that must not exist yet; `secret` ones are readable by their owner only. Raises OSError, including
+    FileExistsError.
+    """
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ INVALID = 3
 
 
 class Group(click.Group):
-    """A group of commands that names the nearest command where an unknown one is asked for."""
+    """A group of commands that suggests the nearest command for an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -31,10 +31,10 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """Imports a command's file when the command is used, so that `--help` and completion stay quick.
+    """Imports a command's file when the command is used, so that `--help` and completion stay fast.
 
     `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
-    `a-b`), and to its one line of help.
+    `a-b`), and to its one-line help.
     """
 
     def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **more: Any) -> None:
@@ -42,7 +42,9 @@ class LazyGroup(Group):
         self._commands_in = commands_in
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does; a message of wrong usage quotes names of files, and no terminal obeys it."""
+        """Invoke as click does, with terminal control characters in usage errors escaped, since those errors quote file
+        names.
+        """
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
@@ -67,13 +69,14 @@ class LazyGroup(Group):
 
 
 class Root(LazyGroup):
-    """The program itself. A command ends in a message where a file of the operator's is wrong or out of reach, also
-    where the command itself does not expect it."""
+    """The program itself. A command ends with a message if an operator's file is invalid or unreadable, also where the
+    command itself does not handle it.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # the name of a file need not be UTF-8
+                stream.reconfigure(errors="backslashreplace")  # a file name need not be UTF-8
         for word in args:
             if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
                 raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
@@ -86,7 +89,7 @@ class Root(LazyGroup):
             click.echo(visible_lines(str(error)), err=True)
             raise SystemExit(INVALID) from None
         except OSError as error:
-            if error.errno == errno.EPIPE:  # click ends quietly
+            if error.errno == errno.EPIPE:  # click exits silently
                 raise
             what = error.strerror or str(error)
             told = f"{error.filename}: {what}" if error.filename else what

@@ -21,7 +21,7 @@ from sidecar.cli.operator_socket import told
 from sidecar.cli.text_tables import aligned
 
 HINTS = {"principal-unknown": "an issuer may name anybody: --force resets the limits of the name as it stands"}
-DEADLINE_S = 10.0  # it is told to the evidence and to a store that may be slow
+DEADLINE_S = 10.0  # a reset is written to the audit log and to a store that may be slow
 _KINDS = ("tool:", "prompt:", "resource:", "nhi:")
 _HEAD = ("limit", "for", "used", "left", "begins anew")
 
@@ -82,7 +82,7 @@ def reset(principal: str, limit: str, force: bool, path: Path, as_json: bool) ->
 
 def _nothing(principal: str, limit: str) -> str:
     of_that_name = f" of the name {limit}" if limit else ""
-    if principal:  # used or not
+    if principal:  # listed even if unused
         return f"no limit{of_that_name} counts {principal}"
     return f"no limit{of_that_name} is used: of principals, this sidecar knows whom it charged since it started"
 
@@ -94,5 +94,5 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """As people write it, never 1e-06."""
+    """Format a number without scientific notation such as 1e-06."""
     return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,5 +1,6 @@
-"""How does a command reach the sidecar that runs? Through the Unix socket in its data folder, which only its owner can
-open."""
+"""Connects commands to the running sidecar, through the Unix socket in its data folder, which only its owner can
+open.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from sidecar.protocols.sse import SseParser
 NO, USAGE, INVALID = 1, 2, 3
 NO_HINTS: Mapping[str, str] = {}
 DEADLINE_S = 3.0
-SILENT_S = 60.0  # of a stream, which shows a sign of life every few seconds
+SILENT_S = 60.0  # for a stream, which sends a keep-alive every few seconds
 TICK_S = 0.5
 MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
 
 
 def control_socket(config: Path) -> Path:
-    """Where it is. Raises ConfigError for a configuration that says nothing."""
+    """Return the socket's path. Raises ConfigError if the configuration cannot be read."""
     from sidecar.settings import load_settings
 
     return load_settings(config, os.environ, check_files=False).control_path
@@ -38,7 +39,7 @@ def control_socket(config: Path) -> Path:
 def ask_control(
     control: Path, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = DEADLINE_S
 ) -> tuple[int, bytes]:
-    """Status and body of the answer; `order` is sent as JSON. Raises OSError if nobody answers."""
+    """Return the status and body of the response; `order` is sent as JSON. Raises OSError if there is no response."""
     with _asked(control, target, verb, order, deadline_s) as (response, _):
         return response.status, response.read(MAX_ANSWER_BYTES)
 
@@ -54,8 +55,9 @@ def told(
     deadline_s: float = DEADLINE_S,
     verb: str = "",
 ) -> Any:
-    """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no; `hints` are
-    what may help then, by why it was refused."""
+    """Return the running sidecar's response; with `as_json`, print it. Ends the command if the sidecar refuses; `hints`
+    are suggestions by refusal reason.
+    """
     verb = verb or ("GET" if order is None else "POST")
     with ended_well(hint):
         status, body = ask_control(control_socket(path), target, verb=verb, order=order, deadline_s=deadline_s)
@@ -68,8 +70,9 @@ def told(
 
 
 def answer_in(status: int, body: bytes) -> Any:
-    """The answer that a body holds. One without our words, as of a request that HTTP itself refuses, is put into
-    words. Raises OSError for one that cannot be read."""
+    """Parse a response body. A body that is not from the sidecar's API, such as an HTTP error, becomes a message.
+    Raises OSError for one that cannot be parsed.
+    """
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -82,14 +85,14 @@ def answer_in(status: int, body: bytes) -> Any:
 
 
 def print_json(value: object) -> None:
-    """As it was answered; what a terminal would obey is written as an escape of JSON, which says the same."""
+    """Print the response as JSON, with terminal control characters as equivalent JSON escapes."""
     click.echo(revealed(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()))
 
 
 def refused(
     status: int, answer: Mapping[str, Any], *, quiet: bool = False, hints: Mapping[str, str] = NO_HINTS
 ) -> NoReturn:
-    """The answer is no: say so, and end the command. `hints` as in `told`."""
+    """Print the refusal and end the command. `hints` as in `told`."""
     if not quiet:
         click.echo(shown(answer["error"]), err=True)
         if hint := hints.get(answer.get("reason", "")):
@@ -100,7 +103,7 @@ def refused(
 
 @contextmanager
 def ended_well(hint: str = "is it running?") -> Iterator[None]:
-    """Ends the command where there is no configuration, or nobody answers."""
+    """End the command with a message if there is no configuration or no response."""
     try:
         yield
     except ConfigError as error:
@@ -120,11 +123,12 @@ class SocketEvent(NamedTuple):
 
 
 def events(control: Path, target: str) -> Iterator[SocketEvent | None]:
-    """The events of a stream as they come, and None twice a second meanwhile. Ends with the stream. Raises Unheard
-    if nobody answers, or not any more; ends the command if the answer is no.
+    """Yield the events of a stream as they arrive, and None twice a second in between. Ends with the stream. Raises
+    SidecarUnreachable if the sidecar does not respond or the connection breaks; ends the command if the sidecar
+    refuses.
 
-    A thread reads, so that whoever listens can be interrupted and has a clock. No run says more than its definition
-    lets it, so what waits to be shown is bounded.
+    A thread reads, so that the caller can be interrupted and has a clock. A run's output is bounded by its definition,
+    so the queue is bounded too.
     """
     read: _Read = queue.SimpleQueue()
     with _unheard(), _asked(control, target, "GET", None, SILENT_S) as (response, line):
@@ -141,7 +145,7 @@ def events(control: Path, target: str) -> Iterator[SocketEvent | None]:
 
 
 class SidecarUnreachable(Exception):
-    """Nobody answers, or not any more."""
+    """The sidecar does not respond, or the connection broke."""
 
 
 @contextmanager
@@ -190,10 +194,10 @@ def _asked(
     try:
         line.settimeout(deadline_s)
         line.connect(str(control))
-        with suppress(BrokenPipeError, ConnectionResetError):  # who takes no more of it says why
+        with suppress(BrokenPipeError, ConnectionResetError):  # a server that stops reading still sends its reason
             connection.request(verb, target, None if order is None else orjson.dumps(order))
         yield connection.getresponse(), line
-    except http.client.HTTPException as error:  # it ended in the middle, or is no sidecar
+    except http.client.HTTPException as error:  # the response was truncated, or did not come from a sidecar
         raise OSError(f"no whole answer: {type(error).__name__}") from None
     finally:
         connection.close()

@@ -17,7 +17,7 @@ from sidecar.cli.operator_socket import told
 
 HINT = "is it running? policies/disabled.yaml disables from the next start on"
 HINTS = {"principal-unknown": "an issuer may name anybody: --force disables the name as it stands"}
-DEADLINE_S = 10.0  # it is told to the disk, the evidence and a store that may be out
+DEADLINE_S = 10.0  # it is written to disk, to the audit log and to a store that may be down
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True

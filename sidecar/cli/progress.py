@@ -12,8 +12,9 @@ _EVERY_S = 0.5
 
 
 def percent_of(size: int) -> Callable[[int], object]:
-    """Tells on a terminal how much of so many bytes is read, each time that it is told how many are by now; on anything
-    else, nothing."""
+    """Return a function that takes the number of bytes read so far and shows the percentage on a terminal; no output
+    elsewhere.
+    """
     last = time.monotonic()
 
     def tell(read_bytes: int) -> None:
@@ -22,6 +23,6 @@ def percent_of(size: int) -> Callable[[int], object]:
         if now - last >= _EVERY_S:
             last = now
             percent = min(100, 100 * read_bytes // max(1, size))
-            click.echo(f"\r{percent:3d} % read\r", err=True, nl=False)  # the report is written over it
+            click.echo(f"\r{percent:3d} % read\r", err=True, nl=False)  # the report overwrites it
 
     return tell if sys.stderr.isatty() else lambda read_bytes: None

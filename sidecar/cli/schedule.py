@@ -187,7 +187,7 @@ def _due(schedule: ScheduleSettings, count: int, now_s: float) -> Iterator[float
 
 
 def _local(moment_s: float, schedule: ScheduleSettings) -> str:
-    """As the clocks there show it, with the hour's distance from UTC: where they change, it is another."""
+    """Format a time in the schedule's time zone with its UTC offset, which changes with daylight saving."""
     moment = datetime.fromtimestamp(moment_s, UTC).astimezone(ZoneInfo(schedule.timezone))
     return moment.strftime("%a %Y-%m-%d %H:%M %z")
 

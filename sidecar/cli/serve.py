@@ -41,8 +41,8 @@ _config = click.option(
 @_config
 def serve(path: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unheard, it would end us; and what it asks for is still to be read
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # how much its core says is a caller's choice, and no JSON
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unhandled, it would end the process; the reload follows the start
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
     hold_standard()
     _log_to_stderr()
     before, now = take_all()
@@ -88,7 +88,7 @@ def check(path: Path, as_json: bool, strict: bool, soon: float, catalogue: Path 
 def _reported(
     path: Path, environ: Mapping[str, str], strict: bool, soon_days: float, catalogue: Path | None
 ) -> CheckReport:
-    """What a start would check, and what is suspicious in the policy."""
+    """Report what a start would check, and what is suspicious in the policy."""
     from sidecar.app.loader import check_files
     from sidecar.cli.policy.check import surroundings
     from sidecar.policy_tools.catalogue import read_catalogue
@@ -139,7 +139,9 @@ def healthcheck(path: Path, as_json: bool) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: half of what a call costs in the loop. None is asyncio's own."""
+    """Return uvloop's loop factory if it is installed: it halves the event loop's cost per call. None means
+    asyncio's own.
+    """
     try:
         import uvloop
     except ImportError:
@@ -149,7 +151,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     loop, stop, hangup = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    # Not the loop's: between its handler and none there is a moment in which the signal would end us.
+    # Not the loop's handler: between it and the default there is a moment in which the signal would end the process.
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(hangup.set))
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
@@ -168,7 +170,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
 
 
 async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> Application | None:
-    """A running sidecar; None if it was told to stop before it was one, and all that had begun is undone."""
+    """Start a sidecar. Returns None, with everything undone, if a stop was requested before the start completed."""
     from sidecar.app.application import Application
 
     starting = asyncio.create_task(Application.start(path, environ))
@@ -185,11 +187,13 @@ async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) 
 
 
 def settle_interpreter() -> None:
-    """What a start made lives as long as the process: the collector need not walk it again. And calls leave little
-    behind, so it may look less often; a pass over all then finds a few thousand objects, not half a million.
+    """Tune the garbage collector and thread switching for serving.
 
-    Beside the loop threads hash what is large. One that is at it gives way to the loop when asked; by default after 5
-    ms, each time that the loop comes round.
+    Objects made at start live as long as the process, so the collector need not visit them again. Calls leave little
+    garbage, so it may run less often; a full pass then visits a few thousand objects instead of half a million.
+
+    Threads beside the event loop hash large data. Such a thread yields to the loop on request; by default after 5 ms,
+    each time that the loop runs.
     """
     gc.collect()
     gc.freeze()
@@ -198,23 +202,25 @@ def settle_interpreter() -> None:
 
 
 def _stop_or_die(stop: asyncio.Event) -> None:
-    """The first signal asks, the second insists: whoever sends it does not want to wait for calls in flight."""
+    """Request a stop on the first signal; end the process at once on the second, without waiting for calls in
+    flight.
+    """
     if stop.is_set():
         os._exit(NO)
     stop.set()
 
 
 async def _reload_at(hangup: asyncio.Event, app: Application) -> None:
-    """However many signals come during a reload, one more follows."""
+    """Reload on SIGHUP. Any number of signals during a reload cause one more."""
     while True:
         await hangup.wait()
         hangup.clear()
-        with suppress(ConfigError):  # told, recorded and counted where it happened; the old policy serves on
+        with suppress(ConfigError):  # reported, recorded and counted by the reload; the old policy stays in use
             await app.reload("SIGHUP")
 
 
 def _announce(app: Application) -> None:
-    """What serves now, as lines of the log: whoever reads it may signal at once."""
+    """Log what is served now; signals are safe from this point on."""
     from sidecar.app.loader import idle_schedules
     from sidecar.audit.sinks import place_of
 
@@ -247,7 +253,7 @@ def _announce(app: Application) -> None:
 
 
 def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]) -> None:
-    """A start ends at the first that is wrong; who mends it is told what a check finds beside it."""
+    """Print the further faults that a check finds: a start stops at the first one."""
     from sidecar.app.loader import check_files
 
     try:
@@ -274,7 +280,7 @@ def _print_faults(error: ConfigError) -> None:
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, and the fields that `extra` brought."""
+    """Formats one JSON object per line: time, level, logger, event, and the fields of `extra`."""
 
     _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -290,7 +296,7 @@ class _JsonLines(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         try:
             return orjson.dumps(line, default=str).decode()
-        except TypeError:  # a name that is no UTF-8
+        except TypeError:  # a name that is not UTF-8
             return json.dumps(line, default=str)
 
 

@@ -12,7 +12,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class Moment(click.ParamType[str]):
-    """A time, or a span back from now, as records have times: RFC 3339 in UTC, so that text order is time order."""
+    """A time, or a span back from now, in the records' format: RFC 3339 in UTC, so that text order is time order."""
 
     name = "time"
 

@@ -1,8 +1,8 @@
-"""`sidecar token`: makes, lists and revokes keys, tokens and secrets.
+"""`sidecar token`: creates, lists and revokes keys, tokens and secrets.
 
-`sidecar token keygen | mint | api-key | list | revoke | callback-secret`. API keys are for use, and so are the secrets
-of callbacks' receivers; signing keys and tokens made here are for development: the holder of the private key can be any
-user.
+`sidecar token keygen | mint | api-key | list | revoke | callback-secret`. API keys and the secrets of callback
+receivers are for production; signing keys and tokens made here are for development: the holder of the private key can
+act as any user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Duration(click.ParamType[float]):
-    """`30s`, `15m`, `1h`, `90d`, as seconds."""
+    """`30s`, `15m`, `1h`, `90d`, in seconds."""
 
     name = "duration"
 

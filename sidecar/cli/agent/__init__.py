@@ -1,4 +1,4 @@
-"""What do operators ask of CLI programs that are agents? One file per kind of question."""
+"""`sidecar agent`: checks, runs and inspects CLI programs that are agents."""
 
 from __future__ import annotations
 

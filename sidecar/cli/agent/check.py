@@ -1,11 +1,10 @@
-"""Can this program be run as an agent, and what does it do? Asked from the configuration alone, without a running
-sidecar.
+"""`sidecar agent check`: checks whether a program can run as an agent, without a running sidecar.
 
 sidecar agent check
 sidecar agent check summariser --prompt "Three sentences about RFC 9457"
 sidecar agent check summariser --no-run
 
-It is started as a run would start it: by the same warden, with the same arguments, environment and bounds.
+The program is started as a run would start it: by the same warden, with the same arguments, environment and bounds.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ UNTRIED: Final = "it is read-write, and may change something: --prompt tries it"
 
 @dataclass(frozen=True, slots=True)
 class TriedAgent:
-    """What became of one run. `whys` is what a running sidecar would log of it, for operators alone."""
+    """The result of one run. `whys` is what a running sidecar would log about it, for operators only."""
 
     ended: AttemptEnd
     took_s: float
@@ -62,7 +61,7 @@ class TriedAgent:
 
 @dataclass(frozen=True, slots=True)
 class InspectedAgent:
-    """One agent: how its program would be started, and what became of it. `untried` says why it was not."""
+    """One agent: how its program would be started, and the result. `untried` says why it was not run."""
 
     name: str
     definition: CliAgent
@@ -77,7 +76,7 @@ class InspectedAgent:
         return "well" if self.tried.is_well else "not well"
 
     def plain(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the values for `--json`."""
         tried = self.tried
         return {
             "name": self.name,
@@ -126,7 +125,7 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
 async def _looked_at(
     settings: Settings, names: list[str], prompt: str | None, timeout_s: float | None, no_run: bool
 ) -> list[InspectedAgent]:
-    """Raises SettingsError for one that cannot be started."""
+    """Check one agent. Raises SettingsError for one that cannot be started."""
     processes, looked = Processes(os.environ), []
     try:
         for name in names:
@@ -144,7 +143,7 @@ async def _looked_at(
 
 
 async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> TriedAgent:
-    """One run, from its start to when nothing of it is left."""
+    """Run the program once, from its start until all its processes have ended."""
     runner = runner_from(name, definition, processes, os.environ)
     run_id, began_s, said = f"check-{secrets.token_hex(8)}", time.monotonic(), ""
     message = {"messageId": run_id, "role": "ROLE_USER", "parts": [{"text": text}]}
@@ -165,7 +164,7 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
 
 
 class _Whys(logging.Handler):
-    """Keeps why, of whatever is logged with a reason."""
+    """Collects the reasons of log records that have one."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -177,7 +176,9 @@ class _Whys(logging.Handler):
 
 @contextmanager
 def _logged() -> Iterator[Sequence[str]]:
-    """What agents log meanwhile: callers are not told where a program lies, and so no event says it."""
+    """Collect the reasons that agents log. Events do not contain them, because callers must not learn where a
+    program is.
+    """
     handler, logger = _Whys(), logging.getLogger("sidecar.tasks.programs")
     logger.addHandler(handler)
     try:
@@ -187,7 +188,7 @@ def _logged() -> Iterator[Sequence[str]]:
 
 
 def _text(event: Event) -> str:
-    """What it says of its answer; parts that are no text as JSON."""
+    """Return the text of an event's answer; parts that are not text as JSON."""
     if isinstance(event, OutputChunk):
         return event.text
     parts: Sequence[Mapping[str, Any]] = ()

@@ -9,7 +9,7 @@ from sidecar.protocols.hidden_characters import shown
 
 
 def ending(run: Mapping[str, Any]) -> str:
-    """What it came to, or how it stands: one that has not had its turn waits, one whose caller is to say more asks."""
+    """Return the result or the state of a run: a queued run waits, and a run that needs more from its caller asks."""
     if asks(run):
         return "asks"
     if run["status"] is not None:
@@ -18,25 +18,25 @@ def ending(run: Mapping[str, Any]) -> str:
 
 
 def asks(run: Mapping[str, Any]) -> bool:
-    """Whether it waits for what its caller says."""
+    """Whether the run waits for input from its caller."""
     return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
 
 
 def row_for(principal: str, agent: str) -> Mapping[str, str]:
-    """The row that would allow it, and its file, where none is there: a hint, by why it was refused."""
+    """Return hints by refusal reason: the missing row that would allow the call, and its file."""
     kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"
     return {"no-matching-rule": f"in policies/{kind}.csv: p, {principal}, nhi:{agent}, message/send, -, -, -, allow"}
 
 
 def figures(usage: Mapping[str, Any]) -> str:
-    """What it took."""
+    """Return what the run used."""
     read, written = amount(usage["disk_read_bytes"]), amount(usage["disk_write_bytes"])
     peak = amount(usage["peak_memory_bytes"])
     return f"{usage['cpu_s']:.2f} s of CPU, {peak} of memory at most, {read} read, {written} written"
 
 
 def amount(size: int) -> str:
-    """Bytes, to three digits."""
+    """Format a number of bytes with three digits."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1000:
@@ -46,7 +46,7 @@ def amount(size: int) -> str:
 
 
 def facts(told: Mapping[str, Any]) -> Iterator[str]:
-    """A line each, of what there is."""
+    """Yield one line for each fact that is present."""
     for name, value in told.items():
         if value not in (None, ""):
             yield f"  {name:<14}{shown(str(value))}"

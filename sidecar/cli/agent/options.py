@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 OPERATOR: Final = "nhi:operator"
-DEADLINE_S: Final = 30.0  # to order, and to give up, is waited for
+DEADLINE_S: Final = 30.0  # for starting and for cancelling a run
 
 config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True

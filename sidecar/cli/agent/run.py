@@ -37,7 +37,7 @@ from sidecar.cli.operator_socket import (
 )
 from sidecar.protocols.hidden_characters import revealed, shown
 
-MAX_PROMPT_BYTES: Final = 64 * 2**20  # what a definition takes is far less
+MAX_PROMPT_BYTES: Final = 64 * 2**20  # definitions accept far less
 GIVING_UP_S: Final = 5.0
 
 
@@ -49,7 +49,7 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 
 
 def _choices(command: Callable[..., None]) -> Callable[..., None]:
-    """What a call may choose beside its prompt, as far as the agent's `per_call` lets it."""
+    """Add the options that a call may set beside its prompt, as far as the agent's `per_call` permits."""
     for option in (
         click.option("--folder", default="", help="A working folder."),
         click.option("--env", "environment", multiple=True, callback=_pairs, help="A variable: NAME=value."),
@@ -60,7 +60,7 @@ def _choices(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _order(prompt: str, **chosen: object) -> dict[str, object]:
-    """A body of ours: the prompt, and what was chosen."""
+    """Return a request body: the prompt and the chosen options."""
     return {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
 
 
@@ -170,7 +170,7 @@ def cancel(run: str, reason: str, path: Path, as_json: bool) -> None:
 
 
 def _told(path: Path, target: str, order: object, hints: Mapping[str, str], *, detach: bool, as_json: bool) -> None:
-    """Order a run, or answer one, and show what becomes of it. `hints` are what may help, by why it was refused."""
+    """Start or answer a run, and show its progress. `hints` are suggestions by refusal reason."""
     with ended_well():
         control = control_socket(path)
         status, body = ask_control(control, target, verb="POST", order=order, deadline_s=DEADLINE_S)
@@ -200,7 +200,9 @@ def _prompt(given: str) -> str:
 
 
 def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: bool = False) -> Mapping[str, Any]:
-    """The run at its end, all that it says on the screen meanwhile; or all that is told of it, `as_lines` of JSON."""
+    """Return the run when it has ended, and print its output meanwhile; with `as_lines`, print every event as a line of
+    JSON.
+    """
     screen, target = RunOutput(quiet=quiet), f"/api/runs/{quote(run, safe='')}/output?follow=true"
     try:
         for event in events(control, target):
@@ -216,7 +218,7 @@ def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: 
                 screen.end()
                 return event.data
         why = "the sidecar is stopping"
-    except (KeyboardInterrupt, BrokenPipeError) as error:  # nobody wants more of it
+    except (KeyboardInterrupt, BrokenPipeError) as error:  # interrupted, or standard output closed
         if isinstance(error, KeyboardInterrupt):
             screen.end()
         if gives_up:
@@ -252,7 +254,7 @@ def _print_taken(answer: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _finish(run: Mapping[str, Any], as_json: bool) -> None:
-    """Say how it ended where nobody would know otherwise."""
+    """Print how the run ended where its output does not show it."""
     if as_json:
         print_json(run)
     elif run["status"] != "success":

@@ -1,7 +1,7 @@
 """Prints a run's output on a terminal as it arrives.
 
-What it says goes to standard output as it comes. How it stands is one line on a terminal, which is gone when something
-else is written, and nothing on anything else.
+The output goes to standard output. The run's state is one line on a terminal, which is erased before other output; if
+the output is not a terminal, the state is not shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS: Final = {"SUBMITTED": "waiting", "WORKING": "running", "INPUT_REQUIRED":
 
 @dataclass(slots=True)
 class RunOutput:
-    """What was written so far. `quiet` is for whoever wants the end alone."""
+    """The output written so far. `quiet` suppresses everything but the result."""
 
     quiet: bool = False
     began_mono_s: float = field(default_factory=time.monotonic)
@@ -32,11 +32,11 @@ class RunOutput:
     _at_start: bool = True
 
     def tick(self) -> None:
-        """Half a second is over."""
+        """Update the status line; called every half second."""
         self._draw()
 
     def status(self, data: Mapping[str, Any]) -> None:
-        """How it stands now."""
+        """Set the run's state."""
         state = str(data.get("state") or "").removeprefix("TASK_STATE_")
         words = [_WORDS.get(state, state.lower().replace("_", " "))]
         done, total = data.get("progress"), data.get("total")
@@ -48,7 +48,7 @@ class RunOutput:
         self._draw()
 
     def output(self, data: Mapping[str, Any]) -> None:
-        """More of what it says."""
+        """Write more of the run's output."""
         if self.quiet:
             return
         self.clear()
@@ -59,29 +59,29 @@ class RunOutput:
         self._at_start = text.endswith("\n") if text else self._at_start
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the status line."""
         if self._line_chars:
             click.echo("\r" + " " * self._line_chars + "\r", err=True, nl=False)
             self._line_chars = 0
 
     def end(self) -> None:
-        """Nothing more comes; a terminal's next line begins at its start."""
+        """End the output; the next line on a terminal starts at its beginning."""
         self.clear()
         if not self._at_start and sys.stdout.isatty():
             click.echo()
 
     def _draw(self) -> None:
-        """Not behind half a line of output: there it would be taken for more of it."""
+        """Draw the status line, but not after an incomplete line of output, where it would look like part of it."""
         if self.quiet or not sys.stderr.isatty() or not self._at_start:
             return
-        room = min(MAX_LINE_CHARS, shutil.get_terminal_size().columns - 1)  # a line that wraps cannot be taken away
+        room = min(MAX_LINE_CHARS, shutil.get_terminal_size().columns - 1)  # a line that wraps cannot be erased
         line = f"{time.monotonic() - self.began_mono_s:5.0f} s  {self._stands}"[:room]
         click.echo("\r" + line.ljust(self._line_chars) + "\r", err=True, nl=False)
         self._line_chars = max(self._line_chars, len(line))
 
 
 def written(text: str) -> None:
-    """On standard output: a terminal gets what it would obey spelt out, anything else the text as it is."""
+    """Write text to standard output: with control characters escaped on a terminal, unchanged elsewhere."""
     if sys.stdout.isatty():
         click.echo(visible(text), nl=False)
     else:
@@ -90,5 +90,5 @@ def written(text: str) -> None:
 
 
 def visible(text: str) -> str:
-    """A text for a terminal, its lines and tabs as they are, and everything that a terminal obeys spelt out."""
+    """Escape everything in a text that a terminal interprets, except line breaks and tabs."""
     return "\n".join("\t".join(map(shown, line.split("\t"))) for line in text.split("\n"))

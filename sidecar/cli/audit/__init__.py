@@ -1,4 +1,4 @@
-"""`sidecar audit`: does the evidence hold, and what does it say? One file per command."""
+"""`sidecar audit`: verifies and shows audit records. One file per command."""
 
 from __future__ import annotations
 

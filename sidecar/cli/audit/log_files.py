@@ -31,7 +31,7 @@ CONFIG = click.option(
 
 
 def configured(config: Path) -> Settings:
-    """The settings that name the log. Raises UsageError where there is none to read: no PATHS, and no log file."""
+    """Return the settings that name the log. Raises UsageError if neither PATHS nor a log file is given."""
     if not config.exists():
         raise click.UsageError(f"name the log's folder or files, or its configuration with -c: there is no {config}")
     settings = load_settings(config, os.environ, check_files=False)
@@ -43,7 +43,7 @@ def configured(config: Path) -> Settings:
 
 
 def logs(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The files, and of folders the parts of their log, oldest first."""
+    """Return the files; for a folder the parts of its log, oldest first."""
     try:
         return all_given(paths)
     except OSError as error:
@@ -52,7 +52,7 @@ def logs(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """What cannot be read, or is deleted meanwhile, is said so. A reader who left is for click."""
+    """Report files that cannot be read or are deleted meanwhile. A closed pipe is left to click."""
     try:
         yield
     except OSError as error:
@@ -62,12 +62,12 @@ def reading() -> Iterator[None]:
 
 
 def unreadable(error: OSError) -> str:
-    """Which file, and why."""
+    """Return which file cannot be read, and why."""
     return plain(f"{error.filename or 'a file of the log'}: {error.strerror or error}")
 
 
 def keys(paths: Iterable[Path]) -> list[AuditKey]:
-    """The audit keys in these files; exits where one is none."""
+    """Return the audit keys in these files; exits if a file is not a key."""
     try:
         return [load_key(path) for path in paths]
     except ConfigError as error:

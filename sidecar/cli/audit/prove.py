@@ -87,7 +87,7 @@ def _arguments(text: str) -> dict[str, Any]:
     if len(raw) > MAX_LINE_BYTES:
         raise click.BadParameter(f"these are more than {MAX_LINE_BYTES} bytes", param_hint="--args")
     try:
-        value = parse_json(raw)  # as strictly as a call is read: what has two readings proves neither
+        value = parse_json(raw)  # as strictly as a call is read: an ambiguous value proves nothing
     except Refusal as refusal:
         raise click.BadParameter(f"this is no JSON: {refusal.detail}", param_hint="--args") from None
     if not isinstance(value, dict):
@@ -96,7 +96,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _record(files: tuple[Path, ...], decision_id: str) -> dict[str, Any]:
-    """The first record of the decision that has a hash, its seal checked."""
+    """Return the first record of the decision that has a hash, after checking its seal."""
     for line in _naming(files, decision_id):
         sealed = unseal(line.removesuffix(b"\n"))
         if sealed is None or sealed.fields.get("decision_id") != decision_id:

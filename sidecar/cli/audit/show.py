@@ -26,12 +26,12 @@ from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
 FOLLOW_S = 0.2
-MAX_SHOWN = 20  # names of a kind, for people
+MAX_SHOWN = 20  # names of a kind, in text output
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which records are wanted; None and "" mean all. Principals, upstreams and objects take `*`."""
+    """Which records to show; None and "" match all. Principals, upstreams and objects may contain `*`."""
 
     principal: str = ""
     object: str = ""
@@ -41,11 +41,11 @@ class Filter:
     reason: str | None = None
     decision_id: str = ""
     run_id: str = ""
-    since: str = ""  # an RFC 3339 time as the records have it, so that text order is time order
+    since: str = ""  # RFC 3339 as in the records, so that text order is time order
     until: str = ""
 
     def wants(self, record: dict[str, Any]) -> bool:
-        """Whether everything asked for is so."""
+        """Whether a record matches all filters."""
         exact = ("event", "status", "reason", "decision_id", "run_id")
         timestamp = str(record.get("timestamp"))
         return (
@@ -58,7 +58,7 @@ class Filter:
         )
 
     def may_want(self, line: bytes) -> bool:
-        """Whether it is worth reading."""
+        """Whether a line can match, checked before it is parsed."""
         as_it_is = self.run_id.isascii() and self.run_id.isalnum()  # anything else may be escaped in the line
         return self.decision_id.encode() in line and (not as_it_is or self.run_id.encode() in line)
 
@@ -141,7 +141,7 @@ def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]
         click.echo(f"{unreadable} lines are no records; run `sidecar audit verify`", err=True)
 
 
-# --- results that are kept --------------------------------------------------------------------------------------------
+# --- stored results ---------------------------------------------------------------------------------------------------
 
 
 def _evidence_beside(path: Path) -> list[Path]:
@@ -191,6 +191,6 @@ def _show_statistics(records: Iterator[dict[str, Any]], as_json: bool) -> None:
 
 
 def _matches(pattern: str, names: object) -> bool:
-    """Whether one of a record's names does. `*` is the only wildcard (CONTRACT 2.1)."""
+    """Whether one of a record's names matches. `*` is the only wildcard (CONTRACT 2.1)."""
     literal = pattern.replace("[", "[[]").replace("?", "[?]")
     return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))

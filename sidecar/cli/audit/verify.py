@@ -37,10 +37,10 @@ from sidecar.cli.progress import percent_of
 
 LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 STANDARD_INPUT = (Path("-"),)
-MANY_BYTES = 64 * 2**20  # less is read before a second process has begun
+MANY_BYTES = 64 * 2**20  # a smaller log is read before a second process has started
 MAX_PROCESSES = 8
 ATTEMPTS = 3
-MAX_NAMED = 3  # of who wrote it, for people
+MAX_NAMED = 3  # writers named in text output
 _ENDS: Mapping[Ending, str] = {
     "sealed": "sealed: a stop, and a checkpoint of it",
     "attested": "attested: the last record is a checkpoint",
@@ -154,8 +154,9 @@ def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]
 def _checked(
     chain: Chain, check: Callable[[Sequence[Path]], VerificationReport]
 ) -> tuple[tuple[Path, ...], VerificationReport]:
-    """The report on a chain. Where it does not hold, and a file was set aside or deleted meanwhile, it was not the same
-    files that were named and read: once more."""
+    """Return the report on a chain. If it does not hold and a file was set aside or deleted meanwhile, the files read
+    are not those listed, so the chain is read again.
+    """
     attempt = 0
     while True:
         attempt += 1
@@ -183,7 +184,7 @@ def _public_keys(paths: tuple[Path, ...]) -> Keys | None:
 
 def _print(report: VerificationReport, took_s: float) -> None:
     for line in _lines(report, took_s):
-        click.echo(plain(line))  # names and words in it may be a forger's
+        click.echo(plain(line))  # names and words in it may come from a forger
 
 
 def _lines(report: VerificationReport, took_s: float) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""A stdio MCP server that is a Streamable HTTP MCP client: how a client that only starts programs reaches the sidecar.
+"""A stdio MCP server that forwards to a Streamable HTTP server, for clients that only start programs.
 
-Lines of JSON-RPC come in, each is one POST, and what the answers and the session's GET stream hold goes out as lines.
-Both eras are carried: the session era with its session id, and 2026-07-28, whose every request says by itself what it
-is (`MCP-Protocol-Version`, `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+Each line of JSON-RPC on standard input becomes one POST; messages of the responses and of the session's GET stream are
+written as lines. Both protocol eras are supported: the session era with its session id, and 2026-07-28, whose requests
+are self-contained (`MCP-Protocol-Version`, `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
 
-A session that the server has forgotten is opened anew with the client's own `initialize`, which the client does not
-notice, and the call that met the 404 is repeated once: a 404 says that it was not executed. Nothing else is repeated.
+If the server no longer knows a session, it is reopened with the client's own `initialize`, invisibly to the client, and
+the call that got the 404 is repeated once: a 404 means that it was not executed. Nothing else is repeated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Headers = Callable[[], Sequence[tuple[str, str]]]
 
 MAX_LINE_BYTES: Final = 10 * 2**20
 MAX_AT_ONCE: Final = 256
-RESUMED: Final = 5  # how often a stream that broke off is taken up again for one answer
+RESUMED: Final = 5  # how often a broken stream is resumed for one response
 LAST_WORDS_S: Final = 1.0
 CLOSING_S: Final = 0.5
 NOT_REACHED: Final = -32000
@@ -50,13 +50,14 @@ log = logging.getLogger("sidecar.bridge")
 
 
 class SessionLostError(Exception):
-    """The server does not know the session any more; it did not execute what was sent."""
+    """The server no longer knows the session; it did not execute the request."""
 
 
 @dataclass
 class StdioBridge:
-    """One client on one side, one server on the other. `headers` are asked for with every request, so that a file of a
-    credential may change. `write` takes one line for the client."""
+    """Connects one client to one server. `headers` is called for every request, so that a credential file may change.
+    `write` writes one line to the client.
+    """
 
     client: HttpClient
     origin: TargetOrigin
@@ -74,18 +75,18 @@ class StdioBridge:
     _parameters: dict[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     async def run(self, lines: AsyncIterator[bytes]) -> None:
-        """Carry everything until the client closes its side, then end the session."""
+        """Forward messages until the client closes its side, then end the session."""
         try:
             async for line in lines:
                 if line.strip():
                     await self._take(line)
-            if self._under_way:  # what was asked last may still be answered
+            if self._under_way:  # the last requests may still be answered
                 await asyncio.wait(self._under_way.values(), timeout=LAST_WORDS_S)
         finally:
             await self._close()
 
     async def _take(self, line: bytes) -> None:
-        """Requests are carried side by side; all else in the order in which it came."""
+        """Forward requests concurrently; all other messages in order."""
         envelope: object = None
         try:
             envelope = parse_answer(line)
@@ -109,11 +110,11 @@ class StdioBridge:
         self._under_way.pop(request_id, None)
 
     async def _told(self, message: Message) -> None:
-        """A notification, or the client's answer to the server."""
+        """Forward a notification, or the client's response to the server."""
         if isinstance(message, Notification) and message.method == "notifications/cancelled" and not self.session_id:
             task = self._under_way.get(message.params.get("requestId", ""))
             if task is not None and self.version == "":
-                task.cancel()  # without a session, a call is given up by closing its answer
+                task.cancel()  # without a session, a call is cancelled by closing its response
                 return
         try:
             with await self._post(message) as response:
@@ -125,7 +126,7 @@ class StdioBridge:
             self._listen()
 
     async def _answered(self, request: Request) -> None:
-        """The client hears an answer to every request that it does not give up itself."""
+        """Forward a request. The client gets a response to every request that it does not cancel itself."""
         opened = self._opened
         try:
             await self._carried(request)
@@ -168,7 +169,9 @@ class StdioBridge:
             self._fail(request.id, NOT_REACHED, "the answer's stream broke off; the call may have been executed")
 
     async def _streamed(self, response: ClientResponse, request: Request | None) -> tuple[str, bool]:
-        """Pass on what a stream holds: the id of its last event, and whether the answer to the request was in it."""
+        """Forward the messages of a stream; return the id of its last event, and whether it contained the response to
+        the request.
+        """
         parser, last_id, found = SseParser(), "", False
         with suppress(EgressError):
             async with aclosing(response.chunks(idle_s=None)) as chunks:
@@ -182,7 +185,9 @@ class StdioBridge:
         return last_id, found
 
     def _take_answer(self, request: Request, status: int, body: bytes) -> None:
-        """An answer in one piece. One that is no JSON-RPC, as of a failed authentication, is put into words."""
+        """Forward a response body. A body that is not JSON-RPC, as of a failed authentication, becomes a JSON-RPC
+        error.
+        """
         try:
             envelope = parse_answer(body)
         except Refusal:
@@ -195,7 +200,7 @@ class StdioBridge:
         self._fail(request.id, status if status >= 400 else NOT_REACHED, f"HTTP {status}" + (words and f": {words}"))
 
     def _pass_on(self, raw: bytes, request: Request | None) -> bool:
-        """One message of the server's to the client; True if it answers the request."""
+        """Forward one message of the server to the client; True if it answers the request."""
         try:
             envelope = parse_answer(raw)
         except Refusal:
@@ -211,7 +216,9 @@ class StdioBridge:
         return answers
 
     def _learn(self, request: Request, result: object) -> None:
-        """What later requests must say: the agreed revision, and which arguments of a tool stand in a header."""
+        """Record what later requests must contain: the negotiated revision, and which arguments of a tool go into
+        headers.
+        """
         if not isinstance(result, dict):
             return
         if request.method == "initialize":
@@ -225,7 +232,7 @@ class StdioBridge:
     # The session
 
     async def _reopen(self, known: int) -> None:
-        """Open the session anew, once for all calls that lost the same one. Raises EgressError, Refusal."""
+        """Reopen the session, once for all calls that lost the same one. Raises EgressError, Refusal."""
         async with self._opening:
             if self._hello is None or self._opened != known:
                 return
@@ -248,7 +255,7 @@ class StdioBridge:
         self._listener = asyncio.create_task(self._listening())
 
     async def _listening(self) -> None:
-        """Hear what the server says unasked, for as long as it offers that."""
+        """Read the server's unsolicited messages for as long as it offers a stream of them."""
         last_id, failed = "", 0
         while True:
             try:
@@ -264,7 +271,7 @@ class StdioBridge:
     # One request
 
     async def _post(self, message: Message) -> ClientResponse:
-        """Raises EgressError, Refusal, SessionLostError."""
+        """Send one message. Raises EgressError, Refusal, SessionLostError."""
         given = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
         version = _stateless_version(message)
         if version and isinstance(message, Request):
@@ -281,7 +288,7 @@ class StdioBridge:
         return response
 
     async def _get(self, last_id: str) -> ClientResponse:
-        """Raises EgressError."""
+        """Open the session's event stream. Raises EgressError."""
         given = [("Accept", "text/event-stream"), *self._of_session()]
         if last_id:
             given.append(("Last-Event-ID", last_id))
@@ -310,7 +317,7 @@ class StdioBridge:
         await self.client.close()
 
 
-_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")  # a line end of JSON stands between its words only
+_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")  # in JSON, line ends occur only between tokens
 
 
 def _stateless_version(message: Message) -> str:

@@ -4,7 +4,7 @@
     {"servers": {...}, "inputs": [...]}        VS Code; in its settings.json under "mcp"
     {"name", "command", "transport", ...}      MCPConfig, one object or a list of them
 
-They differ in the spelling of few keys. What is read is told in one way; what is not is told too.
+The formats differ in the spelling of few keys. All are read into one form; what is not understood is reported.
 
     C101  no servers    C102  neither url nor command, or both    C103  wrong type    C104  wrong value    C105  ${...}
     C106  MCPConfig: a key is missing    C107  a client whose file is not read
@@ -41,9 +41,9 @@ _FOREIGN = (("Codex", "codex", (".toml",)), ("goose", "goose", (".yaml", ".yml")
 _FOREIGN_KEYS: Mapping[str, str] = {"context_servers": "Zed", "mcp": "opencode"}
 _PRINTED = ("Codex", "goose", "Zed", "opencode")
 LOGINS = frozenset({"auth", "authProviderType", "headersHelper", "oauth"})
-"""Keys that say how a client logs in by itself."""
+"""Keys that define how a client logs in by itself."""
 HOW_TO_REACH = LOGINS | {*URL_KEYS, *TYPE_KEYS, "command", "args", "env", "envFile", "cwd", "headers", "dev"}
-"""Keys that say how a server is reached, and go when it is reached through us."""
+"""Keys that define how a server is reached, removed when it is reached through the sidecar."""
 _READ = HOW_TO_REACH - LOGINS - {"dev"} | {"disabled", "enabled"}
 _SEED_READ = frozenset({"name", "capabilities", "timeout", "schemaVersion"})
 _SEED_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
@@ -73,20 +73,20 @@ class ClientServer:
 
     @property
     def address(self) -> str:
-        """Where it is reached, also through our bridge; "" for any other program."""
+        """Return the server's address, also if it is reached through our bridge; "" for any other program."""
         bridge = self.command is not None and Path(self.command).name == "sidecar" and self.args[:1] == ("connect",)
         return self.args[1] if bridge and len(self.args) > 1 else self.url or ""
 
 
 @dataclass(frozen=True)
 class ClientFile:
-    """What one file holds. `inputs` are the ids of what VS Code asks a person for."""
+    """The contents of one file. `inputs` are the ids of the values for which VS Code prompts."""
 
     text: JsonText
     servers: tuple[ClientServer, ...]
     inputs: frozenset[str] = frozenset()
     elsewhere: int = 0
-    """How many servers stand where only one project of a client sees them, which nothing here touches."""
+    """The number of servers that only one project of a client sees; they are left unchanged."""
 
     @property
     def path(self) -> Path:
@@ -94,13 +94,13 @@ class ClientFile:
 
     @property
     def workspace(self) -> Path:
-        """The folder that the client would call its workspace."""
+        """The folder that the client regards as its workspace."""
         folder = self.path.absolute().parent
         return folder.parent if folder.name in (".vscode", ".cursor", ".gemini", ".roo") else folder
 
 
 def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
-    """A client's file and its bytes. Raises SettingsError, also for a client whose file is neither read nor edited."""
+    """Return a client's file and its bytes. Raises SettingsError, also for a client whose file is not supported."""
     client = next((name for name, folder, suffixes in _FOREIGN if path.suffix in suffixes and folder in str(path)), "")
     if client or path.suffix in (".toml", ".yaml", ".yml"):
         raise SettingsError([_foreign(path, client or "a client that keeps its servers in TOML or YAML")])
@@ -113,7 +113,7 @@ def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
 
 
 def _is_theirs(root: Mapping[str, YamlNode], key: str) -> bool:
-    """VS Code's settings have `mcp` too, and the servers one deeper."""
+    """Whether a key holds the servers: VS Code's settings have `mcp` too, with the servers one level deeper."""
     found = root[key].value if key in root else None
     return isinstance(found, dict) and "servers" not in found
 
@@ -129,7 +129,7 @@ def _foreign(path: Path, client: str) -> Fault:
 
 
 def read_client_file(text: JsonText) -> ClientFile:
-    """The servers of a file. Raises SettingsError with everything that is not understood."""
+    """Return the servers of a file. Raises SettingsError with everything that is not understood."""
     faults: list[Fault] = []
     root = text.document.root
     reader = _ConfigurationReader(text, faults)
@@ -146,7 +146,7 @@ def read_client_file(text: JsonText) -> ClientFile:
 def slugs(
     servers: Iterator[ClientServer] | tuple[ClientServer, ...], taken: frozenset[str] = frozenset()
 ) -> dict[Loc, str]:
-    """A name of ours for each server, in their order; one that is taken already gets a number."""
+    """Return an upstream name for each server, in order; a name that is taken gets a number."""
     found: dict[Loc, str] = {}
     for server in servers:
         wanted = _slug(server.name)
@@ -164,7 +164,7 @@ def _slug(name: str) -> str:
 
 
 def _is_seed(root: YamlNode) -> bool:
-    """`schemaVersion` is theirs alone; a list is nobody else's."""
+    """Whether the file is MCPConfig: only it has `schemaVersion` or is a list."""
     if isinstance(root.value, list):
         return True
     return isinstance(root.value, dict) and ("schemaVersion" in root.value or {"name", "transport"} <= set(root.value))
@@ -248,7 +248,7 @@ class _ConfigurationReader:
             yield server
 
     def seed_server(self, loc: Loc, node: YamlNode) -> ClientServer | None:
-        """MCPConfig and its rules."""
+        """Read a server of MCPConfig and check its rules."""
         if not isinstance(node.value, dict):
             self.fault(loc, "expected an object", "C103")
             return None
@@ -303,7 +303,7 @@ class _ConfigurationReader:
         return frozenset(found)
 
     def spoken(self, loc: Loc, said: Mapping[str, YamlNode]) -> str | None:
-        """`program`, or a key of `_SPOKEN`."""
+        """Return the transport: `program`, or a key of `_SPOKEN`."""
         for key in TYPE_KEYS:
             word = self.word(loc, said, key)
             if word is None:
@@ -346,7 +346,7 @@ class _ConfigurationReader:
         return {name: text for name, text in named.items() if text is not None}
 
     def text(self, loc: Loc, node: YamlNode) -> str | None:
-        """Numbers are written as they are read; null says nothing."""
+        """Return the text of a scalar. Numbers keep their spelling; null counts as missing."""
         if node.value is None or isinstance(node.value, str):
             return node.value
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):

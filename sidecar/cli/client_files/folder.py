@@ -1,9 +1,9 @@
 """Turns a client's MCP servers into upstreams of a working folder.
 
-Each gets a name of ours, a definition, a file of its secrets where it has any, and one rule to start from. Nothing
-secret stands in sidecar.yaml: it goes to `keys/`, mode 0600, or stays the `${VAR}` that it was. A rule never allows
-everything: where the client's file does not name tools, it allows one that does not exist, so that the server can be
-looked at and nothing be used until somebody has read its list.
+Each server gets an upstream name, a definition, a file of its secrets if it has any, and one first rule. No secret is
+written to sidecar.yaml: it goes to `keys/`, mode 0600, or remains a `${VAR}`. A rule never allows everything: if the
+client's file does not name tools, the rule allows one that does not exist, so that the server can be listed but not
+used until an operator has reviewed its tools.
 """
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ _PRINTABLE = re.compile(r"[!-~]+( [!-~]+)*")
 
 @dataclass
 class Import:
-    """What a client's servers come to. `secrets` are files for mode 0600; paths start at the folder."""
+    """The import's results. `secrets` are files for mode 0600; paths are relative to the folder."""
 
     upstreams: dict[str, dict[str, Any]] = field(default_factory=dict)
     rules: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     needed: dict[str, str] = field(default_factory=dict)
-    """Variables that must be set when the sidecar starts → why."""
+    """Variables that must be set when the sidecar starts → the reason."""
     names: dict[Loc, str] = field(default_factory=dict)
 
 
 def imported(
     file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapping[Loc, str], *, home: Path
 ) -> Import:
-    """The servers that have a name of ours and are not switched off. Raises SettingsError with every fault, in the
-    file's places."""
+    """Convert the servers that have an upstream name and are enabled. Raises SettingsError with every fault, at its
+    place in the client's file.
+    """
     faults: list[Fault] = []
     result = Import(names=dict(names))
     places = ReferencePlaces(file.workspace, home, file.inputs, bare=client_of(file) is CLIENTS["gemini"])
@@ -126,7 +127,7 @@ class _Importer:
     def fault(self, loc: Loc, message: str, code: str, hint: str = "") -> None:
         self.faults.append(self.file.text.document.fault((*self.server.loc, *loc), message, code, hint))
 
-    # What it is
+    # Definitions
 
     def program(self) -> dict[str, Any]:
         server = self.server
@@ -165,7 +166,7 @@ class _Importer:
         return found
 
     def argument(self, text: str, option: str) -> str:
-        """Without what is secret in it, and with its whole path where it names a file of the workspace."""
+        """Return an argument without its secrets, and with the whole path if it names a file of the workspace."""
         named = _OPTION.fullmatch(text)
         if named and (names_a_secret(named[1]) or looks_secret(named[2])) and literal_in(named[2]):
             return f"{named[1]}={self.hidden(named[2], named[1])}"
@@ -181,7 +182,7 @@ class _Importer:
         return text
 
     def environment(self) -> tuple[dict[str, str], dict[str, str]]:
-        """What may stand in sidecar.yaml, and what may not."""
+        """Return the variables that may be written to sidecar.yaml, and those that may not."""
         clear: dict[str, str] = {}
         hidden: dict[str, str] = {}
         for name, value in self.server.env.items():
@@ -189,7 +190,7 @@ class _Importer:
             literal = literal_in(text)
             if may_stand_in_clear(name, literal) or not literal:
                 clear[name] = text
-            elif literal and text != literal:  # a secret with a reference in it, or as its default
+            elif literal and text != literal:  # contains a secret beside a reference, or as its default
                 clear[name] = self.reference(text, name)
             else:
                 hidden[name] = text
@@ -226,7 +227,7 @@ class _Importer:
         return _PARAMETER.sub(parameter, f"{head}{scheme}{host}{slash}{path}")
 
     def headers(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Those that are a secret, and those that say something beside."""
+        """Return the headers that contain a secret, and all others."""
         secret, beside = dict[str, str](), dict[str, str]()
         for name, value in self.server.headers.items():
             if name.lower() in ("accept", "content-type", "user-agent"):
@@ -268,12 +269,12 @@ class _Importer:
             return None
         try:
             value = seconds_from(self.server.timeout)
-        except ValueError:  # pydantic's own kind of it
+        except ValueError:  # pydantic's ValidationError
             self.fault(("timeout",), "this is no duration", "C104", "write 500ms, 30s, 5m or 1h")
             return None
         return value if isinstance(value, float) else None
 
-    # How it is said
+    # Output
 
     def ours(self, loc: Loc, text: str) -> str:
         found = translated(text, self.places)
@@ -290,7 +291,7 @@ class _Importer:
             self.result.needed.setdefault(name, self.server.name)
 
     def hidden(self, text: str, what: str) -> str:
-        """A reference to a variable instead of a secret; its value goes to the file of variables."""
+        """Return a reference to a variable in place of a secret; the secret goes to the file of variables."""
         value, unset = filled_in(text, self.environ)
         for variable in unset:
             self.fault((), f"the variable {variable}, which stands beside a secret, is not set", "C105")
@@ -305,7 +306,7 @@ class _Importer:
         return f"${{{name}}}"
 
     def check(self, section: Mapping[str, Any]) -> None:
-        """What sidecar.yaml would say against it, said of the client's file."""
+        """Report the faults that sidecar.yaml would have, at their places in the client's file."""
         try:
             UpstreamSettings.model_validate(_with_any_values(section), context={"folder": self.folder})
         except ValidationError as error:
@@ -314,7 +315,7 @@ class _Importer:
                 self.fault(loc, finding.message, "C104", finding.hint)
 
     def env_lines(self, variables: Mapping[str, str], loc: Loc) -> str:
-        """Lines that `variables_in_file` reads, and shells too."""
+        """Return lines that `variables_in_file` and shells can read."""
         lines = []
         for name, value in variables.items():
             quote = "'" if "'" not in value else '"'
@@ -328,7 +329,7 @@ class _Importer:
 
 
 def _with_any_values(value: Any) -> Any:
-    """The same with something in the place of each reference: what is checked is what stands around it."""
+    """Return the value with a sample in place of each reference, so that the surrounding text can be checked."""
     if isinstance(value, Mapping):
         return {key: _with_any_values(below) for key, below in value.items()}
     if isinstance(value, list):
@@ -337,7 +338,7 @@ def _with_any_values(value: Any) -> Any:
 
 
 def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
-    """The first rules for one server: CSV of `agent_to_tool`."""
+    """Return the first rules for one server as CSV of `agent_to_tool`."""
     lines = [
         f"# Who may use what of {name}: `sidecar mcp tools {name}` lists it.",
         "# subject, object, action, expires_at, max_calls_per_hour, when, effect        (- means none)",
@@ -365,7 +366,7 @@ def _id_of(name: str, tool: str) -> str:
 
 
 def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]], indent: str = "  ") -> str:
-    """The definitions as lines of sidecar.yaml, below `upstreams:`."""
+    """Return the definitions as lines of sidecar.yaml, below `upstreams:`."""
     return "".join(f"{indent}{line}\n" for name, section in upstreams.items() for line in _lines(name, section))
 
 
@@ -381,7 +382,7 @@ def _lines(key: str, value: object) -> Iterator[str]:
 
 
 def yaml_scalar(value: object) -> str:
-    """A value as every YAML reader takes it: quoted unless it is a plain word."""
+    """Return a scalar that every YAML reader reads alike: quoted unless it is a plain word."""
     if not isinstance(value, str):
         return str(value)
     if _HARMLESS_WORD.fullmatch(value) and value.lower() not in _YAML_WORDS:

@@ -1,8 +1,8 @@
 """Parses JSON with comments and keeps the position of each part.
 
-JSON as clients' configuration has it: `//` and `/* */` comments and trailing commas are read over, all else is strict.
-What two readers could take for two things (a key that stands twice, a number that overflows, half a surrogate) is a
-fault with its place. Whoever edits the text needs the extents: nothing here is ever written out again.
+Accepts `//` and `/* */` comments and trailing commas, as in clients' configuration files; all else is strict. What
+readers could interpret differently (a duplicate key, a number that overflows, half a surrogate) is a fault with its
+place. The extents serve to edit the text in place: it is never serialized again.
 
     J001  not valid JSON     J002  a number beyond what others can read     J003  a character that must not be there
     J007  nested too deep    J010  a key that stands twice
@@ -23,7 +23,7 @@ from sidecar.settings.yaml_document import Document
 from sidecar.settings.yaml_nodes import Loc, YamlNode, YamlSpan
 
 MAX_BYTES = 8 * 2**20
-"""Some clients keep their history in the same file."""
+"""Large, because some clients keep their history in the same file."""
 MAX_DEPTH = 64
 _BOM = "\ufeff"
 _BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -39,8 +39,9 @@ _DIGITS_OF_64_BITS = 20
 
 @dataclass(frozen=True, slots=True)
 class JsonMember:
-    """One entry of an object or a list, as offsets into the text: `start` is that of its key, `comma` that of the
-    comma behind it, or -1."""
+    """One entry of an object or a list, as offsets into the text: `start` is that of its key, `comma` that of the comma
+    after it, or -1.
+    """
 
     start: int
     value: int
@@ -50,20 +51,20 @@ class JsonMember:
 
 @dataclass(frozen=True)
 class JsonText:
-    """A file of JSON: its document, its text, and the extents of all that stands in objects and lists."""
+    """A JSON file: its document, its text, and the extents of all entries of objects and lists."""
 
     document: Document
     text: str
     members: Mapping[Loc, JsonMember]
 
     def piece(self, loc: Loc) -> str:
-        """The text of the value at `loc`."""
+        """Return the text of the value at `loc`."""
         member = self.members[loc]
         return self.text[member.value : member.end]
 
 
 def read_jsonc(path: Path) -> tuple[JsonText, bytes]:
-    """A file, and the bytes it was read from. Raises SettingsError."""
+    """Return a file and the bytes it was read from. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -74,7 +75,7 @@ def read_jsonc(path: Path) -> tuple[JsonText, bytes]:
 
 
 def parse_jsonc(raw: bytes, path: Path) -> JsonText:
-    """The same of bytes that are already here. Raises SettingsError with the first fault: behind it nothing is sure."""
+    """Parse bytes already read. Raises SettingsError with the first fault only: what follows it is uncertain."""
     if len(raw) > MAX_BYTES:
         raise SettingsError([fault_in(path, f"larger than {MAX_BYTES} bytes", code="Y002")])
     try:
@@ -85,7 +86,7 @@ def parse_jsonc(raw: bytes, path: Path) -> JsonText:
         fault = fault_in(path, "not UTF-8", code="Y003", hint="save it as UTF-8")
         raise SettingsError([replace(fault, line=line, column=column)]) from None
     reader = _JsonReader(text, path)
-    # Without its lines: such files hold tokens, and a fault's place is enough to find it.
+    # Without the source lines: such files hold tokens, and the place is enough to find a fault.
     return JsonText(Document(path, reader.whole(), ()), text, reader.members)
 
 
@@ -157,7 +158,7 @@ class _JsonReader:
         return found
 
     def _closed(self, bracket: str) -> bool:
-        """Step over the opening bracket or what stands before the next entry; whether the end is there."""
+        """Skip the opening bracket or the separator before the next entry; return whether the end is reached."""
         if self.text[self._at] in "{[,":
             self._at += 1
         self._skip()
@@ -206,7 +207,7 @@ class _JsonReader:
         return chr(int(found[0], 16))
 
     def _sound(self, text: str, start: int) -> str:
-        """Halves of a pair put together. One alone is no character."""
+        """Join surrogate pairs. Reports half a pair, which is not a character."""
         if not any("\ud800" <= character <= "\udfff" for character in text):
             return text
         try:

@@ -1,13 +1,13 @@
 """Translates `${...}` references of client files into those of sidecar.yaml.
 
-    ${VAR}  ${VAR:-default}           stay: sidecar.yaml knows them
+    ${VAR}  ${VAR:-default}           unchanged: sidecar.yaml supports them
     ${env:VAR}                        VS Code, Cursor: ${VAR}
-    ${input:id}                       VS Code asks a person; here it is the variable ID
+    ${input:id}                       VS Code prompts for it; here it is the variable ID
     ${workspaceFolder}  ${userHome}   the folders themselves
 
     $VAR                              Gemini CLI (`bare`): ${VAR}
 
-A bare `$VAR` is text in every other client, and so it is here.
+A bare `$VAR` is literal text in every other client, and therefore here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OURS = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlaces:
-    """The folders that a client knows, and the ids of what it asks people for."""
+    """The folders that a client knows, and the ids of the inputs for which it prompts."""
 
     workspace: Path
     home: Path
@@ -33,7 +33,7 @@ class ReferencePlaces:
     bare: bool = False
 
     def folders(self) -> Mapping[str, str]:
-        """What their names stand for."""
+        """The folders by the names of their references."""
         here = str(self.workspace)
         return {
             "workspaceFolder": here,
@@ -47,7 +47,9 @@ class ReferencePlaces:
 
 @dataclass(slots=True)
 class TranslatedText:
-    """A text whose references are ours; what was not understood; and the variables that stand for a client's inputs."""
+    """A text with translated references, the references that were not understood, and the variables for a client's
+    inputs.
+    """
 
     text: str
     problems: list[str] = field(default_factory=list)
@@ -55,7 +57,7 @@ class TranslatedText:
 
 
 def translated(text: str, places: ReferencePlaces) -> TranslatedText:
-    """The text in the words of sidecar.yaml."""
+    """Return the text with the references of sidecar.yaml."""
     result = TranslatedText("")
     if places.bare:
         text = _BARE.sub(r"${\1}", text)
@@ -78,22 +80,22 @@ def translated(text: str, places: ReferencePlaces) -> TranslatedText:
 
 
 def variables_in(text: str) -> tuple[str, ...]:
-    """The variables that a translated text needs: those without a default."""
+    """Return the variables that a translated text needs: those without a default."""
     return tuple(found[1] for found in _OURS.finditer(text) if found[2] is None)
 
 
 def without_defaults(text: str) -> str:
-    """The same references, nothing instead of them."""
+    """Return the text with the defaults of its references removed."""
     return _OURS.sub(lambda found: f"${{{found[1]}}}", text)
 
 
 def literal_in(text: str) -> str:
-    """What of a translated text stands there in clear: all but the references, defaults included."""
+    """Return the literal parts of a translated text: all but the references, defaults included."""
     return _OURS.sub(lambda found: found[2] or "", text)
 
 
 def filled_in(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A translated text with its values, and the variables that are not set."""
+    """Return a translated text with values filled in, and the variables that are not set."""
     unset = [name for name in variables_in(text) if name not in environ]
 
     def value(found: re.Match[str]) -> str:
@@ -104,7 +106,7 @@ def filled_in(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def variable_name(*words: str) -> str:
-    """A name for the environment: `my-token` → `MY_TOKEN`."""
+    """Return a name for an environment variable: `my-token` → `MY_TOKEN`."""
     name = re.sub(r"[^A-Z0-9]+", "_", "_".join(words).upper()).strip("_")
     return name if name[:1].isalpha() else f"V_{name}"
 

@@ -1,7 +1,7 @@
 """Finds secrets in a client's configuration, so that they are not copied in clear.
 
-A guess, so it errs on one side: what is not plainly harmless is hidden. A harmless value in a file of secrets costs a
-look; a token in a file that is committed costs the token.
+This is a heuristic that prefers false positives: a value that is not plainly harmless counts as a secret. A harmless
+value in a file of secrets costs little; a token in a committed file is compromised.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _HARMLESS = re.compile(
     r"|(DEBUG|INFO|WARN|WARNING|ERROR|TRACE)|\.{0,2}(/[\w.@ +-]{1,64})+/?|[a-z]{2}-[a-z]+-[0-9]",
 )
 _LONG = 20
-_BITS_PER_CHARACTER = 3.2  # English words in kebab-case have less, random base 36 of this length more
+_BITS_PER_CHARACTER = 3.2  # kebab-case English words have less, random base 36 of this length more
 _RANDOM = re.compile(r"[A-Za-z0-9+=_-]{20,}")
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a variable, header, option or parameter of this name usually holds one."""
+    """Whether a variable, header, option or parameter of this name usually holds a secret."""
     return _NAMES_A_SECRET.search(name) is not None
 
 
@@ -41,7 +41,7 @@ def may_stand_in_clear(name: str, value: str) -> bool:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text is, or holds, what tokens and keys look like, whatever its name."""
+    """Whether a text is, or contains, what looks like a token or key, whatever its name."""
     return _LOOKS_LIKE_ONE.search(text) is not None or any(_is_random(found) for found in _RANDOM.findall(text))
 
 
@@ -54,7 +54,7 @@ def _is_plain_url(value: str) -> bool:
 
 
 def _is_random(word: str) -> bool:
-    """Long, of digits and letters, and spread evenly: no name that a person chose."""
+    """Whether a word is long, of digits and letters, and evenly distributed, unlike a name chosen by a person."""
     if len(word) < _LONG or not re.search(r"[0-9]", word) or not re.search(r"[A-Za-z]", word):
         return False
     shares = [word.count(character) / len(word) for character in set(word)]

@@ -1,4 +1,4 @@
-"""Writes the configuration with which clients reach our upstreams."""
+"""Writes the configuration with which clients reach the sidecar's upstreams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ KEY_FILE: Final = "/path/to/the/api-key"
 @dataclass(frozen=True, slots=True)
 class ClientKind:
     """Where a client keeps its servers, and how it writes an address and a variable. `kind` is the `type` of an entry
-    with an address. `programs_only`: it reads no address from its file, or no header with a variable."""
+    with an address. `programs_only` is true if it reads no address from its file, or no header with a variable.
+    """
 
     file: str
     container: str
@@ -69,7 +70,7 @@ _KEYS: Final[Mapping[str, str]] = {"serverUrl": "windsurf", "httpUrl": "gemini"}
 
 
 def client_of(file: ClientFile) -> ClientKind:
-    """Whose file this is: by its name, the spelling of its other entries, its folder, or its form."""
+    """Identify a file's client by file name, the spelling of other entries, folder, or format."""
     if named := _FILES.get(file.path.name):
         return CLIENTS[named]
     spelt = [_KEYS[server.url_key] for server in file.servers if server.url_key in _KEYS]
@@ -81,15 +82,16 @@ def client_of(file: ClientFile) -> ClientKind:
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """A base address, and whether callers there must show who they are."""
+    """A base address, and whether callers must authenticate there."""
 
     base: str
     needs_key: bool
 
 
 def entrance_of(settings: Settings) -> ClientAddress | None:
-    """Where callers of this machine come in: the first local address, else the data listener. None where neither has
-    an address that a client could write."""
+    """Return the address for callers on this machine: the first local address, else the data listener. None if neither
+    has an address that a client could use.
+    """
     for local in settings.local:
         if isinstance(local.listen, ListenAddress) and local.listen.port:
             return ClientAddress(f"http://{local.listen}", False)
@@ -103,17 +105,17 @@ def entrance_of(settings: Settings) -> ClientAddress | None:
 
 
 def headers_for(entrance: ClientAddress, client: ClientKind) -> dict[str, str]:
-    """A placeholder for the API key, where one is needed: the key itself stays in the environment."""
+    """Return a placeholder for the API key, if one is needed: the key itself stays in the environment."""
     return {"X-API-Key": client.variable % KEY_VARIABLE} if entrance.needs_key else {}
 
 
 def snippet(client: ClientKind, entrance: ClientAddress, names: Iterable[str]) -> dict[str, Any]:
-    """The part of the client's file that names these upstreams."""
+    """Return the part of the client's file that names these upstreams."""
     return {client.container: {name: entry(client, entrance, name) for name in names}}
 
 
 def entry(client: ClientKind, entrance: ClientAddress, name: str) -> dict[str, Any]:
-    """One upstream, as the client writes it."""
+    """Return the entry of one upstream, in the client's format."""
     address = f"{entrance.base}/mcp/{name}"
     if client.programs_only:
         return {**client.more, **program(address, needs_key=entrance.needs_key)}
@@ -127,13 +129,13 @@ def entry(client: ClientKind, entrance: ClientAddress, name: str) -> dict[str, A
 
 
 def program(address: str, *, needs_key: bool) -> dict[str, Any]:
-    """The bridge to an address, as a program that a client starts."""
+    """Return the bridge to an address, as a program that a client starts."""
     key = ["--api-key-path", KEY_FILE] if needs_key else []
     return {"command": "sidecar", "args": ["connect", address, *key]}
 
 
 def written(client: ClientKind, said: Mapping[str, Any]) -> str:
-    """A snippet in the form of the client's file."""
+    """Return a snippet in the format of the client's file."""
     if client.form == "yaml":
         return yaml.safe_dump(dict(said), sort_keys=False, allow_unicode=True).rstrip()
     if client.form == "json":
@@ -147,7 +149,7 @@ def written(client: ClientKind, said: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A string, or a table of strings: a JSON string is one of TOML."""
+    """Return a string or a table of strings as TOML; a JSON string is a valid TOML string."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + " }"
     return orjson.dumps(value).decode()

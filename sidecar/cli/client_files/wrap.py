@@ -1,10 +1,11 @@
 """Rewrites a client's configuration to lead through the sidecar, and restores it.
 
-The text is edited, never written anew: comments, order and what else stands in an entry stay. What was there before
-stands in a backup beside it, which nothing here overwrites; a later wrap, of servers that came since, makes another.
+The text is edited in place: comments, order and other keys of an entry stay. The original is kept in a backup beside
+the file, which is never overwritten; a later wrap of new servers makes another backup.
 
-Nothing is remembered beside those: wrapping a backup again, with the addresses that the file has now, gives the file as
-it is unless somebody edited it. Then unwrapping is the backup, byte for byte; else our entries alone go back.
+No other state is kept. Wrapping a backup again, with the addresses that the file has now, gives the current file unless
+it was edited since. If so, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries are
+reverted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _OURS = re.compile(r"https?://[^/\s]+(?:/[^\s?#]*)?/mcp/[a-z0-9]+(?:-[a-z0-9]+)*
 
 @dataclass(frozen=True)
 class Wrapped:
-    """The text as it leads through us, and which servers were changed: place → address."""
+    """The text that leads through the sidecar, and the changed servers: place → address."""
 
     text: str
     changed: Mapping[Loc, str]
@@ -47,13 +48,13 @@ def leads_here(server: ClientServer, base: str) -> bool:
 
 
 def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
-    """Each server in `names` at `<base>/mcp/<name>`."""
+    """Rewrite each server in `names` to `<base>/mcp/<name>`."""
     addresses = {loc: f"{base}/mcp/{name}" for loc, name in names.items()}
     return wrapped_at(file, addresses, headers)
 
 
 def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
-    """Each of these entries at its address."""
+    """Rewrite each of these entries to its address."""
     client = client_of(file)
     changed: dict[Loc, str] = {}
     edits: list[tuple[int, int, str]] = []
@@ -67,13 +68,13 @@ def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[
 
 
 def names_of(file: ClientFile, base: str, taken: frozenset[str] = frozenset()) -> dict[Loc, str]:
-    """Our names for the servers that do not lead to `base` yet."""
+    """Return upstream names for the servers that do not lead to `base` yet."""
     ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
     return slugs(tuple(server for server in file.servers if not leads_here(server, base)), taken | ours)
 
 
 def wrapped_before(file: ClientFile, base: str) -> tuple[str, ...]:
-    """Which servers a backup shows to have been wrapped to another base. Raises SettingsError, OSError."""
+    """Return the servers that were wrapped to another base, according to the backups. Raises SettingsError, OSError."""
     found = []
     for backup in backups_of(file.path):
         original = read_client_file(parse_jsonc(backup.read_bytes(), backup))
@@ -86,13 +87,13 @@ def wrapped_before(file: ClientFile, base: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-# The edit
+# Editing
 
 
 def _edits(
     text: JsonText, server: ClientServer, address: str, client: ClientKind, headers: Mapping[str, str]
 ) -> list[tuple[int, int, str]]:
-    """Every key that says how the server was reached goes; the address stands where the first of them stood."""
+    """Remove every key that defines how the server was reached, and put the address in place of the first of them."""
     node = text.document.nearest(server.loc)
     assert isinstance(node.value, dict)
     members = [(key, text.members[(*server.loc, key)]) for key in node.value]
@@ -105,7 +106,7 @@ def _edits(
     edits = [(first.start, first.end, joint.join(lines))]
     edits += [_removal(text.text, member) for member in others]
     last = max([first, *staying], key=lambda member: member.start)
-    if members[-1][1].comma < 0 and last.comma >= 0:  # what stands last now must have no comma either
+    if members[-1][1].comma < 0 and last.comma >= 0:  # the new last entry must have no comma either
         edits.append((last.comma, last.comma + 1, ""))
     return edits
 
@@ -123,12 +124,12 @@ def _said(address: str, client: ClientKind, server: ClientServer, headers: Mappi
 
 
 def _before(text: str, at: int) -> str:
-    """What stands before an offset on its line."""
+    """Return the text before an offset on its line."""
     return text[text.rfind("\n", 0, at) + 1 : at]
 
 
 def _removal(text: str, member: JsonMember) -> tuple[int, int, str]:
-    """A member with its comma, and its line where nothing else stands on it."""
+    """Return the edit that removes a member with its comma, and its line if nothing else is on it."""
     start = member.start
     end = member.comma + 1 if member.comma >= 0 else member.end
     rest = re.compile(r"[ \t\r]*").match(text, end)
@@ -148,13 +149,14 @@ def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
     return text
 
 
-# Back
+# Restoring
 
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """What the file holds then; which entries went back; which lead to a sidecar still; whether all of it is what it
-    was, byte for byte."""
+    """The restored file; the entries that were restored; the entries that still lead to a sidecar; and whether the
+    whole file is byte for byte the original.
+    """
 
     raw: bytes
     restored: tuple[str, ...]
@@ -163,8 +165,9 @@ class Unwrapped:
 
 
 def unwrap_all(now: bytes, backups: Sequence[bytes], path: Path) -> Unwrapped:
-    """What `now` was before it was wrapped; the oldest backup comes first. Raises SettingsError if any of them is not
-    understood."""
+    """Return what `now` was before it was wrapped; the oldest backup comes first. Raises SettingsError if a file is not
+    understood.
+    """
     restored: list[str] = []
     exactly = True
     for before in reversed(backups):
@@ -198,7 +201,7 @@ def _unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
 
 
 def _headers_of(server: ClientServer) -> Mapping[str, str]:
-    """What shows who the client is; of a bridge, that it has something to show."""
+    """Return the headers that identify the client; for a bridge, that it has a credential."""
     return {"X-API-Key": ""} if "--api-key-path" in server.args else server.headers
 
 
@@ -210,13 +213,13 @@ def _is_ours(server: ClientServer, old: ClientServer | None) -> bool:
 
 
 def backups_of(path: Path) -> list[Path]:
-    """What stands beside a file from earlier wraps, the oldest first."""
+    """Return the backups of earlier wraps, oldest first."""
     found = [_backup(path, number) for number in range(1, MAX_BACKUPS + 1)]
     return [backup for backup in found if backup.exists()]
 
 
 def keep_backup(path: Path, raw: bytes) -> Path:
-    """The file as it is, beside it, its mode kept. Nothing is overwritten. Raises OSError."""
+    """Copy the file to a backup beside it, with its mode. Overwrites nothing. Raises OSError."""
     mode = path.stat().st_mode & 0o777
     for number in range(1, MAX_BACKUPS + 1):
         backup = _backup(path, number)

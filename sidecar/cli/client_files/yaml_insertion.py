@@ -1,6 +1,6 @@
 """Inserts upstreams into an existing sidecar.yaml without reformatting it.
 
-As lines below `upstreams:`, and not one other byte changes. The result is read again before it is believed.
+Adds lines below `upstreams:` and changes no other byte. The result is parsed again to verify it.
 
     C108  sidecar.yaml cannot be added to
 """
@@ -18,14 +18,14 @@ from sidecar.settings.yaml_nodes import YamlNode
 
 
 def upstreams_in(path: Path) -> dict[str, Any]:
-    """What is written there as upstreams, by name. Raises SettingsError."""
+    """Return the upstreams in the file, by name. Raises SettingsError."""
     data = read_document(path).data
     upstreams = data.get("upstreams") if isinstance(data, dict) else None
     return upstreams if isinstance(upstreams, dict) else {}
 
 
 def with_upstreams(text: str, path: Path, upstreams: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text with these upstreams too; none of them is there yet. Raises SettingsError."""
+    """Return the text with these upstreams added; none of them may exist yet. Raises SettingsError."""
     document = read_document(path, text=text)
     added = _added(text, document, upstreams)
     before = document.data or {}
@@ -52,7 +52,9 @@ def _added(text: str, document: Document, upstreams: Mapping[str, Mapping[str, A
 
 
 def _place(node: YamlNode) -> tuple[int, str]:
-    """Before which line, counted from 0, and how far in: where its first entry stands, or directly below the key."""
+    """Return the line, counted from 0, before which entries are inserted, and their indent: that of the first entry, or
+    directly below the key.
+    """
     first = next(iter(node.value.values()), None) if isinstance(node.value, dict) else None
     if first is not None and first.key is not None:
         return first.key.line - 1, " " * (first.key.column - 1)

@@ -1,4 +1,4 @@
-"""What do operators ask of the MCP servers behind us? One file per command."""
+"""`sidecar mcp`: inspects and switches MCP servers. One file per command."""
 
 from __future__ import annotations
 

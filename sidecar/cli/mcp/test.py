@@ -1,4 +1,4 @@
-"""Does this server answer, and what is there? Asked from the configuration alone, without a running sidecar."""
+"""`sidecar mcp test`: checks that a server responds and lists its tools, without a running sidecar."""
 
 from __future__ import annotations
 

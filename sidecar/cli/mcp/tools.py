@@ -1,11 +1,11 @@
 """`sidecar mcp tools`: lists tools, compares them with their pins, and pins them.
 
-    sidecar mcp tools github                 each tool, whether it is as pinned, and every difference
+    sidecar mcp tools github                 each tool, whether it matches its pin, and every difference
     sidecar mcp tools github --pin           approve all of them as they are now
     sidecar mcp tools github --pin search    approve this one; the others stay as they were
 
-Asked of the server itself, from the configuration alone. What it says is shown with every hidden character and every
-escape sequence made visible: whoever approves must see what a model would read.
+The server itself is queried, using only the configuration. Its text is shown with every hidden character and escape
+sequence made visible, so that the operator who approves sees what a model would read.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from sidecar.upstreams.mcp.tools import tools_from
 NO, USAGE, INVALID, DIFFERENT = 1, 2, 3, 6
 PINNED, NEW, CHANGED, GONE = "pinned", "new", "changed", "gone"
 CONTEXT_LINES: Final = 2
-MAX_SHOWN_LINES: Final = 400  # of one tool; beyond, nobody reads: the file has it all
+MAX_SHOWN_LINES: Final = 400  # per tool; the file contains the rest
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRow:
-    """One tool: what the server lists, what is pinned, and what is between the two."""
+    """One tool: the server's listing, its pin, and the differences between them."""
 
     name: str
     status: str
@@ -62,7 +62,7 @@ class ToolRow:
         return differing(self.pin.members, self.tool.definition.members)
 
     def plain(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the values for `--json`."""
         return {
             "name": self.name,
             "status": self.status,
@@ -80,8 +80,7 @@ class ToolRow:
 
 @dataclass(frozen=True, slots=True)
 class PinsBook:
-    """One server: its pins, None where it has none yet, the file they stand in, every row, and the tools that no call
-    can name."""
+    """One server: its pins, None if it has none yet, their file, every row, and the tools that no call can name."""
 
     file: Path
     server: str
@@ -106,7 +105,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
     """
     if as_json and pin and not yes:
         raise click.UsageError("--json cannot ask: add --yes")
-    if pin and not yes and not sys.stdin.isatty():  # an approval that nobody gave is none
+    if pin and not yes and not sys.stdin.isatty():  # approval requires a person
         raise click.UsageError("--pin asks, and there is no terminal to answer: add --yes")
     try:
         book = _looked_up(path, server, pinning=pin)
@@ -128,7 +127,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
 
 
 def _looked_up(path: Path, server: str, *, pinning: bool) -> PinsBook:
-    """What is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
+    """Return what is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
     settings = load_settings(path, os.environ)
     if server not in settings.upstreams:
         known = ", ".join(settings.upstreams) or "none at all"
@@ -145,7 +144,7 @@ def _looked_up(path: Path, server: str, *, pinning: bool) -> PinsBook:
 
 
 async def _entries(settings: Settings, server: str) -> list[object]:
-    """What the server lists now. Raises Refusal."""
+    """Return what the server lists now. Raises Refusal."""
     async with reached(settings, server) as upstream:
         enquiry = OwnConversation(upstream)
         try:
@@ -158,12 +157,12 @@ async def _entries(settings: Settings, server: str) -> list[object]:
 
 
 def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[ToolRow]:
-    """Every tool that is listed or pinned, by name."""
+    """Return a row for every tool that is listed or pinned, ordered by name."""
     by_name = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
     rows = []
     for name in sorted({*listed, *pinned}):
         tool, pin = listed.get(name), pinned.get(name)
-        entry = by_name[name] if tool and tool.definition.digest else {}  # what cannot be digested is not shown either
+        entry = by_name[name] if tool and tool.definition.digest else {}  # what cannot be digested is not shown
         rows.append(ToolRow(name, _status(tool, pin), tool, entry, pin))
     return rows
 
@@ -217,7 +216,7 @@ def _remarks(row: ToolRow) -> str:
 
 
 def _difference(row: ToolRow) -> Iterator[str]:
-    """Member by member, as a unified diff of what is pinned and what is listed."""
+    """Yield the difference between pin and listing, member by member, as a unified diff."""
     if row.status in (PINNED, GONE) or not row.entry:
         return
     lines = [line for member in MEMBERS for line in _member_lines(row, member)]
@@ -239,14 +238,16 @@ def _member_lines(row: ToolRow, member: str) -> Iterator[str]:
 
 
 def _spelled(definition: Mapping[str, Any], member: str) -> list[str]:
-    """One member, in whatever spelling, as lines of JSON."""
+    """Return one member, in any of its spellings, as lines of JSON."""
     found = {key: value for key, value in definition.items() if key.casefold() == member.casefold()}
     texts = (_lines(value) if key == member else _lines({key: value}) for key, value in sorted(found.items()))
     return [line for lines in texts for line in lines]
 
 
 def _lines(value: object) -> list[str]:
-    """Those of a text are quoted one by one, so that no text looks like anything else."""
+    """Return a value as lines of JSON. The lines of a text are quoted one by one, so that no text can imitate other
+    output.
+    """
     if isinstance(value, str):
         return [readable(line) for line in value.split("\n")]
     return readable(value).split("\n")
@@ -256,7 +257,7 @@ def _lines(value: object) -> list[str]:
 
 
 def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> None:
-    """Approve the chosen rows, once somebody says so. A tool that is gone loses its pin."""
+    """Approve the chosen rows after confirmation. A tool that is gone loses its pin."""
     pins = _approved(book.pins or {}, chosen)
     if pins == book.pins:
         _say("nothing to pin: they are as pinned", quiet)
@@ -264,7 +265,7 @@ def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> No
     if ask and not click.confirm(f"approve {_count(pins, book.pins or {})} of {book.server} as shown?", err=True):
         click.echo("nothing was pinned", err=True)
         raise SystemExit(NO)
-    if load_pins(book.file).servers.get(book.server) != book.pins:  # somebody else approved while this one looked
+    if load_pins(book.file).servers.get(book.server) != book.pins:  # another process has changed the pins meanwhile
         click.echo(f"the pins of {book.server} changed meanwhile: nothing was pinned, look again", err=True)
         raise SystemExit(NO)
     try:
@@ -276,7 +277,7 @@ def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> No
 
 
 def _approved(pinned: Mapping[str, Pin], chosen: list[ToolRow]) -> dict[str, Pin]:
-    """The pins of the server, with those of the chosen rows as the server lists them."""
+    """Return the pins of the server, with those of the chosen rows as the server lists them."""
     at, by, pins = rfc3339(time.time()), _who(), dict(pinned)
     for row in chosen:
         if row.status == PINNED:
@@ -301,7 +302,7 @@ def _count(pins: Mapping[str, Pin], pinned: Mapping[str, Pin]) -> str:
 
 
 def _who() -> str:
-    """Who approves, as this machine knows them."""
+    """Return the approving user, as this machine knows them."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # a user id without a name

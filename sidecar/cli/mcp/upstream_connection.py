@@ -13,7 +13,7 @@ from sidecar.upstreams.processes import Processes
 
 @asynccontextmanager
 async def reached(settings: Settings, server: str) -> AsyncIterator[McpTransport]:
-    """The MCP server of that name; what was opened or started for it ends with the block."""
+    """Connect to the MCP server of that name; connections and processes end with the block."""
     processes = Processes(os.environ)
     try:
         upstream = upstream_from(

@@ -1,4 +1,4 @@
-"""What do platform teams ask of a policy before it serves? One file per command."""
+"""`sidecar policy`: checks, tests and compares policies before they are used. One file per command."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def bench(
 
 
 def _told(steps: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Each as it comes, and on a terminal which one is being waited for."""
+    """Pass the steps on, and show on a terminal which one is running."""
     shown = sys.stderr.isatty()
     for number, step in enumerate(steps, start=1):
         yield step
@@ -66,7 +66,7 @@ def _told(steps: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _print_own(path: Path, questions: int, *, is_named: bool) -> None:
-    """The policy of this folder, where there is one; it must be there where somebody named it."""
+    """Measure the policy of this folder, if there is one; a folder that was named must have one."""
     if not is_named and not path.exists() and not (path.parent / "policies").is_dir():
         return
     try:

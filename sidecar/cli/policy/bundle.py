@@ -1,6 +1,6 @@
 """`sidecar policy bundle`: builds, signs and verifies policy bundles.
 
-`sidecar policy bundle build | sign | verify`. What is built from the same files is the same bytes.
+`sidecar policy bundle build | sign | verify`. Builds are reproducible: the same files give the same bytes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _signed(raw: bytes, key_path: Path) -> bytes:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Whole or not at all: it may lie where a server serves it from."""
+    """Write the file atomically: a server may serve it from there."""
     try:
         write_whole(path, raw, mode=0o644)
     except OSError as error:

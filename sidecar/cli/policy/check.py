@@ -74,7 +74,7 @@ def check(
 
 
 def surroundings(path: Path | None, config: Path | None) -> tuple[PolicyLocation, Sequence[Granting] | None]:
-    """The policy, and what tokens can grant; None where there is no sidecar.yaml to say it. Raises SettingsError."""
+    """Return the policy, and what tokens can grant; None without a sidecar.yaml. Raises SettingsError."""
     if path is not None and config is None:
         return in_folder(path), None
     file = config or Path("sidecar.yaml")

@@ -80,7 +80,7 @@ def _print(done: parts.Converted) -> None:
 
 
 def _targets(source: Path, out: Path, done: parts.Converted) -> dict[Path, bytes]:
-    """Where each file goes. A file that stays one file may be named; everything else goes into a folder."""
+    """Return where each file goes. A single file may be named; several go into a folder."""
     single = source.is_file() and len(done.files) == 1 and not out.is_dir()
     if single and out.suffix in (".csv", ".yaml", ".yml"):
         return {out: next(iter(done.files.values()))}
@@ -90,7 +90,7 @@ def _targets(source: Path, out: Path, done: parts.Converted) -> dict[Path, bytes
 
 
 def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
-    """On standard error where the file itself went to standard output."""
+    """Print the summary, on standard error if the file itself went to standard output."""
     if as_json:
         said = {
             "files": {source: list(targets) for source, targets in done.sources.items()},

@@ -83,7 +83,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
     sys.exit(0 if found.allowed else NO)
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- the question -----------------------------------------------------------------------------------------------------
 
 
 def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
@@ -148,7 +148,7 @@ def _time(text: str) -> float:
     return at_s
 
 
-# --- what is on record ------------------------------------------------------------------------------------------------
+# --- the audit record -------------------------------------------------------------------------------------------------
 
 
 def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, Any] | None:
@@ -185,7 +185,7 @@ def _tell_unasked(record: Mapping[str, Any], as_json: bool) -> NoReturn:
 
 
 def _key(config: Path, path: Path | None, *, of_record: bool) -> AuditKey | None:
-    """The key that was given; of our own audit file, our own, if it may be read."""
+    """Return the given key; for the configured audit log, its own key if it may be read."""
     if path is not None:
         return load_key(path)
     if of_record:

@@ -19,7 +19,7 @@ _PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}
 
 
 def lines(found: Explanation, asked: RecordedQuestion | None = None) -> Iterator[str]:
-    """The explanation, line by line."""
+    """Yield the explanation, line by line."""
     yield from map(visible, _lines(found, asked))
 
 
@@ -122,7 +122,7 @@ def _the_rest(found: Explanation) -> Iterator[str]:
 
 
 def _together(found: Explanation) -> Iterator[str]:
-    """What holds where several grants match: each limit counts, and none lifts another."""
+    """Yield what applies where several grants match: each limit counts, and none lifts another."""
     counting = _counting(found)
     if len(counting) > 1:
         rules = " and ".join(counting) if len(counting) == 2 else ", ".join(counting)
@@ -134,7 +134,7 @@ def _together(found: Explanation) -> Iterator[str]:
 
 
 def _counting(found: Explanation) -> list[str]:
-    """The rules whose own limit counts this call."""
+    """Return the rules whose own limit counts this call."""
     return [limit.rule_id for limit in found.decision.limits] if found.limits else []
 
 
@@ -176,7 +176,7 @@ def _shown(value: object) -> str:
 
 
 def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[str, Any]:
-    """The explanation as plain values."""
+    """Return the explanation as plain values."""
     decision = found.decision
     data: dict[str, Any] = {
         "allowed": found.allowed,

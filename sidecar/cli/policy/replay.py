@@ -91,7 +91,7 @@ def replay(
 
 
 def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
-    """What came of it, for people."""
+    """Yield the result as lines of text."""
     undecidable = sum(report.undecidable.values())
     yield f"{report.replayed} of {report.records} records were decided anew, by revision {revision[:16]}"
     yield f"  same         {report.same}"
@@ -126,7 +126,7 @@ def _example(kind: ChangeKind, group: ReplayGroup) -> Iterator[str]:
 
 
 def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
-    """What came of it, as plain values."""
+    """Return the result as plain values."""
     return {
         "revision": revision,
         "records": report.records,

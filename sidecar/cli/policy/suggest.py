@@ -1,4 +1,4 @@
-"""`sidecar policy suggest`: the fewest rules that allow what was recorded, and nothing else that is known."""
+"""`sidecar policy suggest`: writes the fewest rules that allow what was recorded, and nothing else that is known."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def suggest(
             files = {YAML_FILE: yaml_text(suggestion, present)}
         engine = Engine(read_back(files, place.models, suggestion))
         if output is not None:
-            if form == "yaml":  # what is written is what was proved
+            if form == "yaml":  # the output is what was verified
                 prove({YAML_FILE: yaml_text(bare, present)}, place.models, bare, evidence, known)
             _write(output, {**files, SUITE_FILE: suite_text(suggestion, evidence, known, engine)})
     except ConfigError as error:
@@ -122,7 +122,9 @@ def suggest(
 
 
 def _present(config: Path | None) -> tuple[PolicyLocation, PolicySource | None]:
-    """The present policy. Where none was named and none lies here, there is none, and models are the shipped ones."""
+    """Return the present policy. Without a named one or one in this folder there is none, and the built-in models
+    are used.
+    """
     if config is None and not Path("sidecar.yaml").exists() and not Path(POLICIES).is_dir():
         return PolicyLocation(shipped(MODELS), Path(POLICIES)), None
     place = configured(config or Path("sidecar.yaml"), os.environ)
@@ -149,7 +151,7 @@ def _given(path: Path) -> tuple[Path, ...]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines of bounded length, with progress on a terminal."""
+    """Yield lines of bounded length, with progress on a terminal."""
     shows = sys.stderr.isatty()
     count = 0
     while line := file.readline(MAX_LINE_BYTES):
@@ -174,7 +176,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 
 def _tell_nothing(evidence: UsageEvidence, present: Present) -> NoReturn:
-    """An empty policy is none (P004)."""
+    """Report that nothing was recorded and exit: an empty policy is refused (P004)."""
     for note in notes(Suggestion((), {}, {}, frozenset(), 0), evidence, present):
         click.echo(f"note: {note}", err=True)
     click.echo("nothing was recorded that a rule could allow", err=True)
@@ -182,7 +184,7 @@ def _tell_nothing(evidence: UsageEvidence, present: Present) -> NoReturn:
 
 
 def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:
-    """The summary, beside what was asked for."""
+    """Print the summary beside the output."""
     count, triples = len(suggestion.rules), len(evidence.traces)
     bound = "the fewest there can be" if suggestion.at_least == count else f"at least {suggestion.at_least} are needed"
     where = f", in {output}" if output else ""

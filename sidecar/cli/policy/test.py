@@ -72,7 +72,7 @@ def test(
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """What was asked for on the command line. `wanted` is None where no filter was given."""
+    """The options of the command line. `wanted` is None without a filter."""
 
     paths: tuple[Path, ...]
     config: Path
@@ -85,7 +85,7 @@ class TestRun:
     verbose: bool
 
     def once(self) -> int:
-        """Read everything, run the tests, tell how it went; the exit code."""
+        """Read everything, run the tests and print the result; return the exit code."""
         try:
             return self._told(self._place())
         except ConfigError as error:
@@ -140,7 +140,9 @@ class TestRun:
             click.echo(visible_lines("\n".join(telling.text(verbose=self.verbose))))
 
     def _none_found(self, place: PolicyLocation, suites: Sequence[PolicySuite]) -> int:
-        """A folder without tests is no failure; tests that were asked for and are not there are one."""
+        """Report that there are no tests. A folder without tests is not a failure; missing tests that were named
+        are.
+        """
         if self.wanted is not None and any(suite.tests for suite in suites):
             click.echo("no test fits the filter", err=True)
         else:
@@ -164,8 +166,9 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool] | None:
-    """Which tests a `--filter` means: a regular expression between slashes, a pattern with `*`, or a part of the
-    text `suite: name`; in any case but for the expression."""
+    """Return a predicate for a `--filter`: a regular expression between slashes, a pattern with `*`, or a part of the
+    text `suite: name`; case-insensitive except for the expression.
+    """
     if pattern is None:
         return None
     if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
@@ -183,11 +186,13 @@ def _full_name(test: PolicyTest) -> str:
     return f"{test.suite}: {test.name}"
 
 
-# --- again and again --------------------------------------------------------------------------------------------------
+# --- watching ---------------------------------------------------------------------------------------------------------
 
 
 def run_again(once: Callable[[], int], changes: Iterable[object], code: int) -> int:
-    """Once more for each change; ends with them, or by Ctrl-C. The last exit code; `code` is that of the run before."""
+    """Run once more for each change, until the changes end or Ctrl-C. Return the last exit code; `code` is that of the
+    first run.
+    """
     try:
         for _ in changes:
             click.echo(f"--- {time.strftime('%H:%M:%S')}", err=True)
@@ -198,14 +203,14 @@ def run_again(once: Callable[[], int], changes: Iterable[object], code: int) -> 
 
 
 def changes_in(paths: Sequence[Path]) -> Iterator[object]:
-    """One item for each change of files that a policy is made of, several within a moment being one."""
-    from watchfiles import watch  # native code that nobody needs who does not watch
+    """Yield one item for each change of policy files; several within a moment count as one."""
+    from watchfiles import watch  # native code that only --watch needs
 
     return iter(watch(*paths, watch_filter=lambda _, path: path.endswith(_MATTERS), raise_interrupt=True))
 
 
 class TestProgress:
-    """A counter on a terminal, for runs that take longer than a moment; nothing elsewhere."""
+    """A counter on a terminal for longer runs; no output elsewhere."""
 
     def __init__(self, on_terminal: bool) -> None:
         self._on_terminal = on_terminal
@@ -220,7 +225,7 @@ class TestProgress:
             click.echo("\r\x1b[K", err=True, nl=False)
 
     def tell(self, done: int, total: int) -> None:
-        """So many are done."""
+        """Show that `done` of `total` tests are done."""
         if self._on_terminal and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
             self._shown = True
