@@ -1,23 +1,26 @@
 """The audit log: decisions and outcomes in a chain of hashes that anyone can verify.
 
-record      the shape of a line: every field, bounded
-stamps      ids and times
-digest      keyed digests of arguments and facts; the key
-chain       a line's seal, the anchor beside the file
-evidence    results that are kept beside the log, and named by it
-writer      the thread that writes, and who waits for it
-file        onto the file whole or not at all; what a start finds
-trail       between the two: checkpoints, and when a file is set aside
-checkpoints what attests where the log ended; herald tells it to others, rollback asks them at a start
-parts       which files are one log
-carriers    the same where nothing can be taken back: output (a pipe), redis_stream, otlp (otlp_form: its bytes)
-gather      what went elsewhere, as files again
-copies      what the file took, elsewhere too
-sinks       which of these the settings mean
-recorder    one request's evidence while it is under way; control events
-verify      reads it all back and says what that proves: scan (many lines at once), walk (one by one), report
-following   reads it as it grows; statistics counts it
-render      a record for people
+record                the fields of a record, each bounded
+record_ids            ids and timestamps
+digest                keyed digests of arguments and facts; the audit key
+chain                 the seal of a line; the anchor beside the file
+result_store          results that are stored beside the log and named by its outcomes
+writer                the writing thread
+file_sink             appends to the file whole or not at all; checks the file at start
+rotation              writes checkpoints and rotates the file
+checkpoints           signed statements of where the log ended; checkpoint_publisher publishes them, rollback compares
+                      them with the log at start
+segments              which files make up one log
+carrier               sinks that cannot take lines back: stdout_carrier (a pipe), redis_carrier, otlp_carrier
+                      (otlp_messages: its encoding)
+gather                turns lines collected elsewhere into files again
+copies                copies the file's lines to a second place
+sinks                 opens the sinks of the settings
+recorder              the records of one request while it runs; control records
+verify                reads the log back and states what it proves: fast_scan (many lines at once), line_walk (one by
+                      one), verification_report
+tail                  reads the log as it grows; statistics counts it
+rendering             formats a record for people
 """
 
 from sidecar.audit.digest import AuditKey, load_key, load_or_make_key

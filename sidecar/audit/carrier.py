@@ -1,16 +1,15 @@
 """Writes records to places that cannot take them back, such as pipes, streams and networks.
 
-Not into a file, but into a pipe, a stream or a network. `ChainedCarrier` gives them their places, a carrier takes the
-lines:
+`ChainedCarrier` gives records their place in the chain; a `Carrier` delivers the lines. The results of a delivery:
 
-    it returns           they are there
-    OSError              they are not, and the next records stand in their place
-    Unsure, again        they may be: they are carried once more before anything else is, and are there once
-    Unsure, not again    they may be, and once more could double them: what follows stands behind them, and if they are
-                         missing, the chain says so
+    it returns               the lines are delivered
+    OSError                  they are not; the next records take their place
+    UnsureError, again       they may be; they are carried again before any others, and arrive once
+    UnsureError, not again   they may be, and repeating could duplicate them: later lines follow them, and if they are
+                             missing, the chain shows it
 
-A carrier waits for whoever does not answer, and tries again, as long as it may: who waits for it is refused by the
-writer in time (`writer.py`), and what was begun is not lost.
+A carrier waits for an unresponsive receiver and retries until it is told to give up. The writer refuses waiting callers
+at its deadline (`writer.py`), without losing a started delivery.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LONGEST_PAUSE_S: Final = 1.0
 
 
 class AppendLines(NamedTuple):
-    """Lines, each with its newline; where the chain ends before them, and where behind them."""
+    """Lines, each with its newline; and the chain's end before and after them."""
 
     lines: tuple[bytes, ...]
     before: ChainEnd
@@ -37,7 +36,7 @@ class AppendLines(NamedTuple):
 
 
 class UnsureError(OSError):
-    """Nobody knows whether the lines are there. `again`: to carry them once more is no harm."""
+    """It is unknown whether the lines were delivered. `again`: they can safely be carried again."""
 
     def __init__(self, message: str, *, again: bool) -> None:
         super().__init__(errno.ETIMEDOUT, message)
@@ -45,20 +44,20 @@ class UnsureError(OSError):
 
 
 class Carrier(Protocol):
-    """Takes lines somewhere. One thread carries; `give_up` comes from another."""
+    """Delivers lines. One thread calls `carry`; another may call `give_up`."""
 
     def carry(self, append: AppendLines) -> None:
-        """All of them, or none. Raises OSError."""
+        """Deliver all lines or none. Raises OSError."""
 
     def give_up(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting for the receiver."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the receiver."""
 
 
 class ChainedCarrier:
-    """A sink whose chain begins or goes on at `end`, as long as this process lives."""
+    """A sink whose chain starts or continues at `end`, for the life of this process."""
 
     def __init__(self, carrier: Carrier, end: ChainEnd) -> None:
         self.end = end
@@ -82,13 +81,13 @@ class ChainedCarrier:
         return len(append.lines)
 
     def settle(self) -> None:
-        """As `ChainSink.settle`: what was begun comes first."""
+        """Deliver a started append first (see `ChainSink.settle`)."""
         if self._begun is None:
             return
         try:
             self._carrier.carry(self._begun)
         except OSError as error:
-            # To who waits now it is certain: their records were not so much as begun.
+            # The caller's records are certainly not written: their append did not start.
             raise OSError(errno.EBUSY, "what came before is not there yet") from error
         self.end, self._begun = self._begun.after, None
 
@@ -100,24 +99,24 @@ class ChainedCarrier:
 
 
 class CarrierDeadline:
-    """How long to wait between attempts, until somebody gives up."""
+    """Pauses between attempts, until the carrier gives up."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
 
     @property
     def over(self) -> bool:
-        """Whether nobody is to be waited for any more."""
+        """Whether waiting is over."""
         return self._over.is_set()
 
     def end(self) -> None:
-        """From any thread."""
+        """End all waits. May be called from any thread."""
         self._over.set()
 
     def pauses(self) -> Iterator[float]:
-        """Longer and longer, in seconds."""
+        """Increasing pauses, in seconds."""
         return chain(PAUSES_S, repeat(LONGEST_PAUSE_S))
 
     def wait(self, seconds: float) -> bool:
-        """False if that is over."""
+        """Wait; returns False if waiting is over."""
         return not self._over.wait(seconds)

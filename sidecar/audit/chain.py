@@ -1,21 +1,20 @@
 """The hash chain over audit lines and the anchor of its newest one.
 
-Each line ends with its own seal, and holds the seal of the line before it:
+Each line ends with its own seal and contains the seal of the line before it:
 
     {"v":1,"event":...,"prev_hash":"<64 hex>","hash":"<64 hex>"}
     \\____________ the body, byte for byte ___________/
 
     hash = SHA-256(body)          prev_hash = hash of the line before, 64 zeros in the first
 
-Anyone can check a line, without a key:
+A line can be checked without a key:
 `sed 's/,"hash":"[0-9a-f]*"}$//' | tr -d '\\n' | sha256sum`.
 
-A chain shows what happened inside it; where it ends it cannot show. That is the anchor's part: `<file>.head`, one line
-of fixed length under a MAC, is written over twice with every append of one or more lines: before it with where the log
-ends and where it is to end, after it with where it ends. So no line can be cut off, or put behind the last one; and
-what a kill in the middle of an append leaves is told from what somebody did.
+A chain proves its interior but not its end. The anchor proves the end: `<file>.head`, one line of fixed length under a
+MAC, is rewritten twice for each append: before it with the current and the intended end, after it with the reached end.
+So lines cannot be cut off or added unnoticed, and the remains of a killed append differ from tampering.
 
-Pure: bytes in, values out. Files are the writer's and the verifier's.
+Pure: bytes in, values out. Files belong to the writer and the verifier.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ import orjson
 from sidecar.audit.digest import KEY_ID_CHARS, AuditKey, frame
 
 GENESIS = "0" * 64
-MAX_LINE_BYTES = 2 * 1024 * 1024  # what `record` bounds stays below (usually at 2 kB); a longer line is no record
-MAX_SEQ = 2**63  # no log gets there: what claims a higher place is no record
+MAX_LINE_BYTES = 2 * 1024 * 1024  # `record` keeps lines below this (usually at 2 kB); a longer line is not a record
+MAX_SEQ = 2**63  # out of reach for a real log; a line with a higher sequence is not a record
 HEAD_SUFFIX = ".head"
 _SEAL = b',"hash":"'
 _SEALED = re.compile(rb',"hash":"([0-9a-f]{64})"\}\Z')
@@ -45,7 +44,7 @@ HEAD_BYTES = len("sidecar-audit-head 1 ") + 2 * (20 + 1 + 64 + 1) + KEY_ID_CHARS
 
 @dataclass(frozen=True, slots=True)
 class SealedRecord:
-    """One line as read: what it says of itself, and whether its seal fits its bytes. `fields` are all its members."""
+    """One parsed line: its sequence, and whether its seal matches its bytes. `fields` are all its members."""
 
     seq: int
     prev_hash: str
@@ -55,7 +54,7 @@ class SealedRecord:
 
 
 class ChainEnd(NamedTuple):
-    """Where a chain ends: the sequence and hash of its last line."""
+    """The end of a chain: the sequence and hash of its last line."""
 
     seq: int
     hash: str
@@ -66,8 +65,8 @@ BEGINNING = ChainEnd(0, GENESIS)
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """What an anchor says: where the chain ends, and where it ends once the append that is under way is done; the same
-    where none is."""
+    """The content of an anchor: the chain's end, and its end after the append that is under way; the two are equal if
+    there is none."""
 
     end: ChainEnd
     next: ChainEnd
@@ -75,23 +74,23 @@ class ChainHead:
     mac: str
 
     def made_with(self, key: AuditKey) -> bool:
-        """Whether this very key wrote it."""
+        """Whether this key wrote it."""
         return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
 
 
 class UnfitHead(OSError):
-    """What was to be put somewhere is not taken there as it is, now or later. Of several, some may be."""
+    """The records can never be appended as they are. Of several, some may be fit."""
 
 
 def seal(record: Mapping[str, Any]) -> tuple[bytes, str]:
-    """A record that ends in `prev_hash` as one line with its newline, and the line's hash."""
+    """Serialize a record that ends in `prev_hash` as one line with its newline. Returns the line and its hash."""
     body = ascii_json(record)[:-1]
     digest = sha256(body).hexdigest()
     return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest
 
 
 def unseal(line: bytes) -> SealedRecord | None:
-    """A line without its newline; None if it is no record at all."""
+    """Parse a line without its newline; None if it is not a record."""
     match = _SEALED.search(line, max(0, len(line) - _SEAL_BYTES))
     if match is None:
         return None
@@ -107,14 +106,14 @@ def unseal(line: bytes) -> SealedRecord | None:
 
 
 def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:
-    """The anchor's whole file: HEAD_BYTES bytes, so that one write replaces it."""
+    """The whole content of the anchor file: HEAD_BYTES bytes, so that one write replaces it."""
     ahead = next_end or end
     ends = f"{end.seq:020d} {end.hash} {ahead.seq:020d} {ahead.hash}"
     return f"sidecar-audit-head 1 {ends} {key.id} {_mac(key, end, ahead)}\n".encode()
 
 
 def parse_head(raw: bytes) -> ChainHead | None:
-    """An anchor as read; None if it is none."""
+    """Parse an anchor; None if it is malformed."""
     match = _HEAD.match(raw)
     if match is None:
         return None
@@ -124,7 +123,7 @@ def parse_head(raw: bytes) -> ChainHead | None:
 
 
 def ascii_json(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON in ASCII without control characters: nothing a terminal or reader obeys (threats O1)."""
+    """One line of JSON in ASCII without control characters, which is safe for terminals and readers (threats O1)."""
     line = orjson.dumps(record)
     return line if line.isascii() and b"\x7f" not in line else _NOT_PLAIN.sub(_escape, line.decode()).encode()
 

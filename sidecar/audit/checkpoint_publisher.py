@@ -1,7 +1,7 @@
 """Publishes the newest checkpoint of the log to other places.
 
-The newest checkpoint says all that those before it said. So each place is told the newest that it has not heard, and a
-place that is out hears a newer one later: nothing is queued, and no record ever waits for one.
+The newest checkpoint covers all earlier ones. So each place receives the newest that it does not have, and a place that
+was down gets a newer one later: nothing is queued, and records never wait for publication.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from sidecar.audit.checkpoints import MAX_LINE_BYTES, Checkpoint, published_in
 
 EVERY_S: Final = 1.0
 DEADLINE_S: Final = 2.0
-KEPT: Final = 10_000  # at the store, some 3 MB
-KEY: Final = "audit:checkpoints:"  # behind the prefix of our keys, before the key id: each signer has its own list
+KEPT: Final = 10_000  # in the store, about 3 MB
+KEY: Final = "audit:checkpoints:"  # after our key prefix and before the key id: each signer has its own list
 SCRIPT: Final = """
 redis.call('RPUSH', KEYS[1], ARGV[1])
 redis.call('LTRIM', KEYS[1], -tonumber(ARGV[2]), -1)
 return 1
 """
 
-READ_BACK: Final = 200  # of the newest; whoever can put more there can also delete
+READ_BACK: Final = 200  # of the newest; an attacker who can flood the list can also delete it
 READ: Final = "return redis.call('LRANGE', KEYS[1], -tonumber(ARGV[1]), -1)"
 
 Place = Callable[[Checkpoint], Awaitable[object]]
-"""Somewhere a checkpoint is told. Raises OSError."""
+"""Publishes a checkpoint to one place. Raises OSError."""
 Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""A Lua script on one key of a store. Raises OSError; None of a store that nobody shares."""
+"""Runs a Lua script on one key of the store; returns None for a store that is not shared. Raises OSError."""
 
 log = logging.getLogger("sidecar.audit")
 
 
 class CheckpointPublisher:
-    """Tells each of `places` the newest checkpoint."""
+    """Publishes the newest checkpoint to each of `places`."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         self._places = places
@@ -45,8 +45,8 @@ class CheckpointPublisher:
         self._failing: set[str] = set()
 
     async def tell(self, newest: Checkpoint | None, *, but: Collection[str] = ()) -> None:
-        """Every place at once, within DEADLINE_S, `but` those. What fails is logged, once for each time that it begins
-        to."""
+        """Publish to every place except those in `but`, concurrently, within DEADLINE_S. Logs when a place starts to
+        fail."""
         if newest is not None:
             late = [name for name in self._places if name not in but and self._told.get(name) != newest]
             await asyncio.gather(*(self._tell(name, newest) for name in late))
@@ -65,16 +65,16 @@ class CheckpointPublisher:
 
 
 def to_descriptor(descriptor: int) -> Place:
-    """A line for each, on standard output. Whoever does not read it keeps one thread waiting, and no more."""
+    """Publish one line per checkpoint to standard output. If the output is not read, only one thread blocks."""
     writing: asyncio.Future[None] | None = None
 
     async def place(checkpoint: Checkpoint) -> None:
         nonlocal writing
-        if sys.stdout is None:  # closed from the beginning: what has its number now is not it
+        if sys.stdout is None:  # closed at start: the descriptor number may belong to another file
             raise OSError("standard output is closed")
         if writing is not None and not writing.done():
             raise OSError("nobody reads it")
-        line = checkpoint.published + b"\n"  # below PIPE_BUF: whole, or not at all
+        line = checkpoint.published + b"\n"  # below PIPE_BUF: written whole or not at all
         writing = asyncio.get_running_loop().run_in_executor(None, _write, descriptor, line)
         await asyncio.shield(writing)
 
@@ -82,7 +82,7 @@ def to_descriptor(descriptor: int) -> Place:
 
 
 def to_store(run: Run) -> Place:
-    """The end of a list for each signer, at the store of limits."""
+    """Append to a list per signer in the store of limits."""
 
     async def place(checkpoint: Checkpoint) -> None:
         arguments = [checkpoint.published.decode(), str(KEPT)]
@@ -93,7 +93,7 @@ def to_store(run: Run) -> Place:
 
 
 async def told_to_store(run: Run, kid: str) -> Sequence[Checkpoint]:
-    """What the store was told last under a key; nothing is checked. Raises OSError."""
+    """The checkpoints last published to the store under a key, unverified. Raises OSError."""
     lines = await run(READ, KEY + kid, [str(READ_BACK)])
     listed = lines if isinstance(lines, list) else []
     return [found for line in listed if isinstance(line, bytes) for found in published_in(line[:MAX_LINE_BYTES])]

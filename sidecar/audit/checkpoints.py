@@ -1,13 +1,12 @@
 """Signs and verifies checkpoints of the audit log.
 
-A checkpoint is a statement about where the chain ended, signed with Ed25519:
+A checkpoint states where the chain ended. It is signed with Ed25519:
 
     frame("sidecar/checkpoint/1") frame(seq, decimal) frame(hash) frame(time) frame(kid)        frames as in `digest`
 
-It is a control record of the chain, right behind the record that it is about; and it can be published besides, to where
-whoever owns the host has no say. A log that was cut back, or written anew with all its keys, contradicts what was
-published. The key signs nothing else, and says so where it is published: `"use":"audit-checkpoint"` (RFC 7517 4.2), so
-that nobody takes it for a key of tokens.
+It is a control record directly after the record that it covers, and can also be published where the host's owner has no
+control. A log that was truncated, or rewritten with all its keys, contradicts the published checkpoints. The key signs
+nothing else and is published as `"use":"audit-checkpoint"` (RFC 7517 4.2), so that it is not mistaken for a token key.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ USE: Final = "audit-checkpoint"
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_KEYS_BYTES: Final = 1 << 20
 _PURPOSE: Final = b"sidecar/checkpoint/1"
-# Wherever in its line a log collector put it.
+# Anywhere in a line: log collectors add prefixes.
 _PUBLISHED: Final = re.compile(rb'\{"sidecar-checkpoint":(\{[^{}]{0,2048}\})\}')
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -48,7 +47,7 @@ Keys = Mapping[str, Ed25519PublicKey]
 
 
 class Checkpoint(NamedTuple):
-    """A signed statement: at `time` the chain ended with the record `seq`, whose hash is `hash`."""
+    """A signed statement: at `time` the chain ended with record `seq`, whose hash is `hash`."""
 
     seq: int
     hash: str
@@ -58,7 +57,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def message(self) -> bytes:
-        """What is signed."""
+        """The signed bytes."""
         parts = (b"%d" % self.seq, self.hash.encode(), self.time.encode(), self.kid.encode())
         return frame(_PURPOSE) + b"".join(map(frame, parts))
 
@@ -68,7 +67,7 @@ class Checkpoint(NamedTuple):
         return orjson.dumps({"sidecar-checkpoint": self._asdict()})
 
     def signed_by(self, keys: Keys) -> bool | None:
-        """Whether the key that it names made it; None where nobody knows that key."""
+        """Whether the key that it names signed it; None if that key is not in `keys`."""
         key = keys.get(self.kid)
         if key is None:
             return None
@@ -80,21 +79,21 @@ class Checkpoint(NamedTuple):
 
 
 def attest(key: SigningKey, end: ChainEnd, time: str) -> Checkpoint:
-    """Sign where a chain ends now."""
+    """Sign the current end of a chain."""
     unsigned = Checkpoint(end.seq, end.hash, time, key.kid, "")
     return unsigned._replace(signature=base64url.encode(key.sign_bytes(unsigned.message)))
 
 
 def checkpoint_in(control: object) -> Checkpoint | None:
-    """What a control record attests; None if it does not."""
+    """The checkpoint in a control record; None if it has none."""
     if not isinstance(control, Mapping) or control.get("what") != CHECKPOINT:
         return None
     return _checkpoint_from(control)
 
 
 def read_checkpoints(path: Path, *, tail_bytes: int | None = None) -> Iterator[Checkpoint]:
-    """What a file, or so much of its end, holds of published checkpoints: lines of their own, within the lines of a
-    log, or records of the chain. Everything else in it is passed over. Raises OSError."""
+    """The published checkpoints in a file, or in its last `tail_bytes`: as lines of their own, inside the lines of a
+    log, or as records of the chain. Other content is skipped. Raises OSError."""
     with path.open("rb") as file:
         if tail_bytes is not None:
             file.seek(max(0, file.seek(0, 2) - tail_bytes))
@@ -115,14 +114,14 @@ def published_in(line: bytes) -> Iterator[Checkpoint]:
 
 
 def public_keys_of(key: SigningKey) -> Keys:
-    """What is believed that this very key has signed."""
+    """The public half of this key, by thumbprint."""
     public = _key_from(key.public_jwk)
     return {} if public is None else {key.kid: public}
 
 
 def read_public_keys(path: Path) -> Keys:
-    """The Ed25519 keys of a PEM file, or of a JWKS as we serve it (those that are for checkpoints). Raises OSError, or
-    ValueError where there is none."""
+    """The Ed25519 keys of a PEM file, or of a JWKS as we serve it (only those for checkpoints). Raises OSError, or
+    ValueError if there is none."""
     raw = path.read_bytes()[:MAX_KEYS_BYTES]
     if raw.lstrip().startswith(b"{"):
         listed = _object(raw).get("keys")
@@ -140,14 +139,14 @@ def read_public_keys(path: Path) -> Keys:
 
 
 def load_or_make_attesting_key(path: Path) -> SigningKey:
-    """The key in a PEM file, made at first start. Raises SettingsError."""
+    """Load the key from a PEM file, created at first start. Raises SettingsError."""
     if not path.exists():
         keep_private_key(path, generate("EdDSA"))
     return load_attesting_key(path)
 
 
 def load_attesting_key(path: Path) -> SigningKey:
-    """The key in a PEM file that nobody else may read. Raises SettingsError."""
+    """Load the key from a PEM file that only its owner may read. Raises SettingsError."""
     key = private_key_from(path)
     if not isinstance(key.private, Ed25519PrivateKey):
         hint = "openssl genpkey -algorithm ED25519"
@@ -158,7 +157,7 @@ def load_attesting_key(path: Path) -> SigningKey:
 
 
 def public_jwk(key: SigningKey) -> Mapping[str, Any]:
-    """Its public half, with its use told."""
+    """The public key as a JWK, with its `use`."""
     return {**key.public_jwk, "use": USE}
 
 

@@ -1,8 +1,8 @@
 """Records chosen arguments in clear.
 
-None but those that `audit.clear_arguments` names, by object and JSON Pointer, so that a changed condition can be
-decided on them later. A value is written only if it is plain (text, number, boolean, null), short, and holds nothing
-that looks like a credential; else the record says why it is not there.
+Only arguments that `audit.clear_arguments` names, by object and JSON Pointer, are recorded, so that a changed condition
+can be evaluated on them later. A value is written only if it is plain (text, number, boolean, null), short, and
+contains nothing that looks like a credential; otherwise the record says why it is missing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sidecar.protocols.secret_patterns import CLASSES, Span
 from sidecar.vocabulary import Question
 
 MAX_CHARS = 256
-VALUE, ABSENT, LEFT_OUT = "value", "absent", "left_out"  # what an entry says, one of them
+VALUE, ABSENT, LEFT_OUT = "value", "absent", "left_out"  # the kinds of entry
 _MAX_INTEGER = 2**63
 _CREDENTIALS = [CLASSES[name] for name in ("bearer", "jwt", "api_key", "private_key")]
 _URL_USER = "://"
 
 
 class Clear:
-    """Says for a question what of its arguments is recorded. `chosen` are pointers by object."""
+    """Selects the arguments that are recorded in clear. `chosen` are pointers by object."""
 
     __slots__ = ("_chosen",)
 
@@ -34,7 +34,7 @@ class Clear:
         return bool(self._chosen)
 
     def of(self, question: Question) -> dict[str, dict[str, Any]] | None:
-        """An entry for each pointer of its object; None where nothing is chosen."""
+        """An entry for each pointer of the question's object; None if none is configured."""
         pointers = self._chosen.get(question.object)
         if pointers is None:
             return None
@@ -42,7 +42,7 @@ class Clear:
 
 
 def _entry(value: Any, pointer: Pointer) -> dict[str, Any]:
-    """What is there. `absent` is the part of the pointer up to the first name that is not there."""
+    """The entry for a pointer. `absent` is the pointer's prefix up to the first missing name."""
     for depth, name in enumerate(pointer):
         if not isinstance(value, Mapping):
             return {LEFT_OUT: "no-object"}

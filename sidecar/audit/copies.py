@@ -1,9 +1,8 @@
 """Copies the audit log to a second place without delaying requests.
 
-The file is the evidence: who waits, waits for it alone. What it took goes on to the carrier of a second place, in a
-thread of its own, the very lines in their order. A carrier that does not answer holds up nobody: so many lines wait as
-`MAX_WAITING` says, and what comes then is missing in the copy, counted, and seen there as a gap in `seq`. The file has
-it.
+The file is the evidence, and callers wait only for the file. Its lines are then carried to a second place, unchanged
+and in order, by a separate thread. A carrier that does not respond delays no request: up to `MAX_WAITING` lines are
+queued, and further lines are dropped from the copy and counted. They show there as a gap in `seq`; the file has them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sidecar.audit.chain import ChainEnd, seal
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.rotation import ChainSink
 
-MAX_WAITING: Final = 20_000  # lines, some 40 MB
+MAX_WAITING: Final = 20_000  # lines, about 40 MB
 MAX_AT_ONCE: Final = 256
 CLOSE_S: Final = 3.0
 
@@ -27,10 +26,10 @@ log = logging.getLogger("sidecar.audit")
 
 
 class CopySink:
-    """A sink, and a copy of what it took. `lost` and `copied` count lines."""
+    """A sink, and a copy of its lines. `lost` and `copied` count lines."""
 
     def __init__(self, sink: ChainSink, end: ChainEnd, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
-        """`end` is where the sink's chain ends now."""
+        """`end` is the current end of the sink's chain."""
         self.copied = self.lost = 0
         self._sink = sink
         self._carrier = carrier
@@ -56,14 +55,14 @@ class CopySink:
 
     @property
     def waiting(self) -> int:
-        """How many lines are not there yet."""
+        """The number of lines that are not copied yet."""
         return len(self._waiting) + self._at_work
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
-        """As `Sink.append`: what the first one says."""
+        """Append to the sink, queue the lines for the copy, and return the sink's result."""
         count = self._sink.append(records)
         with self._changed:
-            for record in records[:count]:  # the sink gave each its place, so that it is the same line once more
+            for record in records[:count]:  # the sink added each place in the chain, so this seals the identical line
                 line, digest = seal(record)
                 if len(self._waiting) < self._max_waiting:
                     self._waiting.append((line, ChainEnd(record["seq"], digest)))
@@ -77,7 +76,7 @@ class CopySink:
         self._carrier.give_up()
 
     def close(self) -> None:
-        """As `Sink.close`: what waits is given CLOSE_S to get there."""
+        """Close the sink, and give queued lines CLOSE_S to be delivered."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -97,7 +96,7 @@ class CopySink:
     def _work(self) -> None:
         while lines := self._next():
             append = AppendLines(tuple(line for line, _ in lines), self._end, lines[-1][1])
-            for _ in range(2):  # the second time where that is no harm, and makes it certain
+            for _ in range(2):  # the second attempt, where that is safe, resolves an unsure result
                 try:
                     self._carrier.carry(append)
                     self.copied += len(lines)
@@ -111,7 +110,7 @@ class CopySink:
             self._end, self._at_work = append.after, 0
 
     def _next(self) -> list[tuple[bytes, ChainEnd]]:
-        """What is to be carried; nothing once it is closed and all is there."""
+        """The next lines to carry; empty once closed and drained."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()

@@ -1,13 +1,14 @@
 """Computes keyed hashes of arguments.
 
-A keyed digest (threats O4): a plain SHA-256 of `{"confirm": true}` is guessed in a moment, an HMAC is not, without its
-key. Every digest here is HMAC-SHA-256 over
+Digests are keyed (threats O4): a plain SHA-256 of `{"confirm": true}` can be guessed at once, an HMAC cannot without
+its key. Every digest here is HMAC-SHA-256 over
 
     frame(purpose) frame(part) ... frame(last part)        frame(x) = length of x in 4 bytes, big-endian, then x
 
-so that no two purposes and no two lists of parts can share an input. `args_hash` is over the purpose `sidecar/args/1`,
-the namespace, the action, the object, and the arguments in the canonical form of RFC 8785, with one extension: integers
-between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full, because they pass through us unchanged.
+so that different purposes or lists of parts never share an input. `args_hash` has the purpose `sidecar/args/1` and
+covers the namespace, the action, the object, and the arguments in the canonical form of RFC 8785, with one extension:
+integers between 2^53 and 64 bits, which RFC 8785 reduces to doubles, are written in full, because we forward them
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from sidecar.protocols.canonical import NotCanonicalError, canonical_json
 from sidecar.settings.secrets import keep_once, weakness_of
 
 ARGS, FACT, HEAD, NAME = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1", b"sidecar/name/1"
-HASHED_NAME = "~hmac:"  # before the digest of a name; no tool, prompt, URI or server is called so
+HASHED_NAME = "~hmac:"  # prefix of a hashed name; never valid in a tool, prompt, URI or server name
 KEY_BYTES = 32  # RFC 2104: a key as long as the digest
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
-FACT_HASH_CHARS = 32  # threats O4: not fewer than 128 bits
+FACT_HASH_CHARS = 32  # threats O4: at least 128 bits
 _MAX_KEY_FILE_BYTES = 4096
 _AS = "one looks like what the sidecar made in <data>/keys/audit.key; to make one: openssl rand -hex 32"
 
 
-Mac = Callable[[bytes], str]  # what is still missing of a message, framed, to the 64 hex digits of its HMAC
+Mac = Callable[[bytes], str]  # takes the framed rest of a message, returns the 64 hex digits of its HMAC
 
 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
-    """The secret behind the keyed digests of one data folder. `id` stands in each record and tells nothing of it.
+    """The secret behind the keyed digests of one data folder. `id` is in each record and reveals nothing about it.
 
-    `begin` takes the framed beginning of a message, its purpose first; `anchor` is begun for the purpose of anchors.
+    `begin` takes the framed start of a message, purpose first; `anchor` is begun for the purpose of anchors.
     """
 
     id: str
@@ -55,12 +56,12 @@ class AuditKey:
 
     @classmethod
     def from_secret(cls, secret: bytes) -> AuditKey:
-        """The key of a secret; its id is a digest of it, so that the two can never drift apart."""
+        """The key of a secret. Its id is a digest of the secret, so the two always match."""
         return cls(sha256(b"sidecar/key-id/1" + secret).hexdigest()[:KEY_ID_CHARS], secret)
 
 
 class Digests:
-    """The keyed digests of one namespace: equal values give equal digests in it, and in no other."""
+    """The keyed digests of one namespace: equal values have equal digests only within it."""
 
     __slots__ = ("_args", "_fact", "_name")
 
@@ -70,31 +71,32 @@ class Digests:
         self._name = key.begin(frame(NAME) + frame(_utf8(namespace)))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
-        """The evidence of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for what is not JSON."""
+        """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for arguments that are not
+        JSON."""
         return self._args(frame(_utf8(action)) + frame(_utf8(object_)) + frame(canonical(arguments)))
 
     def fact_hash(self, value: object) -> str:
-        """What stands for a condition's input, and shows nothing of it. Raises Refusal(MALFORMED_CALL)."""
+        """The digest of a condition's input, which does not reveal it. Raises Refusal(MALFORMED_CALL)."""
         return self._fact(frame(canonical(value)))[:FACT_HASH_CHARS]
 
     def name_hash(self, name: str) -> str:
-        """What stands for a name that a refused call brought, and that is none of ours."""
+        """The digest of an unknown name in a refused call."""
         return HASHED_NAME + self._name(frame(_utf8(name)))[:FACT_HASH_CHARS]
 
 
 def namespace_of(principal_id: str) -> str:
-    """The tenant of a principal: what precedes the first slash of its id."""
+    """The tenant of a principal: the part of its id before the first slash."""
     namespace, slash, _ = principal_id.partition("/")
     return namespace if slash else ""
 
 
 def frame(part: bytes) -> bytes:
-    """A part of a message behind its length, so that no two lists of parts are alike."""
+    """Prefix a part of a message with its length, so that different lists of parts differ."""
     return len(part).to_bytes(4, "big") + part
 
 
 def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> AuditKey:
-    """The key in `path`, one line of hex; made at first start with mode 0600. Raises SettingsError."""
+    """Load the key from `path`, one line of hex, created at first start with mode 0600. Raises SettingsError."""
     try:
         if not path.exists():
             keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
@@ -104,13 +106,13 @@ def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom
 
 
 def load_key(path: Path, *, ours: bool = False) -> AuditKey:
-    """The key in `path`. `ours` is one to write with: one that could be guessed proves nothing, and still checks what
-    was written with it. Raises SettingsError when others may read it or it is no key, OSError when it is not there."""
+    """Load the key from `path`. With `ours` the key is used for writing and must not be guessable; older, weak keys may
+    still verify. Raises SettingsError if others may read the file or it is not a key, OSError if it is missing."""
     with path.open("rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
             raise _unusable(path, "is not a regular file")
-        if mode & 0o077:  # who can read the key can guess arguments, and forge an anchor
+        if mode & 0o077:  # with the key, arguments can be guessed and anchors forged
             raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", hint=f"chmod 600 {path}")
         raw = file.read(_MAX_KEY_FILE_BYTES)
     try:
@@ -133,7 +135,7 @@ def canonical(value: object) -> bytes:
 
 
 def _hmac_sha256(secret: bytes) -> Callable[[bytes], Mac]:
-    """RFC 2104 in steps, so that what is always the same is hashed once: `hmac.digest` takes three times as long."""
+    """RFC 2104 in steps, so that constant parts are hashed once; `hmac.digest` takes three times as long."""
     padded = (sha256(secret).digest() if len(secret) > BLOCK_BYTES else secret).ljust(BLOCK_BYTES, b"\0")
     inner, outer = (sha256(bytes(byte ^ pad for byte in padded)) for pad in (0x36, 0x5C))
 

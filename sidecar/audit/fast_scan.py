@@ -1,9 +1,9 @@
 """Checks runs of audit lines at hashing speed.
 
-Almost every line of a log is as the sidecar wrote it, so there is one question first, of many lines at once: are they
-one run of the chain, each sealed, each upon the one before it? It is asked of bytes at their places: no JSON is parsed,
-since whoever could write other JSON under these seals could seal whole lines (`chain`). Where the answer is no,
-`walk` looks at the same lines one by one, and says what is wrong and where.
+Almost every line of a log is as the sidecar wrote it, so many lines are first checked together: are they one run of the
+chain, each sealed on the one before it? The check compares bytes at fixed places and parses no JSON: an attacker who
+could write other JSON under these seals could seal whole lines (`chain`). If the check fails, `line_walk` examines the
+same lines one by one and reports what is wrong and where.
 
 Pure: bytes in, values out.
 """
@@ -35,9 +35,9 @@ _NO_EVIDENCE = b'"evidence":[]'
 class LineRun:
     """Lines that are one piece of the chain.
 
-    `hashes` are those of the sequences that were asked for; `opened` and `closed` the ids of decisions without an
-    outcome and of outcomes without a decision, in these lines; `to_read` which lines say more than their place: control
-    records, and outcomes that name evidence; counted from 0.
+    `hashes` are those of the requested sequences; `opened` and `closed` are the ids of decisions without an outcome and
+    of outcomes without a decision in these lines; `to_read` are the indexes (from 0) of lines that need parsing:
+    control records, and outcomes that name results.
     """
 
     first_seq: int
@@ -52,13 +52,13 @@ class LineRun:
 
     @property
     def count(self) -> int:
-        """How many lines they are."""
+        """The number of lines."""
         return self.last_seq - self.first_seq + 1
 
 
 def scan(block: bytes, wanted: Sequence[int] = (), *, with_evidence: bool = False) -> LineRun | None:
-    """One run of the chain, out of whole lines with their newlines; None where they are not that, or not as the sidecar
-    writes them. `wanted` are sequences, rising."""
+    """Check that whole lines with their newlines are one run of the chain; None if they are not, or not in the
+    sidecar's format. `wanted` are sequences in ascending order."""
     first = _BEGINNING.match(block)
     at = block.find(_BEFORE, 0, block.find(b"\n"))
     if first is None or at < 0:

@@ -1,26 +1,25 @@
 """Appends lines to the audit file whole or not at all.
 
-One writer for each file (a lock says so), one `write` for each append of one or more lines, handed to the operating
-system before `append` returns: no crash of ours loses them. With `to_disk` they are on the disk by then, and so is the
-anchor that announced them: no power cut loses them either. Lines that were written in part are taken back. The anchor
-beside the file says before each append where the log will end, and after it where it ends.
+Each file has one writer, enforced by a lock, and one `write` per append of one or more lines, which the operating
+system has received before `append` returns: a crash of the process loses no lines. With `to_disk`, the lines and the
+anchor that announced them are on disk by then: a power failure loses none either. Partially written lines are removed.
+The anchor beside the file states before each append where the log will end, and after it where it ends.
 
-A file that is set aside (`turn_over`) takes nothing with it that the next needs: chain and anchor go on. It is two
-renames, and a kill between them leaves no file and an anchor that knows the part's last line, as a start then finds in
-order.
+Rotation (`turn_over`) keeps the chain and the anchor. It is two renames; a kill between them leaves no file and an
+anchor that matches the last line of the renamed file, which the next start accepts.
 
-What `open` finds is never mended in silence:
+`open` reports every irregularity that it finds:
 
-    torn-tail        bytes after the last newline: an append that was never acknowledged; taken away
-    cut-short        the anchor announces an append that a kill cut short, or kept from being confirmed
-    continued        no lines, but an anchor: the file was moved away; the chain goes on
-    key-changed      the anchor was made with another key: one of `older`, and it was checked, or one that nobody
-                     gave; then the record holds it, and `verify` calls the evidence broken until it is given that key
+    torn-tail        bytes after the last newline, from an append that was never acknowledged; removed
+    cut-short        the anchor announces an append that a kill interrupted, or that was not confirmed
+    continued        no lines, but an anchor: the file was moved away; the chain continues
+    key-changed      the anchor was made with another key: one of `older`, and checked, or an unknown one; then the
+                     record holds the anchor, and `verify` reports the evidence as broken until it gets that key
     anchor-missing   lines, but no anchor                    \\
-    anchor-forged    an anchor that our key did not make      |  none of these happens by itself:
-    anchor-differs   an anchor of some other history          |  `verify` calls the evidence broken
-    records-lost     the anchor knows lines that are gone     |
-    line-changed     the last line's seal does not fit it    /
+    anchor-forged    an anchor that our key did not make      |  none of these occurs by itself:
+    anchor-differs   an anchor of another history             |  `verify` reports the evidence as broken
+    records-lost     the anchor covers lines that are gone    |
+    line-changed     the last line's seal does not match it  /
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ from sidecar.audit.segments import last_end, parts_of
 from sidecar.errors import SettingsError, fault_in
 
 HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
-MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines that are appended together
-FRESH_SUFFIX = ".new"  # of a file that is about to take the place of one that is set aside
+MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines in one append
+FRESH_SUFFIX = ".new"  # of a new file that replaces a rotated one
 _OURS = b'{"v":'
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEnd:
-    """What the last run left. `facts` is what the control record says about it; empty when all is in order."""
+    """The state at start. `facts` go into the control record; empty if all is in order."""
 
     end: ChainEnd
     size: int
@@ -71,7 +70,7 @@ class FoundEnd:
 
 
 class AuditFile:
-    """One file of evidence and its anchor. Not for threads: one appends."""
+    """One audit file and its anchor. Not thread-safe: one thread appends."""
 
     def __init__(
         self, path: Path, key: AuditKey, descriptor: int, head_descriptor: int, found: FoundEnd, *, to_disk: bool
@@ -88,26 +87,25 @@ class AuditFile:
 
     @classmethod
     def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
-        """Lock the file, see what the last run left, take a torn tail away. `older` are keys that made anchors before.
-        Raises SettingsError."""
+        """Lock the file, inspect it, and remove a torn tail. `older` are previous keys. Raises SettingsError."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _opened(path, os.O_APPEND) as descriptor:
                 _lock(path, descriptor)
                 with _opened(path.with_name(path.name + HEAD_SUFFIX)) as head_descriptor:
-                    _lock(path, head_descriptor)  # the file itself may be about to be set aside
+                    _lock(path, head_descriptor)  # another process may be about to rotate the file
                     found = _inspect(path, descriptor, head_descriptor, key, older)
                     os.ftruncate(descriptor, found.size)
                     if os.fstat(head_descriptor).st_size > HEAD_BYTES:
                         os.ftruncate(head_descriptor, HEAD_BYTES)
-                    if found.end == BEGINNING and not found.what:  # else it is written together with the record of it
+                    if found.end == BEGINNING and not found.what:  # otherwise written with the findings
                         os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
                     return cls(path, key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
         except OSError as error:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
-        """As `Sink.append`. Raises OSError; the file is then as it was."""
+        """Append records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
         self.settle()
         self._see_that_it_is_ours()
         lines, end = sealed(records, self.end)
@@ -133,7 +131,7 @@ class AuditFile:
             self._take_back()
 
     def abandon(self) -> None:
-        """As `Sink.abandon`. Nothing hurries a disk, and to close a file under a write would be to lose count of it."""
+        """Does nothing: a disk write cannot be interrupted safely."""
 
     @property
     def file(self) -> AuditFile:
@@ -141,17 +139,17 @@ class AuditFile:
 
     @property
     def size(self) -> int:
-        """Bytes in this file, without what it follows."""
+        """Bytes in this file, without the earlier parts."""
         return self._size
 
     def turn_over(self, part: Path) -> None:
-        """Call the file `part` from now on, and go on in a new one. Raises OSError; the file is then where it was and
-        goes on to be written, or nowhere but under its new name and takes nothing more."""
+        """Rename the file to `part` and continue in a new one. Raises OSError; then the file either keeps its name and
+        accepts further records, or has its new name and accepts none."""
         self.settle()
         if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
             raise OSError(errno.EEXIST, "the part is there, or the file is another")
         fresh = self.path.with_name(f"{self.path.name}{FRESH_SUFFIX}")
-        fresh.unlink(missing_ok=True)  # of a start that was killed here; or a link, which is not followed
+        fresh.unlink(missing_ok=True)  # from a start that was killed here; a link is not followed
         with _opened(fresh, os.O_APPEND | os.O_EXCL) as descriptor:
             _lock(fresh, descriptor)
             self.path.rename(part)
@@ -166,14 +164,14 @@ class AuditFile:
             _sync_folder(self.path.parent)
 
     def close(self) -> None:
-        """Let the file go; what is appended afterwards fails."""
+        """Close the file; later appends fail."""
         for descriptor in {self._file, self._head} - {-1}:
             os.close(descriptor)
         self._file = self._head = -1
 
     def _see_that_it_is_ours(self) -> None:
-        """A file that somebody deleted, moved away, cut or wrote to takes no record: it would be lost, or stand in the
-        wrong place. A start finds out what is left, and says so."""
+        """Refuse to append to a file that was deleted, moved, truncated or written by others: the record would be lost
+        or misplaced. The next start inspects it and reports."""
         for descriptor, path in ((self._file, self.path), (self._head, self._head_path)):
             status, name = os.fstat(descriptor), path.name
             if status.st_nlink == 0:
@@ -185,8 +183,7 @@ class AuditFile:
                 raise OSError(errno.ESTALE, message)
 
     def _take_back(self) -> None:
-        """Back to the last whole append. `_unsettled` stays set when even that fails, and the next append tries
-        again."""
+        """Truncate to the last whole append. If that fails, `_unsettled` stays set and the next append tries again."""
         if os.fstat(self._file).st_size > self._size:
             os.ftruncate(self._file, self._size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
@@ -194,7 +191,7 @@ class AuditFile:
 
 
 def _is_at(path: Path, status: os.stat_result) -> bool:
-    """Whether the open file of this status is the one that stands there."""
+    """Whether the open file with this status is the one at `path`."""
     try:
         return os.path.samestat(path.stat(), status)
     except OSError:
@@ -225,15 +222,15 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, o
 
 
 def _ended_aside(path: Path, head: ChainHead) -> bool:
-    """Whether the file before this one was set aside whole, by us: then a kill came before, or in, the first append
-    to this one."""
+    """Whether we rotated the previous file completely, so that a kill came before or during the first append to this
+    one."""
     parts = parts_of(path)
     return bool(parts) and last_end(parts[-1]) == head.end
 
 
 def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, ChainEnd]:
-    """As many of the records as fit into one append, as lines behind that end; and where they end themselves. Raises
-    Unfit of the first."""
+    """Seal as many records as fit into one append, following `end`. Returns the lines and the new end. Raises UnfitHead
+    for the first record."""
     lines: list[bytes] = []
     size = 0
     seq, digest = end
@@ -244,11 +241,11 @@ def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, Cha
         except (TypeError, ValueError) as error:
             fault = f"the record is no JSON: {error}"
         else:
-            fault = "the record is too long" if len(line) > MAX_LINE_BYTES else ""  # no reader could check it
+            fault = "the record is too long" if len(line) > MAX_LINE_BYTES else ""  # readers could not check it
         if fault and lines:
             break  # those before it are fit
         if fault:
-            raise UnfitHead(errno.EINVAL, fault)  # what is recorded is bounded: a fault of ours
+            raise UnfitHead(errno.EINVAL, fault)  # records are bounded, so this is an internal error
         size += len(line)
         if size > MAX_APPEND_BYTES:
             break
@@ -258,7 +255,7 @@ def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, Cha
 
 
 class AnchorRead(NamedTuple):
-    """Where the chain ends, what is not in order about that, and what a record says of it."""
+    """The chain's end, the irregularities found, and the facts for the control record."""
 
     head: ChainHead | None
     end: ChainEnd
@@ -269,7 +266,7 @@ class AnchorRead(NamedTuple):
 def read_anchor(
     raw: bytes, last: SealedRecord | None, lines: bytes, key: AuditKey, older: Sequence[AuditKey] = ()
 ) -> AnchorRead:
-    """What an anchor says of the lines that it is about, of which `last` is the last."""
+    """Check an anchor against the lines that it covers; `last` is their last."""
     head = parse_head(raw)
     makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
     what = _anchor_findings(last, lines, raw, head, makers[0] if makers else key)
@@ -277,7 +274,7 @@ def read_anchor(
     if makers and makers[0] != key:
         what = (*what, "key-changed")
         facts |= {"old_key_id": makers[0].id, "anchor_checked": True}
-    elif "key-changed" in what:  # it is written over now: who has the key from before can check it here
+    elif "key-changed" in what:  # the old key can still check it from the record
         facts |= {"anchor": raw.decode("ascii").rstrip()}
     if last is not None and not last.intact:
         what = ("line-changed", *what)
@@ -308,8 +305,8 @@ def _anchor_findings(
 
 
 def _follows(lines: bytes, end: ChainEnd) -> bool:
-    """Whether that end stands there, or in the file before, and what comes behind it was sealed upon it, line after
-    line."""
+    """Whether `end` is in these lines or in the previous file, and each following line is sealed on the one before
+    it."""
     later: SealedRecord | None = None
     for line in reversed(lines.split(b"\n")):
         sealed = unseal(line)
@@ -323,7 +320,7 @@ def _follows(lines: bytes, end: ChainEnd) -> bool:
 
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """A descriptor for the length of `open`; who keeps it takes a copy (locks go with the copy)."""
+    """A descriptor for the duration of the block; to keep it, duplicate it (locks stay with the duplicate)."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -351,7 +348,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
-    while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
+    while written < len(data):  # a disk that fills up takes a part, and reports the error at the next write
         written += os.write(descriptor, data[written:])
 
 

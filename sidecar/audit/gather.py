@@ -1,15 +1,14 @@
 """Sorts audit lines collected elsewhere into files that `verify` reads.
 
-From lines as somebody kept them: the output of containers, an export of logs, a stream. Whatever is no record is passed
-over. What remains is sorted out into chains, a file for each:
+The input is any collection of lines: the output of containers, a log export, a stream. Lines that are not records are
+skipped. The records are sorted into chains, one file each:
 
-    a record of an instance that is known         belongs to its chain
-    one that is sealed upon the end of a chain    goes on with it: a restart that could read back
-    any other                                     begins a chain, called after its instance
+    a record of a known instance             belongs to its chain
+    one sealed on the end of a chain         continues it: a restart that could read back
+    any other                                starts a chain, named after its instance
 
-A line that is there twice, byte for byte, is taken once (OTLP may deliver it again), and lines that came in another
-order are put in that of their sequence. Nothing else is mended: what two different lines say of one place is there
-for `verify` to find.
+Byte-identical duplicates are dropped (OTLP may deliver a line again), and lines are ordered by sequence. Nothing else
+is repaired: two different lines with one sequence are left for `verify` to report.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(slots=True)
 class GatheredChain:
-    """One file while it is written. `places` are sequence, offset and length of each line."""
+    """One file while it is written. `places` are the sequence, offset and length of each line."""
 
     path: Path
     last_hash: str = ""
@@ -42,7 +41,7 @@ class GatheredChain:
     places: array[int] = field(default_factory=lambda: array("q"))
 
     def take(self, file: BinaryIO, sealed: SealedRecord, line: bytes) -> None:
-        """Put a line at the end, for now."""
+        """Append a line, in order of arrival."""
         file.write(line + b"\n")
         self.places.extend((sealed.seq, self.size, len(line) + 1))
         self.size += len(line) + 1
@@ -50,7 +49,7 @@ class GatheredChain:
         self.last_seq, self.last_hash = sealed.seq, sealed.hash
 
     def settle(self) -> None:
-        """Put the lines in order, each once."""
+        """Rewrite the file with its lines in order, each once."""
         if self.in_order:
             return
         numbers = iter(self.places)
@@ -68,14 +67,14 @@ class GatheredChain:
 
 
 class _Files:
-    """Some of the files stay open: records of many instances come in turn."""
+    """Keeps a bounded number of files open, since records of many instances alternate."""
 
     def __init__(self, closing: ExitStack) -> None:
         self._open: dict[Path, BinaryIO] = {}
         closing.callback(self._close)
 
     def of(self, path: Path) -> BinaryIO:
-        """The file, at its end."""
+        """The file, positioned at its end."""
         file = self._open.get(path)
         if file is None:
             if len(self._open) >= MAX_OPEN:
@@ -90,8 +89,8 @@ class _Files:
 
 
 def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
-    """Write every record of these lines into a folder; the files, by name. Raises OSError, FileExistsError where the
-    folder has something in it."""
+    """Write every record of these lines into a folder. Returns the files by name. Raises OSError; FileExistsError if
+    the folder is not empty."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(17, "is not empty", str(folder))
@@ -121,7 +120,7 @@ def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[GatheredChain],
 
 
 def lines_in(file: BinaryIO) -> Iterator[bytes]:
-    """Lines without their newline. One that is too long for a record is passed over."""
+    """Lines without their newline. A line that is too long for a record is skipped."""
     cut = False
     while raw := file.readline(MAX_LINE_BYTES + 1):
         whole = raw.endswith(b"\n") or len(raw) <= MAX_LINE_BYTES
@@ -135,5 +134,5 @@ def _going_on(chains: Iterable[GatheredChain], sealed: SealedRecord) -> Gathered
 
 
 def _name(instance: str, number: int) -> str:
-    """A file's name that no instance can choose outside the folder, nor twice."""
+    """A unique file name that cannot lead outside the folder, whatever the instance is called."""
     return f"{number:04d}-{_UNSAFE.sub('_', instance)[:100]}.jsonl"

@@ -1,7 +1,7 @@
 """Walks the lines of a log one by one and as a chain.
 
-The files of one log, oldest first. Runs that are in order are taken as they are (`scan`); where one is not, its lines
-are looked at one by one, and after a contradiction it goes on from what the line itself says.
+It takes the files of one log, oldest first. Intact runs are taken whole (`fast_scan`); the lines of other runs are
+examined one by one, and after a contradiction the walk continues from the line's own values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sidecar.audit.result_store import NamedResult, named_in
 from sidecar.audit.segments import last_seq_of
 from sidecar.audit.verification_report import VerificationReport
 
-MAX_GAPS: Final = 10_000  # remembered, so as to tell a moved line from a lost one
+MAX_GAPS: Final = 10_000  # remembered to tell moved lines from lost ones
 MAX_UNFINISHED: Final = 1_000_000
 MAX_KIDS: Final = 100
 MAX_INSTANCES: Final = 1000
@@ -35,12 +35,12 @@ OTHER: Final = "other"  # an event that this version does not know
 BLOCK_BYTES: Final = 4 * 2**20
 
 Progress = Callable[[int], object]
-"""Hears how many bytes more were read."""
+"""Receives the number of bytes read since the last call."""
 
 
 @dataclass(slots=True)
 class _Gap:
-    """Sequences first..last that were not where they belong, seen at the given line."""
+    """The sequences first..last that were missing at the given line."""
 
     path: Path
     line: int
@@ -51,7 +51,7 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class RemovedLines:
-    """What a record says of a part that was deleted as configured, and where the record stands."""
+    """The record of a part that was deleted by configuration, and the line of that record."""
 
     last_seq: int
     last_hash: str
@@ -59,11 +59,11 @@ class RemovedLines:
 
 
 class LineWalk:
-    """The chain, from its first line on, which stands behind the end `after`; behind any, where it is a part.
+    """The chain from its first line on. The first line must follow the end `after`, or any end with `part`.
 
-    `hashes` are those of the sequences that were `wanted`, once they came; `named` what outcomes name of results that
-    are kept, if that is asked for; the sequences are of the last record that is a stop, a checkpoint, and a checkpoint
-    that one of `public_keys` signed. `instances` are those that wrote control records, in their order.
+    `hashes` are those of the `wanted` sequences seen so far; `named` are the results that outcomes name, if requested.
+    The sequences are those of the last stop, the last checkpoint, and the last checkpoint that one of `public_keys`
+    signed. `instances` are those that wrote control records, in order.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class LineWalk:
         self._expected: int | None = None if part else after.seq + 1
         self._previous = after.hash
         self._first_prev = GENESIS
-        self._unreadable = 0  # lines just passed over; each may have been the expected one, or none
+        self._unreadable = 0  # consecutive unreadable lines; each may have been the expected record
         self._gaps: list[_Gap] = []
         self._removed: list[RemovedLines] = []
 
     def read(self, path: Path) -> None:
-        """One file, from its first line on."""
+        """Read one file from its first line."""
         self._path, self._line = path, 0
         with path.open("rb") as file:
             for block, run in self._runs(file, path):
@@ -112,10 +112,10 @@ class LineWalk:
                     return
                 file.seek(block[1])
                 self._progress(block[1] - block[0])
-            self._take_lines(file)  # what is written meanwhile, and what is torn
+            self._take_lines(file)  # lines written meanwhile, and a torn tail
 
     def close_gaps(self) -> None:
-        """What was missed and never came is gone."""
+        """Report gaps that were never filled as removed lines."""
         for gap in self._gaps:
             lost = gap.last - gap.first + 1 - len(gap.moved)
             if lost and not self._was_let_go(gap):
@@ -124,7 +124,7 @@ class LineWalk:
                 self.report.add(gap.path, gap.line, "removed", f"{which} should stand before this line{rest}")
 
     def _was_let_go(self, gap: _Gap) -> bool:
-        """Whether the beginning is missing because the sidecar deleted it, and said so."""
+        """Whether the sidecar deleted the missing beginning and recorded that."""
         said = [one for one in self._removed if (one.last_seq, one.last_hash) == (gap.last, self._first_prev)]
         if gap.first != 1 or gap.moved or not said:
             return False
@@ -142,13 +142,13 @@ class LineWalk:
             yield from zip(blocks, map(look, blocks) if pool is None else pool.map(look, blocks), strict=True)
 
     def _take_run(self, run: LineRun) -> bool:
-        """Go on with it, if it goes on from here."""
+        """Take a run if it continues the chain here."""
         expected = self._expected
         if self._unreadable or (expected is not None and (run.first_seq, run.prev_hash) != (expected, self._previous)):
             return False
         to_read = [(self._line + index + 1, unseal(line)) for index, line in run.to_read]
         if any(sealed is None for _, sealed in to_read):
-            return False  # sealed, and no JSON: it will be told, line after line
+            return False  # sealed, but not JSON: it is reported line by line
         report = self.report
         self._begin(run.first_seq, run.prev_hash)
         self._line += run.count
@@ -168,7 +168,7 @@ class LineWalk:
     # --- lines ------------------------------------------------------------------------------------------------------
 
     def _take_lines(self, file: BinaryIO) -> bool:
-        """False where one has no end, and nothing more can be read."""
+        """Returns False at an unterminated line, after which nothing can be read."""
         return all(map(self._take_raw, _lines(file)))
 
     def _take_raw(self, raw: bytes) -> bool:
@@ -240,7 +240,7 @@ class LineWalk:
     # --- what records say -------------------------------------------------------------------------------------------
 
     def _hear(self, sealed: SealedRecord, line: int) -> None:
-        """What stands in a record beside its place."""
+        """Process a record's content."""
         fields = sealed.fields
         if self._with_evidence and fields.get("event") == "outcome":
             self.named.update((named.id, named) for named in named_in(fields))
@@ -263,7 +263,7 @@ class LineWalk:
                     self._removed.append(RemovedLines(seq, digest, here))
 
     def _hear_start(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
-        """What a start of the sidecar found, it said."""
+        """Process what a start of the sidecar reported."""
         here = f"{self._path}:{line}"
         given = control.get("found")
         found = [str(word) for word in given] if isinstance(given, list) else []
@@ -284,7 +284,7 @@ class LineWalk:
             )
 
     def _made_anchor(self, text: object, sealed: SealedRecord) -> bool:
-        """Whether an anchor that a start could not check was made with one of our keys, and ends before its record."""
+        """Whether an anchor that a start could not check was made with one of our keys and ends before its record."""
         head = parse_head(f"{text}\n".encode())
         before = ChainEnd(sealed.seq - 1, sealed.prev_hash)
         return head is not None and before in (head.end, head.next) and any(head.made_with(key) for key in self._keys)
@@ -317,7 +317,7 @@ _NOTES = {
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Where the file can be cut between two lines, up to its last whole line or to one without an end."""
+    """Offsets that divide the file between lines, up to its last whole line."""
     descriptor, size, start = file.fileno(), os.fstat(file.fileno()).st_size, 0
     while start < size:
         at = min(start + BLOCK_BYTES, size) - 1
@@ -345,7 +345,7 @@ def _scan_block(path: Path, wanted: tuple[int, ...], with_evidence: bool, block:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines with their newline. A line of a running sidecar may be half there at the first look."""
+    """Lines with their newline. The last line of a running sidecar may be incomplete at the first read."""
     while raw := file.readline(MAX_LINE_BYTES + 1):
         if not raw.endswith(b"\n") and len(raw) <= MAX_LINE_BYTES:
             raw += file.readline(MAX_LINE_BYTES + 1 - len(raw))

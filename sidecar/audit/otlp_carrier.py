@@ -1,15 +1,15 @@
 """Sends audit records to an OpenTelemetry receiver and awaits its acceptance.
 
-One POST for each append (OTLP/HTTP, Protocol Buffers), and it is there when the receiver says so:
+Each append is one POST (OTLP/HTTP, Protocol Buffers); it succeeds when the receiver confirms it:
 
-    2xx, all taken           there
-    2xx, some rejected       nobody says which: not repeated (OTLP forbids it), and not there for whoever waits for it
-    2xx, something else      whoever answers is no receiver; as the last
-    429, 502, 503, 504       again, when `Retry-After` says so, or after a pause
-    no answer, a torn one    again: it may be there twice then, with the same `sidecar.instance` and `sidecar.seq`
-    any other status         not there
+    2xx, all accepted        delivered
+    2xx, some rejected       unknown which: not repeated (OTLP forbids it), and reported as failed to waiting callers
+    2xx, unreadable          the server is not an OTLP receiver; treated as rejected
+    429, 502, 503, 504       repeated after `Retry-After` or a pause
+    no response, or partial  repeated: duplicates have the same `sidecar.instance` and `sidecar.seq`
+    any other status         not delivered
 
-OTLP has no word for "the same again". So a line may come more than once, and never less than once.
+OTLP cannot mark a repetition, so a line may be delivered more than once, but never less than once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sidecar.http.client.origin import TargetOrigin
 ATTEMPT_S: Final = 5.0
 CONNECT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 64 * 1024
-MAX_PAUSE_S: Final = 60.0  # whatever a receiver asks for: it may have forgotten us by then
+MAX_PAUSE_S: Final = 60.0  # a limit on `Retry-After`
 RETRYABLE: Final = frozenset({429, 502, 503, 504})  # OTLP 1.x, "Retryable Response Codes"
 TOO_LARGE: Final = 413
 
@@ -45,7 +45,7 @@ log = logging.getLogger("sidecar.audit")
 
 
 class OtlpReply(NamedTuple):
-    """An answer."""
+    """A receiver's response."""
 
     status: int
     media_type: str
@@ -54,7 +54,7 @@ class OtlpReply(NamedTuple):
 
 
 class OtlpCarrier:
-    """One receiver. `headers` are read anew at each connection: a credential may change."""
+    """One receiver. `headers` are read for each connection, so credentials can be rotated."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class OtlpCarrier:
                     self._judge(said, len(append.lines), unsure=unsure)
                     return
                 pause_s, why = _pause_s(said.retry_after, pause_s), f"status {said.status}"
-                unsure = unsure or said.status in (502, 504)  # somebody in between does not know either
+                unsure = unsure or said.status in (502, 504)  # a gateway does not know whether the receiver accepted
             if why != told:
                 log.warning("the receiver did not take the evidence; trying again", extra={"why": why[:200]})
                 told = why
@@ -113,7 +113,7 @@ class OtlpCarrier:
 
     def _judge(self, said: OtlpReply, count: int, *, unsure: bool) -> None:
         if not 200 <= said.status < 300:
-            self._disconnect()  # next time with the credential of then
+            self._disconnect()  # reconnect with the then current credential
             why = f"the receiver answered {said.status}"
             if unsure:
                 raise UnsureError(why, again=False)
@@ -133,7 +133,7 @@ class OtlpCarrier:
     def _post(self, body: bytes) -> OtlpReply:
         until = time.monotonic() + self._attempt_s
         if self._socket is not None and not _is_quiet(self._socket):
-            self._disconnect()  # it was closed while nobody looked: what is sent there would be lost, and perhaps not
+            self._disconnect()  # the peer closed or sent data while idle: a request sent there may be lost
         if self._socket is None or self._form is None:
             self._socket, self._form = self._connected(until)
         coding = [("Content-Encoding", "gzip")] if self._compress else []
@@ -192,7 +192,7 @@ def _is_quiet(connection: socket.socket) -> bool:
 
 
 def _pause_s(retry_after: str, otherwise_s: float) -> float:
-    """Seconds, or a date (RFC 9110, 10.2.3)."""
+    """The pause in seconds; `Retry-After` holds seconds or a date (RFC 9110, 10.2.3)."""
     if retry_after.isascii() and retry_after.isdigit():
         return min(max(float(retry_after[:9]), otherwise_s), MAX_PAUSE_S)
     try:

@@ -1,8 +1,8 @@
-"""Encodes audit lines as OpenTelemetry logs and reads a receiver's answer.
+"""Encodes audit lines as OpenTelemetry logs and decodes a receiver's response.
 
-Protocol Buffers by hand: the few messages of OTLP 1.x that an export needs (opentelemetry/proto/logs/v1/logs.proto,
-collector/logs/v1/logs_service.proto). A log's body is the very line, so that its seal can be checked wherever it ends
-up; what one searches by stands beside it as attributes.
+It encodes by hand the few OTLP 1.x messages that an export needs (opentelemetry/proto/logs/v1/logs.proto,
+collector/logs/v1/logs_service.proto). A log's body is the unchanged line, so its seal can be checked anywhere;
+searchable fields are repeated as attributes.
 
 Pure: bytes in, bytes out.
 """
@@ -25,14 +25,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class Rejected(NamedTuple):
-    """How many of the records a receiver did not take, and why."""
+    """How many records a receiver rejected, and why."""
 
     records: int
     message: str
 
 
 def export_request(lines: Sequence[bytes], resource: Mapping[str, str]) -> bytes:
-    """An ExportLogsServiceRequest of these lines, each with its newline or without."""
+    """Encode lines, each with or without its newline, as an ExportLogsServiceRequest."""
     of_resource = b"".join(_attribute(1, name, value) for name, value in resource.items())
     scope = _text(1, SCOPE)
     records = b"".join(_field(2, _log(line.rstrip(b"\n"))) for line in lines)
@@ -40,7 +40,7 @@ def export_request(lines: Sequence[bytes], resource: Mapping[str, str]) -> bytes
 
 
 def rejected(media_type: str, body: bytes) -> Rejected:
-    """What an answer of 2xx says. Raises ValueError for one that is no ExportLogsServiceResponse."""
+    """Decode the body of a 2xx response. Raises ValueError if it is not an ExportLogsServiceResponse."""
     if not body:
         return Rejected(0, "")
     if media_type == "application/json":
@@ -113,7 +113,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field. Raises ValueError for what is no message."""
+    """The number and value of each field. Raises ValueError for a malformed message."""
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)

@@ -1,10 +1,10 @@
 """Builds the lines of the audit log.
 
-The shape of a record (CONTRACT 7): every field by name, in one order, present in every event; `null` where a fact is
-not known. What came from outside is bounded here, field by field; what is secret never gets here: arguments come as a
-keyed digest (but for those that `clear` chooses), credentials as kind, issuer and key id, results not at all.
+A record (CONTRACT 7) has every field by name, in one order, in every event; unknown values are `null`. External values
+are bounded here, field by field. Secrets never reach a record: arguments are recorded as a keyed digest (except those
+that `clear` selects), credentials as kind, issuer and key id, and results not at all.
 
-Pure: facts in, plain values out. `recorder` collects the facts, `chain` turns a record into a line.
+Pure: facts in, plain values out. `recorder` collects the facts; `chain` serializes a record.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sidecar.errors import LimitState, Refusal
 from sidecar.protocols.compact_json import compact_json
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, RuleRef
 
-VERSION = 2  # 1 had the server in `tool_name`, and the tool or else the method in `method`
+VERSION = 2  # version 1 had the server in `tool_name`, and the tool or else the method in `method`
 EVENTS = ("decision", "outcome", "refusal", "control")
 Event = Literal["decision", "outcome", "refusal", "control"]
 
-# What control records are called that readers of the evidence know.
-RECOVERED = "recovered"  # what a start found
-CHECKPOINT = "checkpoint"  # where the chain ended, signed
-REMOVED = "part-removed"  # which part `keep` deletes
+# The names of control records that readers of the log interpret.
+RECOVERED = "recovered"  # irregularities found at start
+CHECKPOINT = "checkpoint"  # a signed statement of the chain's end
+REMOVED = "part-removed"  # a part that `keep` deletes
 STOP = "stop"
 
-# Every field, in order, with what stands there while nothing is known. The line's `hash` follows as the last (`chain`).
+# Every field in order, with its value while unknown. The line's `hash` is added last (`chain`).
 BLANK: Mapping[str, Any] = {
     "v": VERSION,
     "event": None,
@@ -92,7 +92,7 @@ BLANK: Mapping[str, Any] = {
 }
 FIELDS = (*BLANK, "hash")
 
-# The seed's AuditLog: its own names, and what stands for them in our records.
+# The field names of the seed's AuditLog, and the fields of our records that they map to.
 SEED_FIELDS: Mapping[str, str] = {
     "id": "id",
     "timestamp": "timestamp",
@@ -109,15 +109,15 @@ SEED_FIELDS: Mapping[str, str] = {
     "error_message": "error_message",
 }
 
-# Bounds in characters and entries. Together they keep a line under chain.MAX_LINE_BYTES, whatever is escaped.
+# Bounds in characters and entries. Together they keep a line under chain.MAX_LINE_BYTES, including escapes.
 ID_CHARS = 256  # ids of requests, traces, runs, threads; names of tools and methods
 NAME_CHARS = 512  # a principal's name is at most 261 (CONTRACT 1.1); issuers are URLs
 OBJECT_CHARS = 2300  # "resource:<server>/" and a URI of 2,000
 RULE_CHARS = 128
-ENTRIES = 32  # of any list that is not named below
+ENTRIES = 32  # of any list without a bound of its own
 CHAIN, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
-GRANTED_CHARS = 16_384  # roles and scopes of a whole chain: a token with more does not fit into a request's head
-REMEMBERED = 1024  # of callers, rules and roles each, some 1 KB
+GRANTED_CHARS = 16_384  # roles and scopes of a whole chain; a token with more does not fit into a request's headers
+REMEMBERED = 1024  # of callers, rules and roles each, about 1 KB
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
 
@@ -127,70 +127,71 @@ _Made = TypeVar("_Made")
 
 
 class Names(Protocol):
-    """Which names are ours; `sidecar.gateway.snapshot.Snapshot` is one."""
+    """Decides which names are known; `sidecar.gateway.snapshot.Snapshot` implements it."""
 
     def has_upstream(self, name: str) -> bool:
-        """Whether a server or an agent is called so."""
+        """Whether a server or an agent has this name."""
 
     def has_method(self, name: str) -> bool:
-        """Whether a protocol that is spoken here, or we ourselves, call something so."""
+        """Whether a supported protocol, or the sidecar itself, has this method."""
 
     def has(self, question: Question) -> bool | None:
-        """Whether there is what a question is about; None where nobody can say."""
+        """Whether the question's object exists; None if that is unknown."""
 
 
 class RecordCounts(Protocol):
-    """Whoever counts records; `sidecar.observability.metrics.Metrics` is one."""
+    """Counts records; `sidecar.observability.metrics.Metrics` implements it."""
 
     def audit_recorded(self, event: str, result: str) -> None:
-        """One record of a kind of event was `written`, or `failed`."""
+        """Count one record of an event, `written` or `failed`."""
 
 
 def text(value: str, chars: int) -> str:
-    """A bounded copy. A lone surrogate, which no encoder takes, becomes a question mark."""
+    """A bounded copy. A lone surrogate, which cannot be encoded, becomes a question mark."""
     if len(value) > chars:
         value = value[: chars - len(_CUT)] + _CUT
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def optional_text(value: str | None, chars: int = ID_CHARS) -> str | None:
-    """`text`, and None for what is not known."""
+    """`text`, or None for None."""
     return text(value, chars) if value else None
 
 
 def request_id(value: str | int | None) -> str | int | None:
-    """A JSON-RPC id as it came, bounded."""
+    """A bounded JSON-RPC id."""
     if isinstance(value, int):
         return value if abs(value) < 2**63 else text(str(value)[:ID_CHARS], ID_CHARS)
     return None if value is None else text(value, ID_CHARS)
 
 
 class Describer:
-    """Says who, what and why in fields. Digests stand for what may not be shown; `key` makes them.
+    """Describes callers, questions and decisions as record fields. Digests made with `key` replace what must not be
+    shown.
 
-    Callers, rules and roles stay the same objects from call to call: what was made of one is kept for the next.
+    Callers, rules and roles are the same objects from call to call, so their fields are cached.
     """
 
     __slots__ = ("_nobody", "_roles", "_rules", "_who", "clear")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self.clear = Clear(clear_arguments)
-        """What of arguments is not left out."""
+        """Selects the arguments that are recorded in clear."""
         self._nobody = Digests(key, "")
         self._who = _once(partial(_who, key))
         self._rules = _once(_rule_ids)
         self._roles = _once(_role_names)
 
     def args_hash(self, caller: Caller | None, question: Question) -> str:
-        """Over the whole object: the query that is not shown included. Raises Refusal(MALFORMED_CALL)."""
+        """The digest of the arguments, including a query that is not shown. Raises Refusal(MALFORMED_CALL)."""
         return self._digests(caller).args_hash(question.action, question.object, question.arguments)
 
     def foreign(
         self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
     ) -> dict[str, Any]:
-        """The fields of a refused call that name what is none of ours, with digests for those names: how much of a
-        caller's own words stands in the evidence is not the caller's choice. Where nobody can say, a name is shown that
-        policy `allowed`, or that the grammar of names bounds."""
+        """The fields of a refused call with unknown names replaced by digests, so that a caller cannot place text of
+        its own in the log. If it is unknown whether a name exists, the name is shown if policy `allowed` it or if the
+        grammar of names bounds it."""
         digest = self._digests(caller).name_hash
         known_as = {"upstream": names.has_upstream, "server": names.has_upstream, "method": names.has_method}
         hashed: dict[str, Any] = {
@@ -206,17 +207,17 @@ class Describer:
         word, _, rest = call.question.object.partition(":")
         server, slash, _ = rest.partition("/")
         place, name = (f"{server}/", call.question.name) if slash and "server" not in hashed else ("", rest)
-        if word == "nhi" and "server" not in hashed:  # the agent is ours, and not the skill
+        if word == "nhi" and "server" not in hashed:  # the agent is known, the skill is not
             return {**hashed, "tool": digest(call.question.name), "redaction_applied": True}
         tool = digest(call.question.name) if record["tool"] else None
         return {**hashed, "object": f"{word}:{place}{digest(name)}", "tool": tool, "redaction_applied": True}
 
     def caller(self, caller: Caller) -> Mapping[str, Any]:
-        """Who: the chain, and what proved it."""
+        """The caller: its chain, and the credentials that proved it."""
         return self._who(caller).fields
 
     def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
-        """What policy said, and what it rested on."""
+        """The decision and what it was based on."""
         digests = self._digests(caller)
         facts = [(link, fact) for link in decision.links for fact in link.facts]
         return {
@@ -241,7 +242,7 @@ class Describer:
 
 
 def about_call(call: Call) -> dict[str, Any]:
-    """What they asked for: the question that names the call. `tool` is its tool, prompt, URI or skill."""
+    """The question that names the call. `tool` is its tool, prompt, URI or skill."""
     question = call.question
     shown_object = _without_query(question, question.object)
     tool = _without_query(question, question.name)
@@ -258,7 +259,7 @@ def about_call(call: Call) -> dict[str, Any]:
 
 
 def as_seed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of any version under the seed's names. A call of no tool has the method on the wire for its method."""
+    """A record of any version under the seed's names. For a call without a tool, `method` is the method on the wire."""
     if record.get("v") == 1:
         return {name: record.get(name) for name in SEED_FIELDS}
     said = {name: record.get(ours) for name, ours in SEED_FIELDS.items()}
@@ -266,19 +267,19 @@ def as_seed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def skill_in(record: Mapping[str, Any]) -> object:
-    """The tool, prompt, URI or skill that a record of any version names; None for none."""
+    """The tool, prompt, URI or skill in a record of any version; None if there is none."""
     if record.get("v") != 1:
         return record.get("tool")
     return None if record.get("method") == record.get("action") else record.get("method")
 
 
 def rule_names(values: Sequence[str]) -> list[str]:
-    """Ids of rules, bounded."""
+    """Bounded rule ids."""
     return _names(values, RULE_CHARS)
 
 
 def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
-    """Where each limit stood, and what this call was charged; nothing, if not `charged`."""
+    """The state of each limit and the amount charged to this call; 0 if not `charged`."""
     return [
         {
             "name": text(state.name, NAME_CHARS),
@@ -292,7 +293,7 @@ def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
 
 
 def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by stage as milliseconds by stage."""
+    """Convert seconds by stage to milliseconds by stage."""
     return {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()}
 
 
@@ -302,7 +303,7 @@ def to_ms(spent_s: float) -> float:
 
 
 def control(what: str, by: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """A control record, which says the act, who did it, and its particulars."""
+    """A control record: the action, the actor, and its details."""
     particulars = list(given.items())[:PARTICULARS]
     said = {
         "what": text(what, ID_CHARS),
@@ -331,8 +332,8 @@ def _who(key: AuditKey, caller: Caller) -> _Who:
 
 
 def _granted(chain: Chain) -> Fragment | None:
-    """The roles and scopes that credentials granted, by place in the chain; empty if they granted none to anybody.
-    None, "not known", for more than a line can hold: a part of them would be taken for all."""
+    """The roles and scopes that credentials granted, by position in the chain; empty if none. None if they do not fit
+    into a line: a partial list would be mistaken for a complete one."""
     granted = [{"roles": sorted(each.roles), "scopes": sorted(each.scopes)} for each in chain]
     words = [word for entry in granted for words in entry.values() for word in words]
     if len(chain) > CHAIN or sum(map(len, words)) > GRANTED_CHARS or not all(map(str.isprintable, words)):
@@ -341,7 +342,7 @@ def _granted(chain: Chain) -> Fragment | None:
 
 
 def _is_bounded(question: Question) -> bool:
-    """Whether the grammar of names bounds what it names: a URI is up to two thousand characters of anybody's."""
+    """Whether the grammar of names bounds the object; a URI is up to 2,000 characters of the caller's choice."""
     return not question.object.startswith("resource:")
 
 
@@ -354,12 +355,12 @@ def _role_names(roles: tuple[str, ...]) -> str | None:
 
 
 def _written(value: object) -> Fragment:
-    """JSON that is written already, and only copied into each line."""
+    """Pre-serialized JSON, copied into each line."""
     return Fragment(compact_json(value))
 
 
 def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
-    """`make`, but once for each object. By identity: to hash one by its value takes longer than to make it anew."""
+    """Cache `make` by object identity: hashing by value would cost more than making it again."""
     known: dict[int, tuple[_Thing, _Made]] = {}
 
     def made(thing: _Thing) -> _Made:
@@ -367,7 +368,7 @@ def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
         if found is None:
             if len(known) >= REMEMBERED:
                 known.clear()
-            found = known[id(thing)] = (thing, make(thing))  # an object that is held here gives its id to no other
+            found = known[id(thing)] = (thing, make(thing))  # the reference keeps the object's id from being reused
         return found[1]
 
     return made
@@ -382,7 +383,7 @@ def _credential(credential: Credential) -> dict[str, str]:
 
 
 def _without_query(question: Question, value: str) -> str:
-    """A resource's query and fragment are the caller's own words (CONTRACT 7): evidence does not show them."""
+    """The object without its query and fragment, which are the caller's own text and are not shown (CONTRACT 7)."""
     return _QUERY.split(value, maxsplit=1)[0] if question.object.startswith("resource:") else value
 
 
@@ -403,7 +404,8 @@ def _plain(value: object) -> object:
 
 
 def _fact(digests: Digests, link: Link, fact: Fact) -> dict[str, Any]:
-    """How a condition came out, and in which link. Its inputs as keyed digests: they can be compared, never read."""
+    """A condition's result, and the link that it concerns. Its inputs are keyed digests, which can be compared but not
+    read."""
     inputs = islice(fact.inputs.items(), INPUTS)
     return {
         "subject": text(link.subject, NAME_CHARS),
@@ -418,4 +420,4 @@ def _input(digests: Digests, value: object) -> str | None:
     try:
         return digests.fact_hash(value)
     except Refusal:
-        return None  # not JSON (a time, a CEL type): there is nothing that a replay could compare it with
+        return None  # not JSON (a time, a CEL type), so a replay could not compare it

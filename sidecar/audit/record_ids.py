@@ -1,7 +1,7 @@
 """Makes record ids and timestamps.
 
-Ids that sort by time and cannot be guessed; times as people read them. A record takes two ids and a time: what stays
-the same from one to the next is made once.
+Ids sort by time and cannot be guessed; timestamps are readable. A record needs two ids and a timestamp, so the parts
+that stay the same are cached.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Protocol
 
-ENTROPY_BYTES = 4096  # asked of the operating system at a time: enough for 431 ids
-_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # two bits of a random digit, after RFC 9562's two
+ENTROPY_BYTES = 4096  # read from the operating system at a time: enough for 431 ids
+_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # RFC 9562's variant bits, two random bits
 
 
 class Clock(Protocol):
-    """Both clocks; Python's own `time` module is one."""
+    """Wall and monotonic clock, as in Python's `time` module."""
 
     def time(self) -> float:
         """Seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds since whenever; never goes back."""
+        """Seconds since an arbitrary point; never goes back."""
 
 
 def time_ordered_ids(clock: Clock, *, entropy: Callable[[int], bytes] = os.urandom) -> Callable[[], str]:
-    """A source of UUIDs of version 7 (RFC 9562): they sort by the millisecond, 74 bits cannot be guessed.
+    """A source of UUIDs of version 7 (RFC 9562): they sort by the millisecond, and 74 bits cannot be guessed.
 
-    Entropy is taken in stock: a process that forks must make a source of its own.
+    Entropy is buffered: after a fork, the child must create its own source.
     """
     known_ms, time = -1, ""
     chance = _digits(entropy, 19)
@@ -46,7 +46,7 @@ def time_ordered_ids(clock: Clock, *, entropy: Callable[[int], bytes] = os.urand
 
 
 def timestamps() -> Callable[[float], str]:
-    """Seconds since the epoch as RFC 3339 in UTC with microseconds. The calendar is consulted once a second."""
+    """Formats seconds since the epoch as RFC 3339 in UTC with microseconds. The date is computed once a second."""
     known_s, date = -1, ""
 
     def timestamp(epoch_s: float) -> str:

@@ -2,17 +2,17 @@
 
     recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000")
     recording.caller = ...; recording.mark("auth")        facts, as the pipeline learns them
-    await recording.decided()                                 evidence first, then the upstream
+    await recording.decided()                                 the record first, then the upstream
     await recording.outcome(http_status=200, bytes_out=512)   or .refused(refusal, http_status=403): exactly one of them
 
-`decided`, `outcome` and `refused` return when it is written: handed to the operating system (`strict`), or on the disk
-(`disk`). What cannot be written is refused: they raise Refusal(AUDIT_UNAVAILABLE), and a terminal record that failed
-may be tried once more, as the refusal that came of it, unless it is `done` nonetheless:
+`decided`, `outcome` and `refused` return when the record is written: passed to the operating system (`strict`), or on
+disk (`disk`). If it cannot be written, they raise Refusal(AUDIT_UNAVAILABLE) and the request is refused. A failed final
+record may be tried once more, as the resulting refusal, unless it is `done` nonetheless:
 
-    except Refusal as refusal:                                # audit-unavailable among them
+    except Refusal as refusal:                                # including audit-unavailable
         await recording.refused(refusal, http_status=503)     # never raises for that reason
 
-Whoever is cancelled while waiting has not undone what was begun. With `best_effort` nobody waits, and a loss is
+Cancelling a waiting caller does not undo a started write. With `best_effort` callers do not wait, and losses are
 counted.
 """
 
@@ -41,11 +41,11 @@ from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
 Enforcement = Literal["enforce", "shadow", "degraded"]
-HASHED_HERE_BYTES = 64 * 1024  # of a body: its arguments are hashed in less than ten milliseconds
+HASHED_HERE_BYTES = 64 * 1024  # of a body; its arguments are hashed in less than 10 ms
 
 
 class Audit:
-    """The evidence of one sidecar: one sink, one writer, for one event loop."""
+    """The audit log of one sidecar: one sink and one writer, for one event loop."""
 
     __slots__ = (
         "_counted",
@@ -78,14 +78,14 @@ class Audit:
         rotation: Rotation | None = None,
         clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
-        """Record what the last run left if it is not in order (`found`). Raises OSError.
+        """Record the irregularities that the last run left (`found`). Raises OSError.
 
-        `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
-        `evidence_path` is where results are kept, a file that is made for the first; without an `attester`
-        there are no checkpoints; `clear_arguments` are the pointers, by object, of what is recorded in clear.
+        `clock` has both clocks (as the `time` module); `new_id` returns a new unguessable id (`time_ordered_ids`);
+        `evidence_path` is where results are stored, created on first use; without an `attester` there are no
+        checkpoints; `clear_arguments` are the pointers, by object, of arguments that are recorded in clear.
         """
         self.found = found.what
-        """What was not in order at the start, as `file` names it; for the operator's log."""
+        """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
         by_the_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
         self.trail = RotatingSink(
@@ -107,7 +107,7 @@ class Audit:
     def open(
         cls, *, path: Path, key: AuditKey, durability: Durability, older: Sequence[AuditKey] = (), **more: Any
     ) -> Audit:
-        """The evidence in a file; `older` are the keys before `key`. `more` is as for Audit. Raises SettingsError."""
+        """Open the log in a file; `older` are the keys before `key`. `more` is as for Audit. Raises SettingsError."""
         file = AuditFile.open(path, key, older=older, to_disk=durability == "disk")
         try:
             return cls(file, file.found, key=key, durability=durability, **more)
@@ -125,15 +125,15 @@ class Audit:
         run_id: str | None = None,
         thread_id: str | None = None,
     ) -> Recording:
-        """The record of one request, from its first byte on."""
+        """The record of one request, from its first byte."""
         return Recording(self, protocol, peer, request_id, trace_id, run_id, thread_id)
 
     async def control(self, what: str, by: str, **facts: object) -> None:
-        """Record what an operator or the sidecar itself did: start, stop, reload, mode, switches, keys."""
+        """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
         await self.write("control", shape.control(what, by, facts))
 
     async def write(self, event: Event, record: dict[str, Any]) -> None:
-        """Stamp the record, and have it written. From here on it is the writer's. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Stamp a record and write it; the record then belongs to the writer. Raises Refusal(AUDIT_UNAVAILABLE)."""
         stamped = self._stamp(event, record)
         if self._durability == "best_effort":
             self.writer.post(stamped, partial(self._count, event))
@@ -141,14 +141,14 @@ class Audit:
         try:
             await self.writer.append(stamped, partial(self._count, event))
         except OSError as error:
-            raise _unavailable(error) from None  # what cannot be recorded does not happen (threats I3, O2)
+            raise _unavailable(error) from None  # what cannot be recorded must not happen (threats I3, O2)
 
     def _count(self, event: str, error: OSError | None) -> None:
         self._counted(event, "written" if error is None else "failed")
 
     async def keep(self, about: Mapping[str, Any]) -> NamedResult | None:
-        """Keep a result (`evidence.evidence_record` without id and time); what the outcome names it by. None where
-        `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
+        """Store a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
+        None if `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
         known = {"id": record_id, "timestamp": self._timestamp(self.clock.time()), "salt": self.new_id()}
         line = evidence_line({**about, **known})
@@ -156,7 +156,7 @@ class Audit:
             torn_bytes = await self.writer.run(partial(self._evidence.append, line))
         except OSError as error:
             self._count("evidence", error)
-            if self._durability != "best_effort":  # the caller would have what nobody can prove afterwards
+            if self._durability != "best_effort":  # otherwise the caller would get a result that cannot be proven later
                 raise _unavailable(error) from None
             return None
         self._count("evidence", None)
@@ -165,33 +165,31 @@ class Audit:
         return NamedResult.of(record_id, line)
 
     async def look(self) -> None:
-        """Do what is due by time: a checkpoint, a new file. For whoever looks at the clock."""
+        """Do what is due by time: a checkpoint, a new file. Called periodically."""
         if self.trail.is_due():
-            with suppress(OSError):  # the next look tries again
+            with suppress(OSError):  # the next call tries again
                 await self.writer.run(self.trail.look)
 
     async def seal(self) -> None:
-        """A checkpoint of all that was written by now. Raises OSError."""
+        """Write a checkpoint of everything written so far. Raises OSError."""
         await self.writer.run(self.trail.seal)
 
     async def close(self) -> None:
-        """Write what waits, and let the files go. Whatever is recorded afterwards fails."""
+        """Write queued records and close the files. Later records fail."""
         await self.writer.close()
         self._evidence.close()
 
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """The evidence of one request while it is under way. The pipeline sets the plain attributes as it learns them.
+    """The record of one request while it runs. The pipeline sets the plain attributes as it learns them.
 
-    `enforcement` is the mode that was in force; in shadow mode the record says what would have denied the call: policy,
-    as the decision has it, and what is `excused` beside.
-    `charged` says whether `limits` are charged as they say: 1 while the call may be forwarded, 0 once that came back.
-    `task_id` is the task that the call is about, once that is known to be its caller's.
-    `tool_error` says that the answer tells of a failure at the upstream.
-    `credential_fault` is what was wrong with a bad credential.
-    `redactions` counts what was taken out of the answer, None where no rule looked.
-    `names` tells which names are ours: of others that a refused call brought there are digests.
+    `enforcement` is the mode in force; in shadow mode the record states what would have denied the call: the policy
+    decision, and the `excused` refusals. `charged` says whether `limits` are charged: 1 while the call may be
+    forwarded, 0 once the charges were returned. `task_id` is the task that the call is about, once it is known to
+    belong to the caller. `tool_error` says that the response reports a failure at the upstream. `credential_fault` says
+    what was wrong with a bad credential. `redactions` counts what was removed from the response; None if no rule
+    examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.
     """
@@ -240,7 +238,7 @@ class Recording:
         return self.audit.clock.monotonic() - self._started_mono_s
 
     def mark(self, stage: str) -> None:
-        """The time since the last mark went into `stage`: a word of ours, never of a caller."""
+        """Assign the time since the last mark to `stage`, which is one of our names, never a caller's."""
         now = self.audit.clock.monotonic()
         self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._marked_mono_s
         self._marked_mono_s = now
@@ -262,16 +260,16 @@ class Recording:
 
     @property
     def is_decided(self) -> bool:
-        """Whether a decision is on record, so that an end must be."""
+        """Whether a decision was recorded, so that an outcome is required."""
         return self._known is not None
 
     @property
     def args_hash(self) -> str | None:
-        """The evidence of the arguments, once there is a decision on record."""
+        """The digest of the arguments, once a decision was recorded."""
         return None if self._known is None else self._known["args_hash"]
 
     def replaced(self, count: int) -> None:
-        """A rule for responses looked at a message, and replaced so much in it."""
+        """Note that a response rule examined a message and made `count` replacements."""
         self.redactions = (self.redactions or 0) + count
 
     async def keep(
@@ -285,10 +283,9 @@ class Recording:
         data: Mapping[str, Any],
         said: object = None,
     ) -> None:
-        """Keep a result as evidence, before its caller has it; the outcome will name it. `invocation` is the decision
-        of the call, `said` what the tool says of it as evidence. Raises Refusal: RESPONSE_REFUSED,
-        AUDIT_UNAVAILABLE."""
-        if len(self._kept) >= shape.ENTRIES:  # no outcome can name more; who reads on resumes the stream
+        """Store a result before the caller gets it; the outcome will name it. `invocation` is the decision of the call,
+        `said` the tool's own evidence fields. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
+        if len(self._kept) >= shape.ENTRIES:  # an outcome cannot name more; the caller may resume the stream
             raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results on one stream are to be kept")
         about = evidence_record(
             server=server,
@@ -305,9 +302,9 @@ class Recording:
             self._kept.append(named)
 
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
-        """Write what policy said during this request to what it does not name: a request that the server makes of its
-        client, the answer to an earlier call. It is a `decision` with an id of its own, and a reason where that does
-        not reach the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Write the policy decision on something inside this request: a request from the server to its client, or the
+        response to an earlier call. It is a `decision` with its own id, and has a reason if the message does not reach
+        the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
         record = self._gather(None, charged=0) | self._described(decision, enforcement)
         record["decision_id"] = self.audit.new_id()
         record["tool"], record["method"] = None, question.action
@@ -317,11 +314,11 @@ class Recording:
         await self.audit.write("decision", record)
 
     async def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
-        """Write how it ended. `bytes_out` is the answer's body. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Write how the call ended. `bytes_out` is the size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
         await self._end("outcome", reason, http_status, bytes_out)
 
     async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
-        """Write that it was refused: `refusal`, or the `outcome` of a call that was already decided.
+        """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided.
 
         Raises Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself.
         """
@@ -334,7 +331,7 @@ class Recording:
         except Refusal:
             if refusal.reason is not Reason.AUDIT_UNAVAILABLE:
                 raise
-            self.done = True  # the caller hears 503; there is nobody left to tell
+            self.done = True  # the caller gets 503; a further record is not attempted
 
     async def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
         if self.done:
@@ -348,7 +345,7 @@ class Recording:
                 foreign = self.audit.describer.foreign
                 record |= foreign(self.caller, record, self.names, self.call, allowed=allowed)
         answer = ANSWERS[reason] if reason is not None else None
-        record["task_id"] = shape.optional_text(self.task_id)  # an answer may have begun it
+        record["task_id"] = shape.optional_text(self.task_id)  # the response may have created it
         record["redactions"] = self.redactions
         record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
         record["evidence"] = [named._asdict() for named in self._kept]
@@ -363,7 +360,7 @@ class Recording:
         record["bytes_out"] = bytes_out
         record["duration_ms"] = shape.to_ms(self.duration_s)
         record["latency"] = shape.milliseconds(self.stages_s)
-        self.done = True  # also for whoever does not wait for it
+        self.done = True  # also if the caller does not wait for it
         try:
             await self.audit.write(event, record)
         except Refusal as refusal:
@@ -371,7 +368,7 @@ class Recording:
             raise
 
     def _limits(self, charged: int) -> list[dict[str, Any]]:
-        """Mostly the outcome tells what the decision told."""
+        """The limits; usually those of the decision."""
         states, told_charged, told = self._told_limits
         if states is not self.limits or told_charged != charged:
             told = shape.limits(self.limits, charged)
@@ -384,13 +381,14 @@ class Recording:
         return self.audit.describer.args_hash(self.caller, self.call.question)
 
     async def _hashed(self, args_hash: Callable[[], str | None]) -> str | None:
-        """Beside the loop where it may take long: a hundred thousand numbers are written one by one (threats I11)."""
+        """Hash outside the event loop if it may take long: a hundred thousand numbers are serialized one by one
+        (threats I11)."""
         return args_hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(args_hash)
 
     def _args_hash_if_any(self) -> str | None:
         try:
             return self._args_hash()
-        except Refusal:  # arguments that no reader could hash are refused, and that refusal must be on record
+        except Refusal:  # unhashable arguments are refused, and that refusal must be recorded
             return None
 
     def _gather(self, args_hash: str | None, *, charged: int) -> dict[str, Any]:
@@ -436,7 +434,7 @@ class Recording:
 
 
 def _stamping(instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> Stamp:
-    """Who writes, when, and under which key. Not for two threads."""
+    """Adds instance, time and key id to records. Not thread-safe."""
     timestamp, bounded = timestamps(), shape.text(instance, shape.ID_CHARS)
 
     def stamped(event: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -451,7 +449,7 @@ def _stamping(instance: str, key_id: str, clock: Clock, new_id: Callable[[], str
 
 
 class UnwrittenRecord(Refusal):
-    """Evidence that could not be recorded. `late`: it was under way, so that it may be recorded nonetheless."""
+    """A record that could not be written. `late`: it was started, so it may still be written."""
 
     def __init__(self, *, late: bool) -> None:
         super().__init__(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0)
@@ -463,5 +461,5 @@ def _unavailable(error: OSError) -> Refusal:
 
 
 def may_be_written(refusal: Refusal) -> bool:
-    """Whether what was refused may be on record nonetheless: nobody knows, so nothing is recorded in its place."""
+    """Whether the refused record may be written nonetheless; then no other is written in its place."""
     return isinstance(refusal, UnwrittenRecord) and refusal.late

@@ -1,15 +1,15 @@
 """Appends audit lines to a Redis stream exactly once.
 
-One script puts the lines of an append there, and beside the stream where the chain ends with them: both or neither. It
-looks first where the chain ends now, so that an append whose reply was lost can be carried again and again: what is
-there already is not put there twice, and a command that arrives late finds another end, and does nothing.
+One script appends the lines and stores the chain's new end beside the stream, both or neither. It first checks the
+chain's current end, so an append whose reply was lost can be repeated: existing lines are not added twice, and a
+command that arrives late finds another end and does nothing.
 
     <stream>          one entry for each line: `XRANGE <stream> - +`, field `line`
-    {<stream>}:head   `head`: the anchor, as it stands beside a file (`chain.py`); `turn`: who writes
+    {<stream>}:head   `head`: the anchor, as beside a file (`chain.py`); `turn`: the current writer
 
-A stream has one writer: whoever starts takes its turn, and who had it before can write no more. A store that was
-emptied, or fell back behind what it had confirmed, has lost lines; the chain goes on behind them, so that `verify` says
-which, and the log says when.
+A stream has one writer: a starting process takes over, and the previous writer can no longer write. A store that was
+emptied, or rolled back behind what it had confirmed, has lost lines; the chain continues after them, so that `verify`
+reports which lines, and the log when.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sidecar.errors import SettingsError, fault_in
 
 log = logging.getLogger("sidecar.audit")
 
-PAGE: Final = 200  # lines that are read at once, some 400 KB
+PAGE: Final = 200  # lines per read, about 400 KB
 DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
 
 _TAKE: Final = """
@@ -59,7 +59,7 @@ return 'done'
 
 
 class StreamConnection(Protocol):
-    """What we lean on of redis-py's connections. Connecting and replies have their deadlines."""
+    """The part of redis-py's connections that we use. Connecting and replies have deadlines."""
 
     def connect(self) -> None: ...
 
@@ -71,7 +71,7 @@ class StreamConnection(Protocol):
 
 
 class RedisCarrier:
-    """One stream, and who writes it."""
+    """One stream, and its writer."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class RedisCarrier:
         max_length: int | None = None,
         patience: CarrierDeadline | None = None,
     ) -> None:
-        """`older` are keys that made anchors before."""
+        """`older` are previous keys."""
         self._connect = connect
         self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
         self._key = key
         self._older = older
-        self._anew = False  # the end there is not ours: the next append is put there whatever it is
+        self._anew = False  # the stored end is not ours: the next append is unconditional
         self._most = "" if max_length is None else str(max_length)
         self._patience = patience or CarrierDeadline()
         self._connection: StreamConnection | None = None
         self._turn = ""
 
     def take(self, end: ChainEnd | None = None) -> FoundEnd:
-        """Write from now on, and see what the last run left. A copy goes on where that of which it is one ends, at
-        `end`. Raises SettingsError."""
+        """Become the writer, and inspect what the last run left. A copy continues at `end`, where the copied log ends.
+        Raises SettingsError."""
         token = secrets.token_hex(8)
         try:
             turn, raw_head, line = self._ask("EVAL", _TAKE, 2, *self._keys, token)
@@ -108,15 +108,15 @@ class RedisCarrier:
                     "the copy of the evidence lacks lines", extra={"last": found.end.seq, "next": begins.seq + 1}
                 )
             if found.what and end is None:
-                self._anew = True  # the anchor is made anew together with the record of what was found
+                self._anew = True  # the anchor is replaced together with the record of the findings
             else:
-                self._append(AppendLines((), begins, begins), anyway=True)  # under our key, and it can be written
+                self._append(AppendLines((), begins, begins), anyway=True)  # our key's anchor; also tests writing
         except (OSError, RedisError, TypeError, ValueError) as error:
             raise SettingsError([_unusable(f"cannot be written: {_why(error)}")]) from None
         return found
 
     def lines(self) -> Iterator[bytes]:
-        """Every line that is there, for who reads it back. Raises OSError, RedisError."""
+        """Every line in the stream. Raises OSError, RedisError."""
         after = b"-"
         while entries := self._ask("XRANGE", self._keys[0], after, "+", "COUNT", PAGE):
             for _, (_, line, *_) in entries:
@@ -134,7 +134,7 @@ class RedisCarrier:
             try:
                 reply = self._append(append, anyway=anyway)
             except (ResponseError, AuthenticationError) as error:
-                self._disconnect()  # a replica, or not yet ready: there may be another next time
+                self._disconnect()  # a replica, or not yet ready: another server may answer next time
                 raise _failed(_why(error), unsure=unsure) from None
             except (RedisError, OSError) as error:
                 unsure = unsure or self._connection is not None
@@ -158,7 +158,7 @@ class RedisCarrier:
         self._disconnect()
 
     def _append(self, append: AppendLines, *, anyway: bool) -> bytes:
-        """DONE, TAKEN or ELSEWHERE."""
+        """Returns DONE, TAKEN or ELSEWHERE."""
         before, after = (head_line(self._key, end).rstrip() for end in (append.before, append.after))
         lines = [line.rstrip(b"\n") for line in append.lines]
         arguments = (self._turn, before, after, self._most, "anyway" if anyway else "", *lines)
@@ -168,7 +168,7 @@ class RedisCarrier:
         return bytes(reply)
 
     def _ask(self, *command: Any) -> Any:
-        """What is answered. Raises OSError, RedisError."""
+        """Send a command and return its reply. Raises OSError, RedisError."""
         try:
             if self._connection is None:
                 self._connection = self._connected()
@@ -176,7 +176,7 @@ class RedisCarrier:
             return self._connection.read_response(disable_decoding=True)
         except (OSError, RedisError):
             raise
-        except Exception as error:  # whatever redis-py's parser makes of what is no reply
+        except Exception as error:  # redis-py's parser may raise anything on a malformed reply
             raise ConnectionError(f"a foreign reply ({type(error).__name__})") from None
 
     def _connected(self) -> StreamConnection:
@@ -208,7 +208,7 @@ def _failed(why: str, *, unsure: bool) -> OSError:
 
 
 def _why(error: Exception) -> str:
-    """For operators: a kind, and what a server said; never a URL."""
+    """The error for operators: its kind and the server's text; never a URL."""
     return f"{type(error).__name__}: {error}"[:200]
 
 

@@ -5,7 +5,7 @@ Two lines: what happened, and what it rested on.
     12:00:01.123  done     user:alice → nhi:planner → tool:github/search  tools/call  200  3.2 ms
                   alice-lends, planner-reads-github · args 4f1c09aa36f5524e · 01a21f23-3731-7456-882c-185fa4676463 · #42
 
-A record read from a file may have been written by anyone: nothing of it reaches the terminal but printable characters.
+A record in a file may have been written by an attacker: only printable characters of it reach the terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sidecar.audit.chain import ascii_json
 from sidecar.errors import visible
 
 _INDENT = " " * 14
-_DATA_CHARS = 200  # of a result that was kept
+_DATA_CHARS = 200  # of a stored result
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _WORDS = {"decision": "allow", "control": "control"}
 _BY_STATUS = {
@@ -29,7 +29,7 @@ _BY_STATUS = {
 
 
 def render_record(record: Mapping[str, Any], *, colour: bool = False) -> str:
-    """Two lines without a newline at the end. `colour` is for the caller to know (`wants_colour`)."""
+    """Two lines without a trailing newline. See `wants_colour` for `colour`."""
     word, shade = _verdict(record)
     first = [_paint(f"{word:<7}", shade, colour), *_what(record)]
     second = " · ".join(part for part in _ground(record) if part)
@@ -38,7 +38,7 @@ def render_record(record: Mapping[str, Any], *, colour: bool = False) -> str:
 
 
 def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = False) -> str:
-    """A result that was kept: two lines, of which the second is the beginning of the result."""
+    """Format a stored result as two lines; the second is the beginning of the result."""
     metadata = record.get("metadata")
     redacted = isinstance(metadata, Mapping) and metadata.get("redacted") is True
     word, shade = ("kept", _GREEN) if as_recorded else ("CHANGED", _RED)
@@ -59,7 +59,7 @@ def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = 
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """A terminal, and nobody said no (https://no-color.org)."""
+    """Whether the stream is a terminal and colour is not disabled (https://no-color.org)."""
     return stream.isatty() and not environ.get("NO_COLOR")
 
 
@@ -108,14 +108,14 @@ def _list(value: object) -> list[Any]:
 
 
 def plain(value: object) -> str:
-    """Text that no terminal obeys (threats O1): control, bidi and other unprintable characters as escapes."""
+    """Escape control, bidi and other unprintable characters, so that the text is safe for terminals (threats O1)."""
     if value is None:
         return ""
     return visible(str(value))
 
 
 def plain_data(value: Any) -> Any:
-    """Plain values in which every text is `plain`."""
+    """Apply `plain` to every text in plain values."""
     match value:
         case str():
             return plain(value)

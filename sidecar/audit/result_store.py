@@ -1,16 +1,16 @@
 """Stores chosen results beside the log, each named by its outcome record.
 
-For tools that the configuration names, the result that the caller is about to get is kept: without what was taken out,
-without what only the protocol reads, members in order, one line of JSON each. The `outcome` of its call names it:
+For configured tools, the result that the caller is about to get is stored: without redacted parts and protocol-only
+members, in order, as one line of JSON. The `outcome` of the call names it:
 
     evidence.jsonl     {"data":{...},"id":"<uuid>","mcp_invocation_id":"<decision_id>",...}
     audit.jsonl        {"event":"outcome",...,"evidence":[{"id":"<uuid>","sha256":"<of the line's bytes>"}],...}
 
-Each line has a `salt` that the log has not: a SHA-256 of `{"confirmed":true}` would else be guessed in a moment by
-whoever reads the log and may not read the results.
+Each line has a `salt` that is not in the log. Without it, a reader of the log who may not read the results could guess
+the SHA-256 of `{"confirmed":true}` at once.
 
-The line is written first, so that nobody has a result that was to be kept and is not. A line that no outcome names is
-of a call that a crash cut off, or that is still under way.
+The line is written first, so a caller never gets a result that was to be stored and is not. A line that no outcome
+names belongs to a call that was cut off by a crash or is still running.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_LINE_BYTES: Final = 4 * 2**20
 
 
 class NamedResult(NamedTuple):
-    """What an outcome says of a record that was kept."""
+    """An outcome's reference to a stored result."""
 
     id: str
     sha256: str
 
     @classmethod
     def of(cls, record_id: str, line: bytes) -> NamedResult:
-        """Of a line as it stands in the file, without its newline."""
+        """The reference to a line of the file, given without its newline."""
         return cls(record_id, sha256(line).hexdigest())
 
 
@@ -57,8 +57,8 @@ def evidence_record(
     data: Mapping[str, Any],
     said: object = None,
 ) -> dict[str, Any]:
-    """The seed's Evidence, but for `id`, `timestamp` and `salt`. Of the arguments there is the keyed digest alone;
-    `said` is what the tool says of its result as evidence."""
+    """The seed's Evidence without `id`, `timestamp` and `salt`. Of the arguments it has the keyed digest only; `said`
+    is what the tool itself states as evidence."""
     return {
         "v": VERSION,
         "source_type": "mcp",
@@ -73,7 +73,7 @@ def evidence_record(
 
 
 def _kept_of(said: object) -> dict[str, Any]:
-    """The seed's words for it, as far as they are there and of their type."""
+    """The seed's fields for it, if present and of the right type."""
     given: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
     tags, confidence = given.get("tags"), given.get("confidence")
     is_number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
@@ -86,7 +86,7 @@ def _kept_of(said: object) -> dict[str, Any]:
 
 
 def evidence_line(record: Mapping[str, Any]) -> bytes:
-    """One line without its newline. Raises Refusal(RESPONSE_REFUSED) for a result that is too large to be kept."""
+    """One line without its newline. Raises Refusal(RESPONSE_REFUSED) for a result that is too large to store."""
     line = orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
     if len(line) > MAX_LINE_BYTES:
         raise Refusal(Reason.RESPONSE_REFUSED, f"it is to be kept, and larger than {MAX_LINE_BYTES} bytes")
@@ -94,7 +94,7 @@ def evidence_line(record: Mapping[str, Any]) -> bytes:
 
 
 class ResultFile:
-    """The file of evidence of one sidecar, opened for the first line. Not for threads: one event loop appends."""
+    """The result file of one sidecar, opened at the first line. Not thread-safe: one event loop appends."""
 
     def __init__(self, path: Path | None, *, to_disk: bool = False) -> None:
         self._path = path
@@ -103,15 +103,15 @@ class ResultFile:
         self._size = 0
 
     def append(self, line: bytes) -> int:
-        """Write one line whole, or not at all. Raises OSError. Returns how many bytes of a torn line of an earlier run
-        were taken away: its writer was killed in the middle of it, and no outcome names it."""
+        """Write one line whole or not at all. Returns the number of bytes removed of a torn line from an earlier run,
+        which was killed while writing; no outcome names that line. Raises OSError."""
         if self._file >= 0 and not self._is_ours():
             self._let_go()
         torn_bytes = self._open() if self._file < 0 else 0
         data = line + b"\n"
         try:
             written = os.write(self._file, data)
-            while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
+            while written < len(data):  # a disk that fills up takes a part, and reports the error at the next write
                 written += os.write(self._file, data[written:])
             if self._to_disk:
                 os.fdatasync(self._file)
@@ -132,25 +132,25 @@ class ResultFile:
             return 0
 
     def turn_over(self, at_s: float, seq: int) -> None:
-        """Set the file aside, under the time and the sequence with which the log was. Raises OSError."""
+        """Rename the file, with the time and sequence of the log's rotation. Raises OSError."""
         if self._path is None:
             return
         part = aside(self._path, at_s, seq)
         if os.path.lexists(part):
             raise FileExistsError(errno.EEXIST, "the part is there")
         if self._file < 0:
-            self._open()  # so that nobody else has it
+            self._open()  # takes the lock
         self._path.rename(part)
         self._let_go()
 
     def let_go(self, seq: int) -> None:
-        """Delete what was set aside before the log had the record `seq`. Raises OSError."""
+        """Delete the parts that were rotated before the log reached record `seq`. Raises OSError."""
         for part in parts_of(self._path) if self._path is not None else ():
             if last_seq_of(part) < seq:
                 part.unlink()
 
     def close(self) -> None:
-        """Let the file go, for good."""
+        """Close the file for good."""
         self._let_go()
         self._path = None
 
@@ -172,8 +172,8 @@ class ResultFile:
         return size - self._size
 
     def _is_ours(self) -> bool:
-        """Whether it is as we left it. What was deleted, moved away or cut is missing, and `verify` says so; what comes
-        is kept."""
+        """Whether the file is as we left it. If it was deleted, moved or truncated, `verify` reports the missing
+        results; new ones are still stored."""
         status = os.fstat(self._file)
         try:
             there = self._path is not None and os.path.samestat(self._path.stat(), status)
@@ -182,7 +182,7 @@ class ResultFile:
         return there and status.st_size == self._size
 
     def _take_back(self) -> None:
-        """Back to the last whole line; where even that fails, the next `append` opens anew and finds it torn."""
+        """Truncate to the last whole line. If that fails, the next `append` reopens the file and finds it torn."""
         try:
             os.ftruncate(self._file, self._size)
         except OSError:
@@ -195,7 +195,7 @@ class ResultFile:
 
 
 def _whole_bytes(descriptor: int, size: int) -> int:
-    """How much of the file is whole lines. Raises OSError for what is no file of ours: it is not cut."""
+    """The size of the whole lines in the file. Raises OSError for a file that is not ours, which is not truncated."""
     reach = min(size, MAX_LINE_BYTES + 1)
     tail = os.pread(descriptor, reach, size - reach)
     newline = tail.rfind(b"\n")
@@ -209,7 +209,7 @@ def _whole_bytes(descriptor: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """One line as read. `id` is empty, and `record` too, for what is none."""
+    """One parsed line. `id` and `record` are empty if it is malformed."""
 
     line: int
     id: str
@@ -218,7 +218,7 @@ class StoredResult:
 
 
 def read_evidence(path: Path) -> Iterator[StoredResult]:
-    """Every line of a file of evidence. Raises OSError."""
+    """Every line of a result file. Raises OSError."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 2):
@@ -232,7 +232,7 @@ def read_evidence(path: Path) -> Iterator[StoredResult]:
 
 
 def named_in(record: Mapping[str, Any]) -> Iterator[NamedResult]:
-    """What a record of the audit names. Logs of before there was evidence name none."""
+    """The results that an audit record names. Older logs name none."""
     listed = record.get("evidence")
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("id"), str) and isinstance(entry.get("sha256"), str):

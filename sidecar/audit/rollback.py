@@ -1,14 +1,14 @@
 """Detects a log that was rolled back behind its published checkpoints.
 
-Who puts log and anchor back together, to a copy of both or to nothing, leaves two that fit each other. What was
-published of the log then knows more than the log does. So a start looks there, at the newest statement under its own
-key, before it publishes anything itself:
+An attacker who resets log and anchor together, to a copy or to nothing, leaves two that match. The published
+checkpoints then cover more than the log does. So before it publishes anything, a start compares the log with the newest
+checkpoint under its own key:
 
-    shorter    the log ends before the record that was attested
-    another    it has that record, and it is another one
+    shorter    the log ends before the attested record
+    another    the log has another record at that sequence
 
-Only a signature of our own key is believed; what has none, or names another key, is passed over. The newest is the one
-with the latest time that was signed: to show an old one once more says nothing new.
+Only checkpoints signed with our own key count; others are skipped. The newest is the one with the latest signed time,
+so replaying an old one has no effect.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sidecar.audit.segments import files_of, last_seq_of
 from sidecar.http.signing_keys import SigningKey
 
 ROLLED_BACK: Final = "rolled-back"
-BY_HAND_BYTES: Final = 256 * 1024  # of a file in which a line is looked for one after the other
+BY_HAND_BYTES: Final = 256 * 1024  # searched linearly
 
 
 class PublishedEnd(NamedTuple):
-    """What is known of our log elsewhere: the newest under our key. What claimed to be newer was passed over."""
+    """The newest published checkpoint under our key. Forged ones that claim to be newer are skipped."""
 
     newest: Checkpoint | None = None
     passed_over: int = 0
 
 
 def newest_of(found: Iterable[Checkpoint], key: SigningKey) -> PublishedEnd:
-    """The newest statement of our own among them."""
+    """The newest of these checkpoints that our key signed."""
     keys, passed_over = public_keys_of(key), 0
     for checkpoint in sorted(found, key=lambda one: (one.time, one.seq), reverse=True):
         if checkpoint.signed_by(keys):
@@ -44,8 +44,8 @@ def newest_of(found: Iterable[Checkpoint], key: SigningKey) -> PublishedEnd:
 
 
 def rolled_back(newest: Checkpoint, end: ChainEnd, hash_at: Callable[[int], str | None]) -> Mapping[str, Any]:
-    """What a record says of a log that ends at `end` and cannot be the one that was attested; empty if it may be.
-    `hash_at` knows the hash of a record, None where nobody can tell."""
+    """The facts for the record if a log that ends at `end` contradicts the checkpoint; empty if it may match. `hash_at`
+    returns the hash of a record, or None if unknown."""
     known = end.hash if newest.seq == end.seq else hash_at(newest.seq) if newest.seq < end.seq else ""
     if known is None or known == newest.hash:
         return {}
@@ -54,7 +54,7 @@ def rolled_back(newest: Checkpoint, end: ChainEnd, hash_at: Callable[[int], str 
 
 
 def hash_in(path: Path) -> Callable[[int], str | None]:
-    """The hashes of the records of a log in files."""
+    """Looks up record hashes in a log's files."""
 
     def hash_at(seq: int) -> str | None:
         for file in files_of(path):
@@ -70,13 +70,13 @@ def _attested(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _found(path: Path, seq: int) -> str | None:
-    """Sequences rise along a file: the place is halved until it is small."""
+    """Binary search for a record, since sequences rise along a file."""
     with path.open("rb") as file:
         low, high = 0, file.seek(0, 2)
         while high - low > BY_HAND_BYTES:
             middle = (low + high) // 2
             file.seek(middle)
-            file.readline(MAX_LINE_BYTES + 1)  # the rest of a line
+            file.readline(MAX_LINE_BYTES + 1)  # the rest of a partial line
             at = file.tell()
             sealed = unseal(file.readline(MAX_LINE_BYTES + 1).removesuffix(b"\n"))
             if sealed is None or at >= high:

@@ -1,12 +1,12 @@
 """Rotates the audit file and writes checkpoints when they are due.
 
-Between the writer and the file. Everything here is done by the thread that writes, between two appends: a checkpoint is
-about the record that stands before it, and a part that is set aside ends with one. Neither is ever in the way of a
-record: what of this fails is logged and tried again, and the records go on to where they went.
+It sits between the writer and the file, and runs in the writing thread between two appends. A checkpoint covers the
+record before it, and a rotated part ends with one. Failures here are logged and retried; they do not affect records,
+which continue to go to the current file.
 
-    append     the checkpoint that is due by count; a new file where this one would grow too large
-    look       what is due by time; for whoever looks at the clock
-    seal       a checkpoint of all that there is, unless the last record is one
+    append     writes the checkpoint that is due by count; rotates a file that would grow too large
+    look       does what is due by time; called periodically
+    seal       writes a checkpoint, unless the last record is one
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ from sidecar.audit.writer import RecordSink
 from sidecar.errors import SettingsError
 from sidecar.http.signing_keys import SigningKey
 
-RETRY_S: Final = 60.0  # after what could not be set aside
+RETRY_S: Final = 60.0  # after a failed rotation
 
 log = logging.getLogger("sidecar.audit")
 
 Stamp = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""A record of a kind of event with id, time, instance and key; only the thread that writes may call it."""
+"""Stamps a record of an event with id, time, instance and key. Only the writing thread may call it."""
 
 
 class ChainSink(RecordSink, Protocol):
-    """A sink that gives its records their places in a chain."""
+    """A sink that places its records in a chain."""
 
     @property
     def end(self) -> ChainEnd:
-        """Where the chain ends."""
+        """The end of the chain."""
 
     @property
     def file(self) -> AuditFile | None:
-        """The file that can be set aside, if it is one."""
+        """The file that can be rotated, if the sink is one."""
 
     def settle(self) -> None:
-        """Finish what was begun, or undo it, so that `end` is where the next record follows. Raises OSError."""
+        """Finish or undo a started append, so that `end` is where the next record follows. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attester:
-    """With which key checkpoints are signed, and how often: after so many records or seconds, if there is something
-    new."""
+    """The signing key of checkpoints, and their interval: in records or seconds, if there are new records."""
 
     key: SigningKey
     every_records: int
@@ -65,7 +64,7 @@ class Attester:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When a file is set aside, None for never; and how many parts are kept, None for all."""
+    """When a file is rotated, None for never; and how many parts are kept, None for all."""
 
     max_bytes: int | None = None
     every_s: float | None = None
@@ -73,7 +72,7 @@ class Rotation:
 
 
 class RotatingSink:
-    """One chain of records with its checkpoints, in a file that may rotate, or in another sink that may not."""
+    """One chain of records with its checkpoints, in a file that may rotate or in another sink that does not."""
 
     def __init__(
         self,
@@ -93,16 +92,16 @@ class RotatingSink:
         self._rotation = rotation
         self._evidence = evidence
         self._timestamp = timestamps()
-        self._attested = BEGINNING  # where the chain ended after the last checkpoint
+        self._attested = BEGINNING  # the chain's end after the last checkpoint
         self._attested_mono_s = clock.monotonic()
         self._begun_at_s: float | None = None  # when the first record of this file was written
         self._not_before_mono_s = 0.0
         self.newest: Checkpoint | None = None
-        """The last one that was made, for whoever publishes it."""
+        """The newest checkpoint, for publication."""
 
     @property
     def end(self) -> ChainEnd:
-        """Where the chain ends."""
+        """The end of the chain."""
         return self.sink.end
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
@@ -121,7 +120,7 @@ class RotatingSink:
         self.sink.close()
 
     def is_due(self) -> bool:
-        """Whether `look` has something to do, as far as one can tell from outside the thread."""
+        """Whether `look` has something to do; an estimate that other threads may make."""
         every_s = self._rotation.every_s
         may_be_old = every_s is not None and self._can_turn_over() and (self._begun_at_s is None or self._is_old())
         return may_be_old or self._is_unattested()
@@ -134,7 +133,7 @@ class RotatingSink:
             self._tried(self.seal)
 
     def seal(self) -> None:
-        """Attest where the chain ends. Raises OSError."""
+        """Write a checkpoint of the chain's end. Raises OSError."""
         attester = self._attester
         if attester is None:
             return
@@ -185,13 +184,13 @@ class RotatingSink:
     # --- a new file -------------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
-        """Set the file aside, its end attested; then let go of what is more than is kept."""
+        """Rotate the file, ended by a checkpoint; then delete parts beyond the number to keep."""
         if self._file is None:
             return
         self._not_before_mono_s = self._clock.monotonic() + RETRY_S
         if self._tried(self.seal) and self._tried(self._set_aside):
             self._begun_at_s, self._not_before_mono_s = None, 0.0
-            self._tried(self._set_evidence_aside)  # if not now, then together with the next part
+            self._tried(self._set_evidence_aside)  # on failure, rotated together with the next part
             self._tried(self._let_go)
 
     def _set_aside(self) -> None:
@@ -203,7 +202,7 @@ class RotatingSink:
             self._evidence.turn_over(self._clock.time(), self.end.seq)
 
     def _let_go(self) -> None:
-        """Delete the oldest parts, each after it is on record what it was. Only where checkpoints vouch for them."""
+        """Delete the oldest parts, each after recording what it was. Only if checkpoints cover them."""
         keep, file = self._rotation.keep, self._file
         if keep is None or file is None or self._attester is None:
             return
@@ -215,12 +214,12 @@ class RotatingSink:
             )
             part.unlink()
             removed = end.seq
-        if self._evidence is not None:  # what was kept before a part ended may be named in the next one
+        if self._evidence is not None:  # results stored before a part ended may be named in the next one
             self._evidence.let_go(removed)
 
     def _parts(self, path: Path) -> list[tuple[Path, int, ChainEnd]]:
-        """The parts of this log, newest first, with their first sequence and their end. What has only the name of one,
-        or says what another says already, is none of those that are kept, and is not deleted."""
+        """The parts of this log, newest first, with their first sequence and their end. Files that only have a part's
+        name, or repeat another part, are not counted and not deleted."""
         found, before_seq = [], self.end.seq + 1
         for part in reversed(parts_of(path)):
             first, end = first_line(part), last_end(part)

@@ -1,11 +1,11 @@
 """Finds the files of one rotated log, in order.
 
-A log that rotates is its file and, beside it, the parts that were set aside, named by the time and by the sequence of
-their last record, so that names sort as the records do:
+A rotated log is its file and, beside it, the parts. A part is named by the time and the sequence of its last record, so
+that names sort as the records do:
 
     audit.jsonl    audit.jsonl.head    audit-20261128T141503Z-000000120000.jsonl    evidence-20261128T141503Z-….jsonl
 
-Evidence is set aside together with the log, under the same time and sequence.
+Result files are rotated together with the log, under the same time and sequence.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _STAMPED: Final = re.compile(r"-\d{8}T\d{6}Z-(\d{12,19})\Z")
 
 
 def aside(path: Path, at_s: float, last_seq: int) -> Path:
-    """What a file is called once it is set aside."""
+    """The name of a file after rotation."""
     stamp = datetime.fromtimestamp(at_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     return path.with_name(f"{path.stem}-{stamp}-{last_seq:0{SEQ_DIGITS}d}{path.suffix}")
 
 
 def last_seq_of(part: Path) -> int:
-    """The sequence in the name of a part; -1 for what is none."""
+    """The sequence in the name of a part; -1 if it is not a part."""
     match = _STAMPED.search(part.stem)
     return -1 if match is None else int(match[1])
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """What was set aside of this file, oldest first. Raises OSError."""
+    """The rotated parts of this file, oldest first. Raises OSError."""
     if not path.parent.is_dir():
         return ()
     found = [each for each in path.parent.iterdir() if each.suffix == path.suffix and _is_part(path, each)]
@@ -45,14 +45,13 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The parts of a log and its file, oldest first, as far as they are there. Raises OSError."""
+    """The existing parts of a log and its file, oldest first. Raises OSError."""
     return (*parts_of(path), *((path,) if path.is_file() else ()))
 
 
 def given(path: Path) -> tuple[Path, ...]:
-    """What somebody means who names a file, or a folder: all of its logs' parts, and the file that is written now. For
-    a folder without one whatever it holds, in the order of the chain. Raises OSError; FileNotFoundError for a folder
-    with several logs, or none."""
+    """The files that a path stands for: a log's parts and its current file. A folder without a current file stands for
+    all its files, in chain order. Raises OSError; FileNotFoundError for a folder with several logs or none."""
     if not path.is_dir():
         return (path,)
     names = {each.name for each in path.iterdir()}
@@ -71,7 +70,7 @@ def given(path: Path) -> tuple[Path, ...]:
 
 
 def in_order(files: Iterable[Path]) -> tuple[Path, ...]:
-    """Files of one chain by their first records; empty ones and others last."""
+    """Sort the files of one chain by their first records; empty and other files last."""
 
     def place(path: Path) -> tuple[int, str]:
         first = first_line(path)
@@ -87,7 +86,7 @@ def first_line(path: Path) -> SealedRecord | None:
 
 
 def last_end(path: Path) -> ChainEnd | None:
-    """Where a file ends; None if it does not end in a record. Raises OSError."""
+    """The chain's end in a file; None if it does not end in a record. Raises OSError."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - MAX_LINE_BYTES - 1))
@@ -97,10 +96,10 @@ def last_end(path: Path) -> ChainEnd | None:
 
 
 def all_given(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """`given`, of each."""
+    """`given` for each path."""
     return tuple(file for path in paths for file in given(path))
 
 
 def _is_part(path: Path, other: Path) -> bool:
     named = other.stem.startswith(f"{path.stem}-") and _STAMPED.fullmatch(other.stem, len(path.stem)) is not None
-    return named and other.is_file()  # whoever opens a pipe waits for somebody to write to it
+    return named and other.is_file()  # a regular file only: opening a pipe would block until it has a writer

@@ -1,9 +1,9 @@
 """Opens the audit sink that the settings name.
 
-    file      file_sink.py                       read back at the start: the chain goes on
-    redis     carrier.py, redis_carrier.py  likewise
-    stdout    carrier.py, stdout_carrier.py        nothing can be read back: the chain begins with the process
-    otlp      carrier.py, otlp_carrier.py          likewise
+    file      file_sink.py                   read back at start: the chain continues
+    redis     carrier.py, redis_carrier.py   likewise
+    stdout    carrier.py, stdout_carrier.py  cannot be read back: the chain starts with the process
+    otlp      carrier.py, otlp_carrier.py    likewise
 
 `also` is a copy of the file, to one of the others (copies.py).
 """
@@ -39,11 +39,11 @@ from sidecar.settings.secrets import read_secret
 from sidecar.settings.store import StoreSettings
 
 REDIS_CONNECT_S: Final = 1.0
-REDIS_ANSWER_S: Final = 1.5  # below the writer's patience, so that a lost reply is asked for again within it
+REDIS_ANSWER_S: Final = 1.5  # below the writer's deadline, so that a lost reply is asked for again within it
 
 
 class OpenedSink(NamedTuple):
-    """A sink, and what was found there. `place` is what it is called to operators."""
+    """A sink, and what was found in it. `place` is its name for operators."""
 
     sink: ChainSink
     found: FoundEnd
@@ -51,7 +51,7 @@ class OpenedSink(NamedTuple):
 
 
 def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()) -> OpenedSink:
-    """Take the place where the evidence goes. `older` are keys before this one. Raises SettingsError."""
+    """Open the configured sink. `older` are previous keys. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
         carrier, found = _carrier(settings, chosen.sink, key, instance, None, older)
@@ -68,7 +68,7 @@ def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[
 
 
 def place_of(settings: Settings) -> str:
-    """Where the evidence goes, for operators; never a credential."""
+    """The sink's location for operators, without credentials."""
     chosen = settings.audit
     places = {
         "file": str(settings.audit_path),
@@ -86,7 +86,7 @@ def stream_of(chosen: RedisSink | None) -> str:
 
 
 def reading_stream(settings: Settings) -> RedisCarrier:
-    """The stream of the settings, for who reads it back: nobody's turn is taken. Raises SettingsError."""
+    """Open the configured stream for reading, without becoming its writer. Raises SettingsError."""
     if settings.audit_store.is_memory:
         raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
     nobody = AuditKey.from_secret(b"")
@@ -141,7 +141,7 @@ def _connection(chosen: StoreSettings) -> AbstractConnection:
     place = chosen.place
     try:
         options = chosen.login() | {"socket_connect_timeout": REDIS_CONNECT_S, "socket_timeout": REDIS_ANSWER_S}
-    except SettingsError as unreadable:  # now: it may be changed while we run
+    except SettingsError as unreadable:  # raised at connection time: the file may change while we run
         raise ConnectionError(str(unreadable)) from None
     options |= {"retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
     made: type[Any] = TcpConnection

@@ -1,7 +1,7 @@
 """Counts and times what an audit log holds.
 
-Of records that end a request, in memory that does not grow with their number: names that come beyond MAX_NAMES are
-counted together, and times go into classes of two per cent.
+It counts records that end a request, in bounded memory: names beyond MAX_NAMES are counted together, and times are
+grouped into classes of two per cent.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _PERCENTILES: Final = (50, 90, 99, 99.9)
 
 
 class Durations:
-    """Milliseconds by class, so that a percentile is right to two per cent."""
+    """A histogram of milliseconds, with percentiles accurate to two per cent."""
 
     def __init__(self) -> None:
         self._classes: Counter[int] = Counter()
         self.max_ms = 0.0
 
     def add(self, ms: float) -> None:
-        """One more."""
+        """Add one duration."""
         self._classes[int(log(max(ms, 0.001) * 1000) / _STEP)] += 1
         self.max_ms = max(self.max_ms, ms)
 
     def percentile(self, percent: float) -> float:
-        """What so many of a hundred took at most, in milliseconds; 0 where there are none."""
+        """The given percentile in milliseconds; 0 if there are no durations."""
         left = self._classes.total() * percent / 100
         for each in sorted(self._classes):
             left -= self._classes[each]
@@ -42,7 +42,7 @@ class Durations:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts of records by event, and of requests that ended by what they were and what became of them."""
+    """Counts records by event, and ended requests by method, object and result."""
 
     records: int = 0
     first: str = ""
@@ -55,7 +55,7 @@ class Statistics:
     durations: Durations = field(default_factory=Durations)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One more record."""
+        """Add one record."""
         timestamp = str(record.get("timestamp"))
         self.records += 1
         self.first = min(self.first or timestamp, timestamp)

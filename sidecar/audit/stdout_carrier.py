@@ -1,11 +1,10 @@
 """Writes audit lines whole to standard output or a pipe.
 
-Standard output is the evidence's alone: from `take` on, what this process or a child of it prints goes to standard
-error. A reader who is slow makes the write wait; one who is gone makes it fail. A line whose first byte is out is
-carried to its end before any other, so that no reader ever sees a torn one in the midst.
+Standard output is reserved for audit lines: after `take`, prints of this process and its children go to standard error.
+A slow reader blocks the write; a reader that is gone makes it fail. A line whose first byte was written is completed
+before any other, so no reader sees a torn line in the middle.
 
-Nothing can be read back from a pipe: the chain begins anew with each process, whose `instance` says which it is, and
-there is no anchor.
+A pipe cannot be read back: each process starts a new chain, identified by its `instance`, and there is no anchor.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOOK_MS = 1000
 
 
 class StdoutCarrier:
-    """A descriptor that lines are written to. `let_go` ends it."""
+    """Writes lines to a descriptor. `let_go` releases it."""
 
     def __init__(self, descriptor: int, let_go: Callable[[], None]) -> None:
         self._descriptor = descriptor
@@ -34,9 +33,9 @@ class StdoutCarrier:
 
     @classmethod
     def take(cls) -> StdoutCarrier:
-        """Standard output, for nobody else from now on. Raises SettingsError."""
+        """Reserve standard output. Raises SettingsError."""
         try:
-            if sys.stdout is None:  # closed from the beginning: what has its number now is not it
+            if sys.stdout is None:  # closed at start: the descriptor number may belong to another file
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             own = os.dup(STDOUT)
             os.dup2(STDERR, STDOUT)
@@ -56,7 +55,7 @@ class StdoutCarrier:
         while left:
             try:
                 left = left[os.write(self._descriptor, left) :]
-            except BlockingIOError:  # whoever gave it to us reads and writes without waiting
+            except BlockingIOError:  # the inherited descriptor is non-blocking
                 writable = select.poll()
                 writable.register(self._descriptor, select.POLLOUT)
                 writable.poll(LOOK_MS)
@@ -68,7 +67,7 @@ class StdoutCarrier:
         self._begun, self._rest = None, b""
 
     def give_up(self) -> None:
-        """As `Carrier.give_up`. A write that hangs, hangs until its reader reads or this process ends."""
+        """A blocked write stays blocked until its reader reads or this process ends."""
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -1,9 +1,9 @@
 """Reads a log from its first file on and follows what is appended.
 
-    lines     every line that is there
-    follow    and every one that comes, also after its file was set aside
+    lines     every line in the files
+    follow    the same, then every new line, also after rotation
 
-A line is given with its newline, and only when it is whole. What a start takes away (a torn tail) was never given.
+Lines are returned with their newline, and only when complete. A torn tail, which a start removes, is never returned.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from sidecar.audit.segments import last_seq_of, parts_of
 
 
 def lines(paths: Sequence[Path]) -> Iterator[bytes]:
-    """Every whole line of some files, in bounded memory; what is longer than a record comes in pieces. Raises
+    """Every whole line of some files, in bounded memory; a line longer than a record comes in pieces. Raises
     OSError."""
     for path in paths:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 if line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
-                    yield line  # what has no end is no record, whatever it says
+                    yield line  # an unterminated line is not a record
 
 
 def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]:
-    """Every whole line of the files, the last of which is written still, and then every new one. `wait` is called
-    where there is nothing new. Never ends.
+    """Every whole line of the files, the last of which is still being written, then every new one. `wait` is called
+    when there is nothing new. Never ends.
 
-    What was shown is told by names and open files, never by what a line says of itself: one line that claims a high
-    sequence would else hide all that come."""
+    Progress is tracked by names and open files, not by the content of lines: a line that claims a high sequence would
+    otherwise hide all later ones."""
     *older, path = paths
     newest = max(map(last_seq_of, older or parts_of(path)), default=-1)
     shown = {part for part in parts_of(path) if last_seq_of(part) <= newest}
@@ -40,7 +40,7 @@ def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]
     while True:
         try:
             file = path.open("rb")
-        except FileNotFoundError:  # between two names, for a moment
+        except FileNotFoundError:  # between the two renames of a rotation
             wait()
             continue
         with file:
@@ -55,7 +55,7 @@ def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]
 
 
 def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iterator[bytes]:
-    """The lines of a file as long as it has this name, to its end."""
+    """The lines of a file for as long as it has this name, to its end."""
     whole_at, is_over = 0, False
     while True:
         line = file.readline(MAX_LINE_BYTES + 1)
@@ -65,9 +65,9 @@ def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iter
         elif is_over:
             return
         else:
-            whole_at = min(whole_at, os.fstat(file.fileno()).st_size)  # what was taken back, or cut
+            whole_at = min(whole_at, os.fstat(file.fileno()).st_size)  # an append was undone, or the file was truncated
             file.seek(whole_at)
-            is_over = not _is_still(path, file)  # then what came before it was set aside is read, and no more
+            is_over = not _is_still(path, file)  # if it was rotated, read only the rest
             if not is_over:
                 wait()
 

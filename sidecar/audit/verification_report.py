@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 MAX_PROBLEMS: Final = 100  # shown; all are counted
 
 Ending = Literal["sealed", "attested", "open"]
-"""`sealed`: the last two records are a stop and a checkpoint of it; `attested`: the last is a checkpoint, as in a part
-that was set aside; `open`: what came after the last checkpoint rests on the anchor alone."""
+"""`sealed`: the last two records are a stop and its checkpoint; `attested`: the last is a checkpoint, as in a rotated
+part; `open`: the records after the last checkpoint rest on the anchor alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationProblem:
-    """One contradiction. `line` counts from 1; 0 is the file as a whole."""
+    """One contradiction. `line` counts from 1; 0 is the whole file."""
 
     path: str
     line: int
@@ -30,10 +30,10 @@ class VerificationProblem:
 
 @dataclass(slots=True)
 class VerificationReport:
-    """What a verification found. `ok`: nothing contradicts the evidence; `unproved` says what that leaves open.
+    """The result of a verification. `ok`: nothing contradicts the evidence; `unproved` states what remains open.
 
-    `unfinished` are decisions without an outcome: calls that a crash cut off, or that are still under way;
-    `signed_up_to` is the last record under a signature that was checked; `instances` are who wrote control records.
+    `unfinished` are decisions without an outcome: calls that a crash cut off or that are still running; `signed_up_to`
+    is the last record under a verified signature; `instances` wrote control records.
     """
 
     records: int = 0
@@ -56,7 +56,7 @@ class VerificationReport:
         return self.problem_count == 0
 
     def add(self, path: Path, line: int, kind: str, message: str) -> None:
-        """Count a problem, and keep it while there is room."""
+        """Count a problem, and store it while there is room."""
         self.problem_count += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(VerificationProblem(str(path), line, kind, message))

@@ -1,29 +1,29 @@
 """Verifies an audit log and states what that proves.
 
-    changed      a line's seal does not fit its bytes, or the next line was sealed upon another
-    unreadable   a line that is no record
-    removed      sequences that are nowhere
-    reordered    a line that stands elsewhere than its sequence says
-    inserted     a sequence that is there twice
-    cut-end      the anchor, or a checkpoint, knows lines that the file does not have
-    no-anchor    there is none, so that a cut end would not show
-    forged       the anchor is none, or none of the given keys made it; a checkpoint that its key did not sign
-    at-start     a start of the sidecar found the evidence broken, and said so in a control record
+    changed      a line's seal does not match its bytes, or the next line was sealed on another line
+    unreadable   a line that is not a record
+    removed      missing sequences
+    reordered    a line in another position than its sequence
+    inserted     a sequence that appears twice
+    cut-end      the anchor, or a checkpoint, covers lines that the file does not have
+    no-anchor    there is no anchor, so a cut end would not show
+    forged       the anchor is malformed, or none of the given keys made it; a checkpoint that its key did not sign
+    at-start     a start of the sidecar found the evidence broken and recorded that
 
 of checkpoints:
 
-    checkpoint-differs  one in the log that is not about the record before it
-    no-checkpoint       a given file holds none
+    checkpoint-differs  a checkpoint in the log that does not match the record before it
+    no-checkpoint       a given file contains none
 
-and of the results that are kept beside it, where their files are given:
+and of stored results, if their files are given:
 
-    evidence-changed   not the record that its outcome names
-    evidence-missing   an outcome names a record that is nowhere
-    evidence-doubled   a record that is there twice
+    evidence-changed   a result that differs from the one that its outcome names
+    evidence-missing   an outcome names a result that is not found
+    evidence-doubled   a result that appears twice
 
-Files are given oldest first. Every file but the last is anchored by the one after it, the last by its `.head`; with
-`part` both ends may be elsewhere. A file that is being written may be verified: the anchor is read before the file and
-again after it.
+Files are given oldest first. Each file but the last is anchored by the next one, the last by its `.head`; with `part`
+both ends may be elsewhere. A file that is being written can be verified: the anchor is read before the file and again
+after it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sidecar.audit.line_walk import LineWalk, Progress
 from sidecar.audit.result_store import NamedResult, read_evidence
 from sidecar.audit.verification_report import VerificationReport
 
-MAX_CHECKPOINTS: Final = 1_000_000  # read of what was published; each takes some 500 bytes
+MAX_CHECKPOINTS: Final = 1_000_000  # published checkpoints that are read; each takes about 500 bytes
 
 
 def verify(
@@ -58,10 +58,11 @@ def verify(
     processes: int = 1,
     progress: Progress = lambda count: None,
 ) -> VerificationReport:
-    """Read the files of one log, oldest first, and of the `evidence` that it names. `older` are keys before `key`;
-    `after` is where the chain ended before the first line, where that is known, so that what was verified need not be
-    read again; `checkpoints` files of what was published, signed by one of `public_keys`. Raises OSError when one
-    cannot be read.
+    """Verify the files of one log, oldest first, and the `evidence` that it names.
+
+    `older` are the keys before `key`; `after` is the chain's end before the first line, if known, so that verified
+    parts need not be read again; `checkpoints` are files of published checkpoints, signed by one of `public_keys`. Raises
+    OSError when a file cannot be read.
     """
     report = VerificationReport()
     keys = () if key is None else (key, *older)
@@ -94,7 +95,7 @@ def verify(
 
 
 def lies_beside(key_path: Path, path: Path) -> bool:
-    """Whether key and log share a folder: against whoever can write both, nothing is proved."""
+    """Whether key and log are in one folder: nothing is proven against an attacker who can write both."""
     return key_path.resolve().parent == path.resolve().parent
 
 
@@ -128,7 +129,7 @@ def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Ma
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """`head` is None when there is no file (`there` false), or when it is no anchor."""
+    """`head` is None if there is no anchor file (`there` is false) or it is malformed."""
 
     there: bool
     head: ChainHead | None
@@ -136,7 +137,7 @@ class _Anchor:
 
 def _read_anchor(path: Path) -> _Anchor:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # whoever opens a pipe waits for somebody to write to it
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block until it has a writer
             return _Anchor(True, None)
         with path.open("rb") as file:
             return _Anchor(True, parse_head(file.read(HEAD_BYTES + 1)))
@@ -177,7 +178,7 @@ def _made(head: ChainHead, keys: Sequence[AuditKey]) -> bool:
 
 
 def _went_on(after: _Anchor, last_seq: int, keys: Sequence[AuditKey]) -> bool:
-    """Whether the log was being written meanwhile, so that the anchor has caught up with what was read."""
+    """Whether the log was written meanwhile, so that the anchor has moved past what was read."""
     head = after.head
     return head is not None and head.next.seq >= last_seq and (not keys or _made(head, keys))
 
@@ -188,7 +189,7 @@ Published = tuple[Path, Checkpoint]
 
 
 def _published(report: VerificationReport, paths: Sequence[Path], keys: Keys) -> Iterator[Published]:
-    """What was published, without what is forged."""
+    """The published checkpoints without forged ones."""
     for path in paths:
         count = 0
         for checkpoint in read_checkpoints(path):
@@ -204,7 +205,7 @@ def _published(report: VerificationReport, paths: Sequence[Path], keys: Keys) ->
 
 
 def _check_published(walk: LineWalk, log: Path, published: Sequence[Published]) -> None:
-    """What was once said of the log must be true of it still."""
+    """Check that the log still matches every published checkpoint."""
     report = walk.report
     newest = max((checkpoint.seq for _, checkpoint in published), default=0)
     if newest > report.last_seq:
@@ -248,7 +249,7 @@ def _sum_up_checkpoints(walk: LineWalk, published: Sequence[Published], keys: Ke
 
 
 def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
-    """`keys` are those of checkpoints: where they are given, one that none of them signed attests nothing."""
+    """`keys` are checkpoint keys: if given, a checkpoint that none of them signed attests nothing."""
     report, last_seq = walk.report, walk.report.last_seq
     attested_seq = walk.attested_seq if keys is None else walk.signed_seq
     if last_seq and attested_seq == last_seq:

@@ -1,17 +1,17 @@
 """Writes audit records in a thread of its own, so that a slow disk never blocks the event loop.
 
-One thread does what can block. It is given all that came since its last turn, and writes it in one append: whoever
-waits for the disk waits for it together (group commit), and nobody waits for a turn that is not theirs.
+The thread does everything that can block. It takes all records queued since its last turn and writes them in one
+append, so that all waiting callers share one disk write (group commit).
 
-    waiting     what came while the thread was at work; the next append
-    at work     what the thread has
-    stalled     the thread is late by `deadline_s`: who waits is refused, and so is who comes, until it is back. What it
-                had may still be written: a record may say more than its caller heard, never less
+    waiting     records queued while the thread is busy; the next append
+    at work     records that the thread is writing
+    stalled     the thread is late by `deadline_s`: waiting and new callers are refused until it returns. Its records
+                may still be written: the log may contain more than the caller was told, never less
 
-Nothing is dropped where somebody waits for it. Where nobody does (`best_effort`), what finds `MAX_WAITING` before it is
-lost, and counted.
+A record is not dropped while a caller waits for it. With `best_effort` callers do not wait; then a record that finds
+`MAX_WAITING` records queued is dropped and counted.
 
-Until `start`, and for programs without a loop, everything is written where it is said.
+Before `start`, and in programs without an event loop, records are written synchronously.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from sidecar.audit.chain import UnfitHead
 
 DEADLINE_S: Final = 2.0
 MAX_AT_ONCE: Final = 256
-MAX_WAITING: Final = 20_000  # some 40 MB of records; each is of a call that is in flight, or of nobody's
+MAX_WAITING: Final = 20_000  # about 40 MB of records; each belongs to a running call, or to `best_effort`
 CLOSE_S: Final = 5.0
 
 log = logging.getLogger("sidecar.audit")
 
 
 def _nobody(_: OSError | None) -> None:
-    """Nobody counts it."""
+    """Ignores the result."""
 
 
 class RecordSink(Protocol):
-    """Where records go. Everything may block, and is called by one thread at a time."""
+    """Takes records. All methods may block, and are called by one thread at a time."""
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
-        """Give the first of the records their places in the chain and put them there, all or none: how many they were,
-        one at least. Raises OSError; nothing is there then, and with Unfit there may be room for fewer."""
+        """Place the first records in the chain and write them, all or none. Returns how many, at least one. Raises
+        OSError if none was written; with UnfitHead, fewer may fit."""
 
     def abandon(self) -> None:
-        """From another thread: the append under way is given up, if it can be."""
+        """Give up the running append if possible. Called from another thread."""
 
     def close(self) -> None:
-        """Let go of it. What is appended afterwards fails."""
+        """Close the sink. Later appends fail."""
 
 
 Told = Callable[[OSError | None], object]
-"""Hears once what became of a record, whoever waited for it: None, or what lost it."""
+"""Called once with the result of a record, whether or not a caller waited: None, or the error that lost it."""
 
 
 class _WriteJob(NamedTuple):
-    """A record, or work of another kind; and where somebody waits for it, if anybody does."""
+    """A record or other work, and the future of the waiting caller, if any."""
 
     record: dict[str, Any] | None
     work: Callable[[], Any] | None
@@ -67,22 +67,22 @@ class _WriteJob(NamedTuple):
     end: asyncio.Future[Any] | None = None
 
     def answer(self, value: Any) -> None:
-        """Tell who waits, if nobody did."""
+        """Set the caller's result, if not yet set."""
         if self.end is not None and not self.end.done():
             self.end.set_result(value)
 
     def close(self, value: Any) -> None:
-        """This is what became of it."""
+        """Set the final result."""
         self.told(value if isinstance(value, OSError) else None)
         self.answer(value)
 
 
 Ends = list[tuple[_WriteJob, Any]]
-"""What each job came to: a value, or an exception."""
+"""The result of each job: a value or an exception."""
 
 
 class RecordWriter:
-    """The one way to a sink."""
+    """Serializes all access to a sink."""
 
     def __init__(self, sink: RecordSink, *, deadline_s: float = DEADLINE_S, max_waiting: int = MAX_WAITING) -> None:
         self.sink = sink
@@ -101,39 +101,39 @@ class RecordWriter:
 
     @property
     def depth(self) -> int:
-        """How much is not yet at its sink."""
+        """The number of records that are not yet written."""
         return len(self._waiting) + len(self._at_work)
 
     @property
     def stalled(self) -> bool:
-        """Whether the thread has not come back in time."""
+        """Whether the thread is past its deadline."""
         return self._stalled
 
     @property
     def up(self) -> bool:
-        """Whether what was given to the sink last is there, and in time."""
+        """Whether the last records were written in time."""
         return not (self._stalled or self._failed)
 
     def start(self) -> None:
-        """From here on a thread writes, for the loop that runs now."""
+        """Start the writing thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
     async def append(self, record: dict[str, Any], told: Told = _nobody) -> None:
-        """Put a record there. Raises OSError. Whoever does not wait for the end has not undone it."""
+        """Write a record. Raises OSError. Cancelling the wait does not undo the write."""
         await self._done(record, None, told)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Do something else that may block, before every record that comes later. Raises OSError."""
+        """Run other blocking work before all later records. Raises OSError."""
         return await self._done(None, work, _nobody)
 
     def post(self, record: dict[str, Any], told: Told) -> None:
-        """Put a record there some time."""
+        """Queue a record without waiting."""
         self._put(_WriteJob(record, None, told))
 
     async def close(self) -> None:
-        """Write what waits, within CLOSE_S, and let go."""
+        """Write queued records within CLOSE_S, and close the sink."""
         if self._thread is not None and not self._closed and self.depth:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle], timeout=CLOSE_S)
@@ -144,7 +144,7 @@ class RecordWriter:
             self._jobs.put(None)
             self._thread.join(CLOSE_S)
             self.sink.close()
-        else:  # it hangs where it writes; it is a daemon, and what nobody could write was refused
+        else:  # the daemon thread hangs in a write; unwritten records were refused
             self.sink.abandon()
 
     # --- in the loop --------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class RecordWriter:
             self._late.cancel()
         was_up, last = self.up, [value for _, value in ends if not isinstance(value, UnfitHead)][-1:]
         self._stalled, self._at_work = False, ()
-        if last:  # what can be put nowhere says nothing of the sink
+        if last:  # a record that fits nowhere says nothing about the sink
             self._failed = isinstance(last[0], OSError)
         if self.up and not was_up:
             log.warning("the evidence can be written again")
@@ -198,7 +198,7 @@ class RecordWriter:
             self._idle.set_result(None)
 
     def _stall(self) -> None:
-        """Whoever waits is told now. What the thread has is told again, to nobody, when it comes back."""
+        """Fail waiting callers now; later results of the thread's records are ignored."""
         self._stalled = True
         log.error("the evidence cannot be written: its sink does not answer", extra={"deadline_s": self._deadline_s})
         for job in self._at_work:
@@ -216,11 +216,11 @@ class RecordWriter:
             ends = self._ended(jobs)
             try:
                 loop.call_soon_threadsafe(self._end, ends)
-            except RuntimeError:  # the loop is gone, and everybody who waited with it
+            except RuntimeError:  # the loop is gone, with all waiting callers
                 return
 
     def _ended(self, jobs: Sequence[_WriteJob]) -> Ends:
-        """Each job done, in order; records that stand together in one append."""
+        """Do each job in order; adjacent records share one append."""
         ends: Ends = []
         while len(ends) < len(jobs):
             rest = jobs[len(ends) :]
@@ -238,7 +238,8 @@ class RecordWriter:
 
 
 def _first_of(records: Sequence[dict[str, Any]], sink: RecordSink) -> tuple[int, Exception | None]:
-    """What became of how many of them. One that can be put nowhere is found, and refused alone."""
+    """Append the first records. Returns how many, and their error. A record that fits nowhere is isolated and fails
+    alone."""
     while isinstance(written := _tried(partial(_appended, sink, records)), UnfitHead) and len(records) > 1:
         records = records[: len(records) // 2]
     if isinstance(written, UnfitHead):
@@ -250,8 +251,8 @@ def _first_of(records: Sequence[dict[str, Any]], sink: RecordSink) -> tuple[int,
 
 
 def _appended(sink: RecordSink, records: Sequence[dict[str, Any]]) -> int:
-    """As `RecordSink.append`. A fault of ours, or an answer that nobody foresaw, is one more way for it not to be
-    there: who waits is refused, and it is counted and told as such."""
+    """`RecordSink.append`, with unexpected exceptions also treated as failed writes: the callers are refused and the
+    loss is counted."""
     try:
         return sink.append(records)
     except OSError:
@@ -269,7 +270,7 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 
 def _value(end: Any) -> Any:
-    if isinstance(end, OSError):  # to each who waited one of their own: it holds on to whom it was raised for
+    if isinstance(end, OSError):  # one exception per waiting caller: an exception keeps the frames that raised it
         raise OSError(*end.args)
     if isinstance(end, BaseException):
         raise end
