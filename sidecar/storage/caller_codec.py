@@ -1,6 +1,6 @@
 """Encodes callers for storage.
 
-Everything that rules, the kill switch and issuers are asked about; never the token.
+The encoding holds everything that rules, the kill switch and issuers need to judge the caller, and never the token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _PLAIN: Final = TypeAdapter(
 
 
 def plain_caller(caller: Caller) -> list[Any]:
-    """A caller in lists and words, as JSON has them."""
+    """Returns the caller as JSON-compatible lists, strings and numbers."""
     chain = [[one.name, one.issuer, sorted(one.roles), sorted(one.scopes)] for one in caller.chain]
     shown = [[one.kind, one.issuer, one.key_id, one.trust] for one in caller.credentials]
     return [chain, shown, caller.expires_at]
 
 
 def caller_from(plain: Any) -> Caller:
-    """The same caller. Raises ValueError for what is none."""
+    """Restores a caller from `plain_caller`'s encoding. Raises ValueError if the data is not a caller."""
     chain, credentials, expires_at = _PLAIN.validate_python(plain)
     return Caller(tuple(Principal(*one) for one in chain), tuple(Credential(*one) for one in credentials), expires_at)

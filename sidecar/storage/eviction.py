@@ -1,7 +1,8 @@
-"""Chooses which finished records give way when there are too many.
+"""Chooses which finished records are evicted when there are too many.
 
-The oldest of whoever has most of them there, so that nobody's many push out another's few. Among those who have as many
-it is whose oldest is older. Nothing here looks at all of them: owners stand in order, and each one's own.
+The owner with the most finished records loses its oldest, so that one owner's many records don't evict another's few.
+On a tie, the owner with the older record loses. Owners, and each owner's records, are kept sorted, so no operation
+scans them all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class HistoryPlace(NamedTuple):
-    """A place in time, which orders what came at once as it came."""
+    """A sort key: creation time, then order of arrival among records created at the same time."""
 
     created_at: float
     number: int
@@ -20,7 +21,7 @@ class HistoryPlace(NamedTuple):
 
 
 class _Rank(NamedTuple):
-    """An owner's place: who has most comes first, then whose oldest is older."""
+    """An owner's sort key: the owner with the most records first, then the one whose oldest record is older."""
 
     fewer: int
     oldest: HistoryPlace
@@ -29,14 +30,14 @@ class _Rank(NamedTuple):
 
 @dataclass(slots=True)
 class RecordHistory:
-    """What is done, of one target or in all."""
+    """The finished records of one target, or of all targets."""
 
     count: int = 0
     _of_owner: dict[str, list[HistoryPlace]] = field(default_factory=dict)
     _ranks: list[_Rank] = field(default_factory=list)
 
     def add(self, owner: str, at: HistoryPlace) -> None:
-        """One more is done."""
+        """Adds a finished record."""
         mine = self._of_owner.setdefault(owner, [])
         self._lift(owner, mine)
         insort(mine, at)
@@ -44,7 +45,7 @@ class RecordHistory:
         self.count += 1
 
     def remove(self, owner: str, at: HistoryPlace) -> None:
-        """One of them goes on, or is forgotten."""
+        """Removes a record that was reopened or deleted."""
         mine = self._of_owner[owner]
         self._lift(owner, mine)
         remove(mine, at)
@@ -52,7 +53,7 @@ class RecordHistory:
         self.count -= 1
 
     def first(self) -> str:
-        """The id of what gives way next. There is something."""
+        """Returns the id of the next record to evict. The history must not be empty."""
         return self._ranks[0].oldest.id
 
     def _lift(self, owner: str, mine: list[HistoryPlace]) -> None:
@@ -67,5 +68,5 @@ class RecordHistory:
 
 
 def remove(places: list[Any], at: tuple[Any, ...]) -> None:
-    """Take it out of a list in order, where it is."""
+    """Removes an item from a sorted list."""
     del places[bisect_left(places, at)]

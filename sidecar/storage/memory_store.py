@@ -1,4 +1,4 @@
-"""Records in this process."""
+"""Stores records in this process's memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sidecar.storage.record_store import (
 
 SWEPT_AT_ONCE: Final = 200
 _NOBODY: Final = ("", 0.0)
-_EVERY: Final = ""  # no target is called so
+_EVERY: Final = ""  # never the name of a target
 
 
 @dataclass(slots=True)
 class MemoryRecordStore(Generic[R]):
-    """Records in a dictionary. A restart forgets them, also those that something is still done for."""
+    """Keeps records in a dictionary. A restart loses them, including those of unfinished work."""
 
     up: bool = True
     _records: dict[str, R] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class MemoryRecordStore(Generic[R]):
         return +counts
 
     async def sweep(self, now_s: float) -> int:
-        """As `Store.sweep`; some at a time, so that nobody waits behind it for long."""
+        """Deletes expired records in batches, and yields to the event loop between batches."""
         swept = 0
         while some := self._ends[: min(SWEPT_AT_ONCE, bisect_right(self._ends, now_s, key=itemgetter(0)))]:
             for _, record_id in some:
@@ -148,7 +148,7 @@ class MemoryRecordStore(Generic[R]):
         return found, sum(map(len, lists))
 
     def _before(self, record: R) -> R | None:
-        """The revision before this one, if that is what is there."""
+        """Returns the stored record if it is the revision just before this one, else None."""
         standing = self._records.get(record.id)
         return standing if standing is not None and standing.revision == record.revision - 1 else None
 

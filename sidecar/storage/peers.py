@@ -1,8 +1,8 @@
 """Exchanges policy revisions between replicas and reports differences.
 
-Once a second each says in the store what it serves, and hears the others. Who hears that another has loaded something
-new looks at its own source at once: nobody sends a policy, only the word that there may be one. Nothing depends on it;
-while the store is out, each looks when it would have looked anyway.
+Once a second, each replica writes what it serves to the shared store and reads what the others serve. A replica that
+sees a newer version checks its own policy source at once: replicas exchange revisions, never policies. Nothing depends
+on the exchange; while the store is out, each replica checks its source at its usual interval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 from sidecar.storage.redis_script import Run, script_text
 
 EVERY_S: Final = 1.0
-COUNTS_S: Final = 10.0  # a replica that was not heard for so long is none
+COUNTS_S: Final = 10.0  # a replica not heard from for this long is gone
 MOST: Final = 1_000
 KEY: Final = "replicas"
 SCRIPT: Final = script_text("peers")
@@ -28,14 +28,14 @@ log = logging.getLogger("sidecar.storage.peers")
 
 
 class ServedRevision(NamedTuple):
-    """What one replica serves: the policy's revision, and the version that its source gave it (0 without one)."""
+    """What one replica serves: the policy's revision, and the version its source gave it (0 if none)."""
 
     revision: str
     version: int
 
 
 class RevisionSkew(NamedTuple):
-    """How many other replicas serve the same revision, and how many another."""
+    """How many other replicas serve the same revision, and how many serve another."""
 
     same: int
     other: int
@@ -43,8 +43,9 @@ class RevisionSkew(NamedTuple):
 
 @dataclass(slots=True)
 class Peers:
-    """The word of each to each. `me` names this process, `serving` is what it serves now, `news` is called when another
-    has loaded what this one does not serve. `skew` is None where nobody can be heard."""
+    """Exchanges revisions with the other replicas. `me` names this process, `serving` returns what it serves now, and
+    `news` is called when another replica has loaded something this one does not serve. `skew` is None while the other
+    replicas cannot be heard."""
 
     me: str
     run_script: Run
@@ -54,13 +55,13 @@ class Peers:
     _heard: dict[str, ServedRevision] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Say and hear. Runs as long as the process."""
+        """Exchanges revisions until cancelled."""
         while True:
             await self.sync()
             await asyncio.sleep(EVERY_S)
 
     async def sync(self) -> None:
-        """Say and hear once."""
+        """Exchanges revisions once."""
         mine = self.serving()
         said = orjson.dumps({"v": VERSION, **mine._asdict()}).decode()
         try:
@@ -68,7 +69,7 @@ class Peers:
         except ConnectionError:
             self.skew = None
             return
-        if told is None:  # a store that nobody shares
+        if told is None:  # the store is not shared
             return
         now = _understood(told if isinstance(told, list) else [])
         same = sum(one.revision == mine.revision for one in now.values())
@@ -81,8 +82,8 @@ class Peers:
 
 
 def _understood(told: list[Any]) -> dict[str, ServedRevision]:
-    """What the others say, as far as it is understood: a member that is unknown says nothing that we must know, and
-    who cannot be understood is not counted."""
+    """Parses the other replicas' entries. Unknown members are ignored; entries that cannot be parsed are not
+    counted."""
     found = {}
     for name, said in zip(told[::2], told[1::2], strict=False):
         try:

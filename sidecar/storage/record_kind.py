@@ -14,16 +14,16 @@ from sidecar.storage.record_store import R, UnreadableRecord
 
 MAX_ID_CHARS: Final = 64
 MAX_TOLD: Final = 1_000
-FINITE: Final = ConfigDict(allow_inf_nan=False)  # a time that is not a number is before and after nothing
+FINITE: Final = ConfigDict(allow_inf_nan=False)  # NaN compares as neither earlier nor later than any time
 
 log = logging.getLogger("sidecar.storage")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCodec(Generic[R]):
-    """A record as bytes, and back. `decode` raises ValueError, TypeError or LookupError for what says nothing to us: it
-    was damaged, or a newer version wrote it. What it gives is whole, each part of its type: whoever reads on looks at
-    nothing twice."""
+    """Encodes a record as bytes and decodes it. `decode` raises ValueError, TypeError or LookupError for data that is
+    damaged or was written by a newer version. Every field of a decoded record has been checked, so code that uses it
+    need not check again."""
 
     encode: Callable[[R], bytes]
     decode: Callable[[bytes | str], R]
@@ -31,9 +31,10 @@ class RecordCodec(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
-    """One kind of record. `what` is one of them in a sentence, `table` has them in a file and `key` in Redis: these and
-    the codec are a format, which neighbouring versions share. A file that cannot be used is told with the codes
-    `broken` and `newer`, and what is `lost` without it; `told` is of which it was said that they cannot be read."""
+    """One kind of record. `what` names one such record in a sentence; `table` is its table in SQLite and `key` its key
+    in Redis. These and the codec are a storage format, which neighbouring versions share. `broken` and `newer` are the
+    codes of faults for an unusable file, `lost` says what is lost without it, and `told` holds the unreadable records
+    already logged."""
 
     what: str
     codec: RecordCodec[R]
@@ -45,15 +46,15 @@ class RecordKind(Generic[R]):
     told: set[int] = field(default_factory=set, compare=False, repr=False)
 
     def read(self, body: bytes | str | None) -> R:
-        """The record that was kept so. Raises Unreadable: nothing is said of what we cannot read, and least of all that
-        it is not there."""
+        """Decodes a stored record. Raises UnreadableRecord if it cannot be decoded: an unreadable record must not be
+        reported as missing."""
         try:
             return self.codec.decode(body or b"")
         except (ValueError, TypeError, LookupError):
             raise UnreadableRecord(f"{self.what} cannot be read: it was damaged, or another version wrote it") from None
 
     def _tell(self, unreadable: UnreadableRecord, body: bytes | str | None) -> None:
-        """Once of each: it is met again and again."""
+        """Logs each unreadable record once, because it is read again and again."""
         if len(self.told) >= MAX_TOLD:
             self.told.clear()
         if (digest := hash(body)) not in self.told:
@@ -61,7 +62,7 @@ class RecordKind(Generic[R]):
             log.warning("%s", unreadable, extra={"id": _id_in(body)})
 
     def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
-        """Those of the records that can be read: one that cannot is no other's trouble."""
+        """Decodes the records that can be decoded and skips the others."""
         found = []
         for body in bodies:
             try:
@@ -72,7 +73,7 @@ class RecordKind(Generic[R]):
 
 
 def _id_in(body: bytes | str | None) -> str | None:
-    """Which one it may be, so that somebody finds it: as far as it is JSON, it says so."""
+    """Returns the record's id for the log if the body is JSON and has one, else None."""
     try:
         return str(orjson.loads(body or b"")["id"])[:MAX_ID_CHARS]
     except (ValueError, TypeError, LookupError):

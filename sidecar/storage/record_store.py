@@ -1,8 +1,8 @@
 """The interface of a record store.
 
-Each verb is one atomic step: fit for a dictionary, a file, or a server that several replicas share. Whoever has a
-record on their hands (`holder`) has it until a time that they set further and further; one that nobody holds any more
-is another's to take up.
+Each method is one atomic step, which a dictionary, a file or a server shared by replicas can implement. A process that
+works on a record holds it (`holder`) until a time that it keeps extending; another process may take a record whose
+hold has lapsed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-FORGOTTEN_AT_ONCE: Final = 100  # of a target with too many that are done; the next one that is added forgets the rest
+FORGOTTEN_AT_ONCE: Final = 100  # per `add`, of a target with too many finished records; later calls delete the rest
 
 
 class RecordStoreOut(Exception):
@@ -19,15 +19,15 @@ class RecordStoreOut(Exception):
 
 
 class UnreadableRecord(RecordStoreOut):
-    """The store answered, and what it has of a record says nothing to us. Its text may be shown."""
+    """The store answered, but the record cannot be decoded. The message may be shown."""
 
 
 class StoredRecord(Protocol):
-    """What a store knows of a record; all else is between whoever writes it and whoever reads it.
+    """What a store knows of a record; only the code that writes and reads the record knows the rest.
 
-    `standing` is the one word by which it is counted and found. `is_done` says that nothing of it is left to do: who
-    takes up what is left behind does not want it, and it may be forgotten from `expires_at` on. `revision` grows by one
-    with each change. Times are seconds since the epoch.
+    `standing` is the state by which records are counted and filtered. `is_done` means that no work is left: the record
+    is not taken over, and may be deleted from `expires_at` on. `revision` grows by one with each change. Times are
+    seconds since the epoch.
     """
 
     @property
@@ -52,16 +52,17 @@ R = TypeVar("R", bound=StoredRecord)
 
 
 class AddedRecord(Enum):
-    """What became of a new record."""
+    """The result of adding a record."""
 
     KEPT = "kept"
-    KNOWN = "known"  # there is one of this id, which stays as it is; where a reply got lost it may be one's own
+    KNOWN = "known"  # a record with this id exists and is unchanged; it may be the caller's own, if a reply was lost
     FULL = "full"  # there is no room
 
 
 class RecordBounds(NamedTuple):
-    """How many records there may be: of one owner, whose oldest that is done gives way, and in all. Beyond that, and
-    beyond `done_per_target` of a target that are done, whoever has most that are done loses their oldest."""
+    """The maximum number of records: per owner, whose oldest finished record is evicted first, and in total. Beyond the
+    total, and beyond `done_per_target` finished records of one target, the owner with the most finished records loses
+    its oldest."""
 
     per_owner: int = 1_000
     total: int = 100_000
@@ -69,15 +70,15 @@ class RecordBounds(NamedTuple):
 
 
 class RecordShare(NamedTuple):
-    """How many records are seen to at once: in all, and of one owner, so that whose never end keep nobody else's
-    waiting."""
+    """How many records a holder may have at once: in total, and per owner, so that one owner's endless records don't
+    keep another's waiting."""
 
     total: int = 1_000
     per_owner: int = 250
 
 
 class RecordPage(NamedTuple):
-    """Which records are wanted, newest first."""
+    """Selects a page of records, newest first."""
 
     targets: Collection[str]
     standing: str | None = None
@@ -89,8 +90,8 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 class RecordStore(Protocol[R]):
-    """Where records live. Everything raises StoreOut. `up` says whether it answered last, `is_durable` whether what it
-    keeps outlives this process."""
+    """Stores records. Every method raises RecordStoreOut. `up` says whether the store answered last time; `is_durable`
+    says whether records outlive this process."""
 
     @property
     def up(self) -> bool: ...
@@ -98,41 +99,41 @@ class RecordStore(Protocol[R]):
     def is_durable(self) -> bool: ...
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        """Keep a new record, held. An id is taken once, as long as its record is kept. When this returns KEPT, no crash
-        loses it."""
+        """Stores a new record, held by `holder`. An id is taken as long as its record is stored. Once this returns
+        KEPT, no crash loses the record."""
 
     async def get(self, record_id: str) -> R | None:
-        """The record of this id, whoever owns it."""
+        """Returns the record with this id, of any owner, or None."""
 
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
-        """Some records of an owner (None: of everybody, which is for operators), and how many there are in all. One
-        that cannot be read is missing from its page, and all others keep their places."""
+        """Returns a page of an owner's records (of all owners if None, for operators) and the total count. A record
+        that cannot be read is missing from its page; the others keep their positions."""
 
     async def replace(self, record: R) -> bool:
-        """Keep this in place of the revision before. False where that is not what is there, or where it is done and
-        this is not: who goes on with it says so with `reopen`."""
+        """Replaces the previous revision with this one. Returns False if the stored record is not the previous
+        revision, or if it is done and this one is not: use `reopen` to continue a finished record."""
 
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
-        """Keep this in place of the revision before, which is done: it goes on, and is held. False where that is not
-        what is there."""
+        """Replaces the previous revision, which is done, with this one, which is not, and holds it. Returns False if
+        the stored record is not that revision."""
 
     async def take(
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
     ) -> list[R]:
-        """What is not done and is this holder's, or nobody's any more, as much as they have room for: it is theirs
-        until then. What is theirs already comes first, then the oldest, or in Redis what was free for longest. Nobody
-        holds anything for twice as long as they want it: who seems to had a clock that was ahead. What is in the
-        revision that is `known` by its id is held and not told: whoever looks every second need not hear all of it each
-        time."""
+        """Takes unfinished records that this holder holds or whose hold has lapsed, within `share`, and holds them
+        until `until_s`. Records already held come first, then the oldest (in Redis, those free for longest). A hold
+        that ends more than twice as far ahead as this one would was set by a clock that ran ahead, and counts as
+        lapsed. Records whose revision matches `known` are held but not returned, so that frequent calls don't transfer
+        every record."""
 
     async def let_go(self, holder: str) -> None:
-        """Nothing is this holder's any more."""
+        """Releases every record of this holder."""
 
     async def counts(self) -> Mapping[str, int]:
-        """How many there are of each standing that there is one of."""
+        """Returns the number of records of each standing that occurs."""
 
     async def sweep(self, now_s: float) -> int:
-        """Forget what is done and was kept long enough; how many that were."""
+        """Deletes finished records that have expired, and returns how many."""
 
     async def close(self) -> None:
-        """Let go of the store. Twice is no fault."""
+        """Closes the store. Closing twice is allowed."""

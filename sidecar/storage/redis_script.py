@@ -1,7 +1,7 @@
 """Runs a Lua script on one key that replicas share.
 
-One key of the store of limits (`limits/redis_store.py`), worked on by one script, each verb in one step. What a single
-sidecar keeps in a file is `sqlite_file.py`'s.
+The key lies in the store that limits use (`limits/redis_store.py`). One script works on it, and each verb is one atomic
+step. A single sidecar uses a file instead (`sqlite_file.py`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sidecar.observability.outage_log import Outage
 SCRIPTS: Final = Path(__file__).with_name("scripts")
 SWEPT_AT_ONCE: Final = 1000
 Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""What a script answers that works on one key of all replicas. Raises ConnectionError where it is not heard in time."""
+"""Runs a script on one key that replicas share, and returns its reply. Raises ConnectionError if none comes in time."""
 
 
 log = logging.getLogger("sidecar.store")
 
 
 def script_text(name: str) -> str:
-    """The Lua source of one script of `storage/scripts/`."""
+    """Returns the Lua source of one script in `storage/scripts/`."""
     return (SCRIPTS / f"{name}.lua").read_text(encoding="utf-8")
 
 
 class RedisScript:
-    """The key, and the Lua file whose verbs work on it. Where nobody answers, `out` is raised, and `up` is False."""
+    """A key and the Lua script that works on it. If the store does not answer, raises `out` and sets `up` to False."""
 
     def __init__(self, run: Run, key: str, script: str, out: type[Exception]) -> None:
         self.up = True
@@ -39,7 +39,7 @@ class RedisScript:
         self._outage = Outage(log, key)
 
     async def ask(self, *words: object) -> Any:
-        """What the script answers: a verb and its arguments."""
+        """Runs the script with a verb and its arguments, and returns its reply."""
         try:
             answer = await self._run(self._script, self._key, [str(word) for word in words])
         except ConnectionError as error:
@@ -51,7 +51,7 @@ class RedisScript:
         return answer
 
     async def sweep(self, now_s: float) -> int:
-        """Take away what is over, some at a time; how many they were."""
+        """Deletes expired entries in batches, and returns how many."""
         swept = 0
         while some := await self.ask("sweep", now_s, SWEPT_AT_ONCE):
             swept += some

@@ -1,7 +1,7 @@
-"""Records shared by replicas in Redis.
+"""Stores records in Redis, shared by replicas.
 
-One key for each kind (`redis_script.py`), worked on by one script (`records.lua`), each verb in one step. A reply that
-does not come in time leaves open whether it was done; whoever asked then looks again.
+Each kind has one key (`redis_script.py`) and one script that works on it (`records.lua`); each verb is one atomic step.
+If a reply does not come in time, the step may or may not have been done, so the caller reads the record again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCRIPT: Final = script_text("records")
 
 
 class RedisRecordStore(Generic[R]):
-    """Records in Redis or Valkey, which replicas share."""
+    """Stores records in Redis or Valkey, shared by replicas."""
 
     def __init__(self, run: Run, kind: RecordKind[R]) -> None:
         self._kind = kind
@@ -80,9 +80,9 @@ class RedisRecordStore(Generic[R]):
         return await self._shared.sweep(now_s)
 
     async def close(self) -> None:
-        """As `Store.close`: the connection is that of the limits."""
+        """Does nothing: the connection belongs to the limits."""
 
     def _about(self, record: R) -> tuple[object, ...]:
-        """What the script knows of a record, and its body."""
+        """Returns the fields the script needs, and the body."""
         when = (record.created_at, record.expires_at, record.revision)
         return (record.id, record.standing, int(record.is_done), *when, self._kind.codec.encode(record).decode())

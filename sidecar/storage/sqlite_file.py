@@ -1,9 +1,9 @@
 """Runs work on a SQLite file in a thread, with group commit and a deadline.
 
-One SQLite file in the data folder, in WAL mode and synced, behind one thread of its own: the loop never waits for a
-disk, and what comes while the disk is busy is one transaction (group commit). Everything has a deadline; one that is
-missed is a store that is out, and the thread's work is interrupted. A file of a newer version, or one that is no such
-file, stops the start.
+The file is in the data folder, in WAL mode and synced, and has a thread of its own: the event loop never waits for the
+disk, and work that arrives while the disk is busy shares one transaction (group commit). Each call has a deadline; when
+it passes, the store counts as out and the thread's work is interrupted. A file of a newer version, or one that is not
+such a file, prevents the start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sidecar.errors import SettingsError, fault_in
 from sidecar.observability.outage_log import Outage
 
 DEADLINE_S: Final = 2.0
-BUSY_MS: Final = 1000  # another process at the same file; less than the deadline, so that the thread comes back
-MAX_WAITING: Final = 1000  # beyond, each would only wait for its own deadline
-MAX_AT_ONCE: Final = 100  # in one transaction
+BUSY_MS: Final = 1000  # another process uses the file; shorter than the deadline, so that the thread returns in time
+MAX_WAITING: Final = 1000  # beyond this, callers would only wait until their own deadlines
+MAX_AT_ONCE: Final = 100  # jobs in one transaction
 _STEPS_BETWEEN_LOOKS: Final = 10_000
 _MAGIC, _VERSION_AT = b"SQLite format 3\x00", 60  # sqlite.org/fileformat2.html, 1.3
 
@@ -39,8 +39,8 @@ log = logging.getLogger("sidecar.files")
 
 @dataclass(frozen=True, slots=True)
 class SqliteFormat:
-    """What stands in a file: the statements that make it, their version, and the columns of each table, in order.
-    `derived` makes what follows from those tables, where it is missing."""
+    """The format of a file: the statements that create it, its version, and each table's columns in order. `derived`
+    creates what is computed from those tables, if it is missing."""
 
     schema: str
     version: int
@@ -49,7 +49,7 @@ class SqliteFormat:
 
 
 class _SqliteJob(NamedTuple):
-    """A piece of work, until when somebody waits for it, and where that one waits."""
+    """A piece of work, the caller's deadline, and the future the caller waits on."""
 
     work: Callable[[sqlite3.Connection], Any]
     ends_mono_s: float
@@ -57,7 +57,7 @@ class _SqliteJob(NamedTuple):
 
 
 class SqliteFile:
-    """One file, which is made by the first work on it. `out` is what is raised when it cannot do it."""
+    """A SQLite file, created by the first work on it. Raises `out` when it cannot do the work."""
 
     def __init__(
         self, path: Path, format_: SqliteFormat, out: type[Exception], *, name: str, deadline_s: float = DEADLINE_S
@@ -75,12 +75,12 @@ class SqliteFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether anything was ever kept in it."""
+        """Whether the file exists."""
         return self._connection is not None or self._path.exists()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do this in one transaction, alone or with others'. When it returns, no crash loses it. Must do the same if
-        it is done anew."""
+        """Runs `work` in a transaction, which other work may share. Once this returns, no crash loses the result.
+        `work` must give the same result if it is run again."""
         if len(self._waiting) >= MAX_WAITING:
             raise self._out("too many wait for it")
         job = _SqliteJob(work, time.monotonic() + self._deadline_s, asyncio.get_running_loop().create_future())
@@ -102,24 +102,24 @@ class SqliteFile:
         return done
 
     async def close(self) -> None:
-        """Let go of it. Twice is no fault."""
+        """Closes the file. Closing twice is allowed."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._deadline_s):
                 await loop.run_in_executor(self._thread, self._let_go)
-        except (TimeoutError, RuntimeError):  # it hangs at its disk, or was closed before
+        except (TimeoutError, RuntimeError):  # the thread hangs on its disk, or the file was closed before
             pass
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     # --- one batch after the other ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Give the thread all that waits. What comes while it works is the next batch, so that many who wait for the
-        disk wait for it once."""
+        """Hands all waiting jobs to the thread. Jobs that arrive meanwhile form the next batch, so that many callers
+        wait for one sync."""
         if self._is_busy or not self._waiting:
             return
         jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_AT_ONCE))]
-        jobs = [job for job in jobs if not job.done.done()]  # for the others nobody waits any more
+        jobs = [job for job in jobs if not job.done.done()]  # the callers of the others have given up
         self._is_busy = True
         try:
             at_work = asyncio.get_running_loop().run_in_executor(self._thread, self._work, jobs)
@@ -144,17 +144,17 @@ class SqliteFile:
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self, jobs: Sequence[_SqliteJob]) -> list[Any]:
-        """What each came to: a value, or an exception."""
+        """Runs the jobs; returns each one's value or exception."""
         if len(jobs) > 1:
             try:
                 return self._transact(jobs)
-            except Exception:  # one of them spoilt it for all: each by itself
+            except Exception:  # one job failed the transaction for all: run each by itself
                 log.debug("a batch is done one by one", exc_info=True)
         return [self._alone(job) for job in jobs]
 
     def _alone(self, job: _SqliteJob) -> Any:
         if time.monotonic() >= job.ends_mono_s:
-            return self._out("it does not answer in time")  # nobody waits for it any more
+            return self._out("it does not answer in time")  # its caller has given up
         try:
             return self._transact([job])[0]
         except Exception as error:
@@ -170,7 +170,7 @@ class SqliteFile:
             done = [job.work(connection) for job in jobs]
             connection.execute("COMMIT")
         except BaseException:
-            self._let_go()  # whatever state it is in: the next one starts anew, and what was begun is rolled back
+            self._let_go()  # the connection's state is unknown: drop it, which rolls the transaction back
             raise
         return done
 
@@ -180,7 +180,7 @@ class SqliteFile:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        # Made here, because SQLite would make it as readable as the umask lets it; its companions take the file's mode.
+        # Created here, because SQLite would apply the umask; SQLite's companion files take the mode of this file.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=BUSY_MS / 1000, isolation_level=None)
         try:
@@ -194,8 +194,8 @@ class SqliteFile:
             if version > self._format.version:
                 raise self._out("its file was written by a newer version")
             connection.executescript(f"BEGIN IMMEDIATE; {self._format.derived} COMMIT;")
-            connection.execute("PRAGMA journal_mode = WAL")  # after the version, which so stands in the file's head
-            connection.execute("PRAGMA synchronous = FULL")  # what was promised, not even a power cut forgets
+            connection.execute("PRAGMA journal_mode = WAL")  # after the version, which is thus in the file's header
+            connection.execute("PRAGMA synchronous = FULL")  # a committed transaction survives a power cut
         except BaseException:
             connection.close()
             raise
@@ -203,7 +203,7 @@ class SqliteFile:
 
 
 def _tell(job: _SqliteJob, end: object) -> None:
-    if job.done.done():  # nobody waits for it any more
+    if job.done.done():  # its caller has given up
         return
     if isinstance(end, Exception):
         job.done.set_exception(end)
@@ -212,8 +212,8 @@ def _tell(job: _SqliteJob, end: object) -> None:
 
 
 def check_sqlite_file(path: Path, format_: SqliteFormat, *, broken: str, newer: str, hint: str, without: str) -> None:
-    """Whether a start could use this file; none is fine. Reads only. `broken` and `newer` are codes of faults, `hint`
-    says what to do about the first, `without` what is lost without the file. Raises SettingsError."""
+    """Checks that a start could use this file; a missing file is fine. Only reads. `broken` and `newer` are codes of
+    faults, `hint` says how to mend a broken file, and `without` says what is lost without it. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             head = file.read(100)
@@ -221,7 +221,7 @@ def check_sqlite_file(path: Path, format_: SqliteFormat, *, broken: str, newer: 
         return
     except OSError as error:
         raise SettingsError([fault_in(path, f"cannot be read: {error.strerror}", code=broken, hint=hint)]) from None
-    if not head:  # it was made, and then the machine stopped
+    if not head:  # the machine stopped just after the file was created
         return
     if len(head) < 100 or not head.startswith(_MAGIC):
         raise SettingsError([fault_in(path, "is no SQLite file", code=broken, hint=hint)])
@@ -239,7 +239,7 @@ def check_sqlite_file(path: Path, format_: SqliteFormat, *, broken: str, newer: 
 
 
 def _tables_in(path: Path, names: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """The columns of these tables. They are made before the log of writes is, so that they stand in the file itself;
-    and `immutable` leaves no file of ours beside it."""
+    """Returns the columns of these tables. Tables are created before WAL mode is set, so they are in the file itself.
+    `immutable` keeps SQLite from creating files beside it."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         return {name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in names}

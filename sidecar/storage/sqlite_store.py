@@ -1,7 +1,7 @@
-"""Records in a SQLite file.
+"""Stores records in a SQLite file.
 
-One SQLite file in the data folder for each kind (`sqlite_file.py`). What is asked for stands in columns, everything
-else in `body`.
+Each kind has one file in the data folder (`sqlite_file.py`). Fields that queries use are columns; everything else is in
+`body`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-# RECORDS is the kind's table; `state` is a record's standing there, and `over` whether it is done.
+# RECORDS stands for the kind's table name; `state` is a record's standing, and `over` says whether it is done.
 _SCHEMA: Final = """
 CREATE TABLE RECORDS (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL CHECK (owner <> ''), target TEXT NOT NULL,
@@ -44,8 +44,8 @@ CREATE INDEX RECORDS_of_owner ON RECORDS (owner, created_at);
 CREATE INDEX RECORDS_open ON RECORDS (over, held_until);
 CREATE INDEX RECORDS_by_state ON RECORDS (state);
 """
-# RECORDS_held says how many each owner has that are done, of each target and (under '') of every one, and how many all
-# of them have of a target (under ''). What keeps it true stands in the file, so that whoever writes there keeps it.
+# RECORDS_held counts finished records per target and owner; target '' means all targets, and owner '' all owners.
+# Triggers in the file keep the counts right, whichever version of the sidecar writes to it.
 _MORE: Final = """
     INSERT INTO RECORDS_held VALUES (NEW.target, '', 1, 0) ON CONFLICT DO UPDATE SET count = count + 1;
     INSERT INTO RECORDS_held VALUES (NEW.target, NEW.owner, 1, NEW.created_at), ('', NEW.owner, 1, NEW.created_at)
@@ -109,7 +109,7 @@ _WANTED: Final = "target IN (SELECT value FROM json_each(?)) AND state = coalesc
 _AT: Final = "SELECT body FROM RECORDS WHERE rowid = ?"
 _NEWEST: Final = "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?"
 _OF_ONE: Final = f"FROM RECORDS WHERE owner = ? AND {_WANTED}"
-# One index answers all of it but the bodies, and only those of the page are read.
+# The RECORDS_newest index answers everything but the bodies; only the bodies of the page are read.
 _OF_ALL: Final = f"FROM RECORDS INDEXED BY RECORDS_newest WHERE {_WANTED}"
 _REPLACE: Final = """
 UPDATE RECORDS SET state = ?, over = ?, expires_at = ?, revision = ?, body = ?
@@ -139,7 +139,7 @@ DELETE FROM RECORDS WHERE rowid IN (
 
 
 class SqliteRecordStore(Generic[R]):
-    """Records of one kind in a file, which is made when the first one is kept or looked for."""
+    """Stores records of one kind in a file, created on first use."""
 
     def __init__(self, path: Path, kind: RecordKind[R], *, deadline_s: float = DEADLINE_S) -> None:
         self._kind = kind
@@ -207,7 +207,7 @@ class SqliteRecordStore(Generic[R]):
         return await self._file.run(lambda connection: dict(self._do(connection, _COUNTS)))
 
     async def sweep(self, now_s: float) -> int:
-        """As `Store.sweep`; a thousand in one step, so that nobody waits behind it for long."""
+        """Deletes expired records, 1,000 per transaction, so that other callers don't wait long."""
         if not self._file.is_there:
             return 0
         swept, limits = 0, (now_s, SWEPT_AT_ONCE)
@@ -251,7 +251,7 @@ class SqliteRecordStore(Generic[R]):
 
 
 def check_file(path: Path, kind: RecordKind[Any]) -> None:
-    """Whether a start could use this file; none is fine. Reads only. Raises SettingsError."""
+    """Checks that a start could use this file; a missing file is fine. Only reads. Raises SettingsError."""
     hint = f"restore it from a backup; {kind.lost}"
     format_ = _format(kind)
     check_sqlite_file(path, format_, broken=kind.broken, newer=kind.newer, hint=hint, without=kind.lost)

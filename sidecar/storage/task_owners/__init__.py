@@ -1,13 +1,13 @@
 """Records who owns each task at an upstream.
 
-    record.py   what is remembered of a task: its owner, and what created it
-    store.py    what a store of records does: memory.py (this process), sqlite.py (a file, which a restart survives), or
+    record.py   the record of a task: its owner, and the question that created it
+    store.py    the interface of a store: memory.py (this process), sqlite.py (a file, which survives a restart), or
                 redis.py (a server, which replicas share)
-    __init__    the one accessor: every way to a task, of MCP and of A2A, goes through `TaskOwners` (threats G1)
+    __init__    the one accessor: every access to a task, by MCP and by A2A, goes through `TaskOwners` (threats G1)
 
-A task belongs to the chain that created it, as a session does: never to a session, a connection or the bytes of a
-token. Another's task and none are the same refusal. What cannot be looked up is nobody's.
-"""
+A task belongs to the chain that created it, as a session does, and never to a session, a connection or the bytes of
+a token. Another caller's task and an unknown task get the same refusal. A task whose owner cannot be looked up is
+refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
     "check_task_file",
 ]
 
-GRACE_S = 60.0  # a server's clock and ours differ; until it forgets the task itself, its owner may ask for it
+GRACE_S = 60.0  # clocks differ; the owner may ask for the task until the server itself has deleted it
 SWEEP_EVERY_S = 60.0
 
 log = logging.getLogger("sidecar.storage.task_owners")
@@ -47,8 +47,8 @@ log = logging.getLogger("sidecar.storage.task_owners")
 
 @dataclass(slots=True)
 class TaskOwners:
-    """The ownership of every task. `clock` gives seconds since the epoch; nothing is kept longer than `keep_s`. What is
-    named with the `secret` nobody else can name."""
+    """The owners of all tasks. `clock` gives seconds since the epoch; no record is kept longer than `keep_s`.
+    Identities are derived with `secret`, so that only this deployment can compute them."""
 
     store: OwnerStore
     clock: Callable[[], float]
@@ -57,14 +57,15 @@ class TaskOwners:
     bounds: OwnerBounds = field(default_factory=OwnerBounds)
 
     async def owned(self, caller: Caller, server: str, task_id: str, *, namespace: Namespace = "mcp") -> OwnerRecord:
-        """The caller's task. Another's and none are the same Refusal(TASK_UNKNOWN); STORE_UNAVAILABLE."""
+        """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN, also for another's task, or
+        STORE_UNAVAILABLE."""
         records = await self.all_owned(caller, server, (task_id,), namespace=namespace)
         return records[0]
 
     async def all_owned(
         self, caller: Caller, server: str, task_ids: Collection[str], *, namespace: Namespace = "mcp"
     ) -> list[OwnerRecord]:
-        """The caller's tasks, every one of them, or the same Refusal(TASK_UNKNOWN)."""
+        """Returns the records of these tasks. Raises Refusal(TASK_UNKNOWN) unless all of them are the caller's."""
         mine = await self.mine(caller, server, task_ids, namespace=namespace)
         if any(task_id not in mine for task_id in task_ids):
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -73,10 +74,10 @@ class TaskOwners:
     async def mine(
         self, caller: Caller, server: str, task_ids: Collection[str], *, namespace: Namespace = "mcp"
     ) -> Mapping[str, OwnerRecord]:
-        """Those of the tasks that are the caller's, by id. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Returns the records of those tasks that are the caller's, by id. Raises Refusal(STORE_UNAVAILABLE)."""
         asked = [task_id for task_id in dict.fromkeys(task_ids) if 0 < len(task_id) <= MAX_ID_CHARS]
         if caller.is_anonymous or not asked:
-            return {}  # everybody could be anonymous: what such a one created would belong to everybody (threats G2)
+            return {}  # all anonymous callers look alike: a task of one would belong to all of them (threats G2)
         try:
             found = await self.store.find(namespace, server, asked, self.clock())
         except OwnerStoreOut:
@@ -84,7 +85,7 @@ class TaskOwners:
         return {record.task_id: record for record in found if record.owner == caller.binding}
 
     async def may_create(self, caller: Caller) -> None:
-        """Whether a task that is created now could be kept: asked before the call goes out. Raises Refusal."""
+        """Checks that a task created now could be stored, before the call is forwarded. Raises Refusal."""
         if caller.is_anonymous:
             raise Refusal(Reason.UNAUTHENTICATED, "a task belongs to somebody, and nobody said who")
         try:
@@ -106,9 +107,10 @@ class TaskOwners:
         namespace: Namespace = "mcp",
         state: str = "",
     ) -> OwnerRecord:
-        """The caller owns this task from now on, also after a crash. `by` is what created it, `ttl_s` how long the
-        upstream keeps it, as far as it says, `state` how it ended, if it has. Twice is no fault. Raises Refusal,
-        RESPONSE_REFUSED where the id has another owner or maker: a task never changes hands."""
+        """Records that the caller owns this task; the record survives a crash. `by` is the question that created it,
+        `ttl_s` how long the upstream keeps it (None if it does not say), and `state` how it ended, if it has. Recording
+        a task twice is allowed. Raises Refusal: RESPONSE_REFUSED if the id has another owner or was created by another
+        question, because a task never changes owners."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for nobody")
         if not 0 < len(task_id) <= MAX_ID_CHARS:
@@ -139,14 +141,14 @@ class TaskOwners:
         return standing
 
     async def used(self, record: OwnerRecord) -> None:
-        """Its owner goes on with it: it is kept from now on, else what is in use would one day be whoever's names it.
-        Raises Refusal(STORE_UNAVAILABLE)."""
+        """Extends the record because its owner still uses the task; otherwise the record would expire, and another
+        caller could claim the id. Raises Refusal(STORE_UNAVAILABLE)."""
         expires_at = self._expiry(self.clock(), None)
-        if record.expires_at < expires_at - self.keep_s / 2:  # not at each word of a conversation
+        if record.expires_at < expires_at - self.keep_s / 2:  # not on every message of a conversation
             await self._amend(record._replace(expires_at=expires_at))
 
     async def is_anothers(self, owner: str, server: str, task_id: str, *, namespace: Namespace) -> bool:
-        """Whether a task is on record that is not this owner's. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Whether the task is on record for another owner. Raises Refusal(STORE_UNAVAILABLE)."""
         try:
             found = await self.store.find(namespace, server, (task_id,), self.clock())
         except OwnerStoreOut:
@@ -154,8 +156,8 @@ class TaskOwners:
         return any(record.owner != owner for record in found)
 
     async def saw(self, record: OwnerRecord, state: str, ttl_s: float | None) -> None:
-        """The upstream said how a task stands. Written where it ended, or lasts longer or shorter than was known.
-        Raises Refusal(STORE_UNAVAILABLE)."""
+        """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         expires_at = record.expires_at if ttl_s is None else self._expiry(record.created_at, ttl_s)
         ended = state if state in TERMINAL and not record.state else record.state
         if ended == record.state and abs(expires_at - record.expires_at) < 1.0:
@@ -173,7 +175,7 @@ class TaskOwners:
         return created_at + lasts_s
 
     async def run_sweeps(self) -> None:
-        """Forget what is over. Runs as long as the process."""
+        """Deletes expired records until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
@@ -183,7 +185,7 @@ class TaskOwners:
 
 
 def _unavailable() -> Refusal:
-    # Fail closed: without its record, anybody's task would be everybody's.
+    # Fail closed: without its record, any caller could use the task.
     return Refusal(Reason.STORE_UNAVAILABLE)
 
 

@@ -1,4 +1,4 @@
-"""Task owners in this process."""
+"""Stores task owners in this process's memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _OwnTasks:
-    """What one owner has, the oldest first: what ended gives way before what has not."""
+    """One owner's tasks, the oldest first; tasks that ended are evicted before those that have not."""
 
     ended: dict[Key, None] = field(default_factory=dict)
     live: dict[Key, None] = field(default_factory=dict)
 
     def of(self, record: OwnerRecord) -> dict[Key, None]:
-        """Where such a record stands."""
+        """Returns the group of tasks that this record belongs to."""
         return self.ended if record.state else self.live
 
 
 @dataclass(slots=True)
 class MemoryOwnerStore:
-    """Records in a dictionary. A restart forgets them, and then nobody owns what is still running."""
+    """Keeps records in a dictionary. A restart loses them, and tasks that still run then have no owner."""
 
     up: bool = True
     _records: dict[Key, OwnerRecord] = field(default_factory=dict)
     _of_owner: dict[str, _OwnTasks] = field(default_factory=dict)
-    _most: list[tuple[int, str]] = field(default_factory=list)  # who has some that ended; who has most comes first
+    _most: list[tuple[int, str]] = field(default_factory=list)  # owners with tasks that ended; most first
 
     async def claim(self, record: OwnerRecord, bounds: OwnerBounds) -> OwnerRecord | None:
         key = _key(record)

@@ -1,6 +1,6 @@
-"""Task owners shared by replicas in Redis.
+"""Stores task owners in Redis, shared by replicas.
 
-One key (`storage/redis_script.py`), worked on by one script (`tasks.lua`), each verb in one step.
+One key (`storage/redis_script.py`), and one script that works on it (`task_owners.lua`); each verb is one atomic step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCRIPT: Final = script_text("task_owners")
 
 
 class RedisOwnerStore:
-    """Records in Redis or Valkey, which replicas share."""
+    """Stores records in Redis or Valkey, shared by replicas."""
 
     def __init__(self, run: Run) -> None:
         self._shared = RedisScript(run, KEY, SCRIPT, OwnerStoreOut)
@@ -43,7 +43,7 @@ class RedisOwnerStore:
         return await self._shared.sweep(now_s)
 
     async def close(self) -> None:
-        """As `TaskStore.close`: the connection is that of the limits."""
+        """Does nothing: the connection belongs to the limits."""
 
 
 def _record(raw: Sequence[bytes]) -> OwnerRecord:

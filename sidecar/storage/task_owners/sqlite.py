@@ -1,6 +1,6 @@
-"""Task owners in a SQLite file.
+"""Stores task owners in a SQLite file.
 
-One SQLite file in the data folder (`storage/sqlite_file.py`).
+The file is in the data folder (`storage/sqlite_file.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ CREATE TABLE tasks (
 CREATE INDEX tasks_of_owner ON tasks (owner, created_at);
 CREATE INDEX tasks_by_end ON tasks (expires_at);
 """
-# How many records there are, of each owner and (under '') in all, and how many of each owner's have ended: to count
-# them with each one would take ever longer. What keeps it true stands in the file, so that whoever writes there keeps
-# it.
+# Counts of records per owner and (under '') in total, and of each owner's ended records, because counting on each claim
+# would slow down as the table grows. Triggers in the file keep the counts right, whichever version writes to it.
 _DERIVED: Final = """
 CREATE INDEX IF NOT EXISTS tasks_to_give_way ON tasks (owner, state = '', created_at);
 CREATE TABLE IF NOT EXISTS held (owner TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
@@ -58,7 +57,7 @@ CREATE TRIGGER IF NOT EXISTS ended_less AFTER DELETE ON tasks WHEN OLD.state <> 
     DELETE FROM ended WHERE owner = OLD.owner AND count = 0;
 END;
 """
-# Columns stand in the order of TaskRecord's fields.
+# Columns are in the order of OwnerRecord's fields.
 _FORMAT: Final = SqliteFormat(_SCHEMA, 1, {"tasks": OwnerRecord._fields}, _DERIVED)
 _FIND: Final = """
 SELECT * FROM tasks
@@ -95,11 +94,11 @@ DELETE FROM tasks WHERE (namespace, server, task_id) IN (
 
 
 class SqliteOwnerStore:
-    """Records in a file, which is made when the first one is kept or looked for."""
+    """Stores records in a file, created on first use."""
 
     def __init__(self, path: Path, *, deadline_s: float = DEADLINE_S) -> None:
         self._file = SqliteFile(path, _FORMAT, OwnerStoreOut, name="tasks", deadline_s=deadline_s)
-        self._held: int | None = None  # in all, when it was looked at last
+        self._held: int | None = None  # total, when last read
 
     @property
     def up(self) -> bool:
@@ -120,13 +119,13 @@ class SqliteOwnerStore:
 
     async def has_room(self, bounds: OwnerBounds) -> bool:
         if self.up and self._held is not None and self._held < bounds.total:
-            return True  # a claim asks the file itself
+            return True  # `claim` checks the file itself
         held, gives_way = await self._file.run(_room)
         self._held = held
         return gives_way or held < bounds.total
 
     async def sweep(self, now_s: float) -> int:
-        """As `TaskStore.sweep`; a thousand in one step, so that nobody waits behind it for long."""
+        """Deletes expired records, 1,000 per transaction, so that other callers don't wait long."""
         if not self._file.is_there:
             return 0
         swept = 0
@@ -157,14 +156,14 @@ class SqliteOwnerStore:
 
 
 def check_task_file(path: Path) -> None:
-    """Whether a start could use this file; none is fine. Reads only. Raises SettingsError."""
+    """Checks that a start could use this file; a missing file is fine. Only reads. Raises SettingsError."""
     without = "nobody owns the tasks then that were created before"
     hint = "restore it from a backup; without the file nobody owns the tasks that were created before"
     check_sqlite_file(path, _FORMAT, broken="T101", newer="T102", hint=hint, without=without)
 
 
 def _room(connection: sqlite3.Connection) -> tuple[int, bool]:
-    """How many there are in all, and whether any would give way."""
+    """Returns the total number of records, and whether any could be evicted."""
     return _held(connection, ""), connection.execute(_GIVES_WAY).fetchone() is not None
 
 

@@ -1,6 +1,6 @@
 """The interface of a store of task owners.
 
-Five verbs, each one atomic step: fit for a dictionary, a file, or a server that several replicas share.
+Each method is one atomic step, which a dictionary, a file or a server shared by replicas can implement.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ class OwnerStoreOut(Exception):
 
 
 class OwnerBounds(NamedTuple):
-    """How many records there may be: of one owner, whose oldest give way, those that ended first; and in all. Beyond
-    that gives way what ended, of whoever has most of it: nobody's many keep another out."""
+    """The maximum number of records: per owner, whose oldest are evicted, those that ended first; and in total. Beyond
+    the total, the owner with the most ended records loses one, so that one owner's many don't shut others out."""
 
     per_owner: int = 1_000
     total: int = 100_000
 
 
 class OwnerStore(Protocol):
-    """Where records live. Everything raises TaskStoreOut. `up` says whether it answered last."""
+    """Stores records of owners. Every method raises OwnerStoreOut. `up` says whether the store answered last time."""
 
     @property
     def up(self) -> bool: ...
 
     async def claim(self, record: OwnerRecord, bounds: OwnerBounds) -> OwnerRecord | None:
-        """Keep the record, unless one that is not over has its id: the one that stands. None where nothing gives way.
-        When this returns, no crash loses it."""
+        """Stores the record unless an unexpired one has its id, and returns the one that is stored then. Returns None
+        if there is no room. Once this returns, no crash loses the record."""
 
     async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[OwnerRecord]:
-        """The records with these ids that are not over, whoever owns them, in any order."""
+        """Returns the unexpired records with these ids, of any owner, in any order."""
 
     async def amend(self, record: OwnerRecord) -> None:
-        """Its `expires_at` as given; its `state` too, unless it has one: an end is final."""
+        """Updates `expires_at`, and `state` unless it is set already: an end is final."""
 
     async def has_room(self, bounds: OwnerBounds) -> bool:
-        """Whether one more record fits, or something would give way to it."""
+        """Whether there is room for one more record, after an eviction if need be."""
 
     async def sweep(self, now_s: float) -> int:
-        """Forget what is over; how many that were."""
+        """Deletes expired records, and returns how many."""
 
     async def close(self) -> None:
-        """Let go of it. Twice is no fault."""
+        """Closes the store. Closing twice is allowed."""

@@ -1,15 +1,15 @@
 """One delivery and its state table.
 
-state       what happens    then
+state       event           next
 waiting     its turn        sending
-sending     2xx             delivered       the end
-sending     410             given_up        the end: the receiver wants no more of it
-sending     refused         refused         the end: the address may not be reached, or no request can be made of it
-sending     withheld        withheld        the end: whom it is sent for is disabled, or may not have it any more
-sending     anything else   waiting         later each time, `failed` is told; after the last attempt: given_up
-sending     we die          waiting         and is sent again: at least once
-waiting     too old         given_up        the end
-waiting     dropped         forgotten       nobody is told
+sending     2xx             delivered       final
+sending     410             given_up        final: the receiver wants no more deliveries
+sending     refused         refused         final: the address is not allowed, or no request can be made of it
+sending     withheld        withheld        final: the caller is disabled, or may no longer have the content
+sending     anything else   waiting         after a growing delay, told as `failed`; after the last attempt: given_up
+sending     process dies    waiting         sent again: at least once
+waiting     too old         given_up        final
+waiting     dropped         forgotten       not reported
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Final, Literal, NamedTuple
 from sidecar.vocabulary import Caller
 
 Kind = Literal["push", "task"]
-"""Whose callback it is: a push notification that an agent sent, or the end of a task of the task API."""
+"""The kind of delivery: a push notification from an agent, or the end of a task of the task API."""
 
 Headers = tuple[tuple[str, str], ...]
 GONE: Final = 410
 
 
 class OnBehalfOf(NamedTuple):
-    """On whose behalf it is, and whose word: the agent `server`, asked for this `skill` ("" for none). Enough to ask
-    later whether it may still be sent."""
+    """On whose behalf a delivery is made: the caller, and the agent `server` that was asked for `skill` ("" for none).
+    This is enough to check later whether the delivery is still allowed."""
 
     caller: Caller
     server: str
@@ -37,8 +37,8 @@ class OnBehalfOf(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One callback as it was put: `kind` and `ref` are for whoever put it, `owner` is the chain that it is sent for.
-    `headers` may hold what proves us to the receiver, so a callback is never printed."""
+    """One delivery. `kind` and `ref` are for the code that queued it; `owner` is the binding of the chain it is sent
+    for. `headers` may hold credentials for the receiver, so a delivery is never printed."""
 
     id: str
     kind: Kind
@@ -55,12 +55,12 @@ class Delivery(NamedTuple):
 
     @property
     def size(self) -> int:
-        """What it holds, in bytes, about."""
+        """Approximate size in bytes."""
         return len(self.body) + len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
 
 class PendingDelivery(NamedTuple):
-    """A callback without what it says. `due_at` is when it may be sent next, in seconds since the epoch."""
+    """A delivery without its content. `due_at` is when it may be sent next, in seconds since the epoch."""
 
     id: str
     kind: Kind
@@ -73,7 +73,7 @@ class PendingDelivery(NamedTuple):
 
 
 class DeliveryState(StrEnum):
-    """Where a callback stands."""
+    """The state of a delivery."""
 
     WAITING = "waiting"
     SENDING = "sending"
@@ -85,7 +85,7 @@ class DeliveryState(StrEnum):
 
 
 class Happening(StrEnum):
-    """What moves it."""
+    """An event that moves a delivery to another state."""
 
     TURN = "turn"
     ACCEPTED = "accepted"
@@ -115,8 +115,8 @@ Result = Literal["delivered", "failed", "refused", "withheld", "given_up"]
 
 
 class DeliveryOutcome(NamedTuple):
-    """What became of one attempt, for whoever put the callback. After `failed` comes another. `why` is a status or a
-    sentence of ours, never the receiver's words."""
+    """The result of one attempt, for the code that queued the delivery. After `failed` another attempt follows. `why`
+    is a status or a sentence of the sidecar's, never the receiver's text."""
 
     id: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""Deliveries and push configurations in memory."""
+"""Stores deliveries and push configurations in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sidecar.storage.webhooks.store import DeliveryBounds
 
 @dataclass(slots=True)
 class MemoryDeliveryStore:
-    """Both in dictionaries. A restart forgets them."""
+    """Keeps both in dictionaries. A restart loses them."""
 
     up: bool = True
     _callbacks: dict[str, tuple[Delivery, PendingDelivery]] = field(default_factory=dict)

@@ -10,11 +10,11 @@ from sidecar.vocabulary import Caller
 
 
 class PushRecord(NamedTuple):
-    """Who wants to hear of which task, where, and in which version of A2A; and the address of ours that the agent was
-    told instead. `secret` is what the agent proves itself with; `token`, `scheme` and `credentials` are the caller's,
-    for the receiver. So a record is never printed. `task_id` is "" until the agent said which task it made. `caller` is
-    who registered it, beside a send for `skill` ("" for none), to be asked about each time that something is pushed;
-    `owner` its binding."""
+    """A caller's push configuration: the task, the receiver's address and the A2A version; and the handle of the
+    sidecar's own address that the agent was given instead. The agent authenticates with `secret`; `token`, `scheme` and
+    `credentials` are the caller's, for its receiver, so a record is never printed. `task_id` is "" until the agent
+    reports the task it created. `caller` registered the configuration with a send for `skill` ("" for none), and is
+    checked again for each push; `owner` is its binding."""
 
     handle: str
     owner: str
@@ -37,11 +37,11 @@ class PushRecord(NamedTuple):
 
     @property
     def behalf(self) -> OnBehalfOf:
-        """On whose behalf the agent pushes."""
+        """Returns on whose behalf the agent pushes."""
         return OnBehalfOf(self.caller, self.server, self.skill)
 
     def config(self) -> dict[str, Any]:
-        """The caller's own configuration, in its canonical form."""
+        """Returns the caller's own configuration in canonical form."""
         config = {"taskId": self.task_id, "id": self.config_id, "url": self.url, "token": self.token}
         told: dict[str, Any] = {name: value for name, value in config.items() if value}
         if self.scheme:

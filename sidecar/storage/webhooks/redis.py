@@ -1,11 +1,12 @@
-"""Push configurations shared by replicas in Redis.
+"""Stores push configurations in Redis, shared by replicas.
 
-An agent pushes to one address, and whatever balances load there sends it to any replica; so what is known of push
-configurations lies in the store that replicas share: one key (`storage/redis_script.py`), worked on by one script
-(`pushes.lua`). What waits to be sent stays with the replica that took it, in its file.
+An agent pushes to one address, and the load balancer may send the push to any replica, so push configurations are in
+the store that replicas share: one key (`storage/redis_script.py`) and one script that works on it (`pushes.lua`).
+Deliveries that wait stay in the file of the replica that accepted them.
 
-A configuration holds what its caller gave us to prove ourselves with. It is sealed (AES-256-GCM) under a key that
-replicas share and the store never sees, to its handle; what the store itself must read stands beside it.
+A configuration holds the credentials with which the sidecar authenticates to the caller's receiver. It is sealed
+(AES-256-GCM) under a key that replicas share and the store never sees, and bound to its handle; the fields that the
+store itself reads are stored beside it in the clear.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ log = logging.getLogger("sidecar.tasks.webhooks")
 
 
 class RedisPushStore:
-    """Push configurations in Redis or Valkey, callbacks where `here` keeps them. `key` is asked when it is needed."""
+    """Stores push configurations in Redis or Valkey, and deliveries in `here`. `key` is called on first use."""
 
     def __init__(self, run: Run, here: DeliveryStore, key: Callable[[], bytes]) -> None:
         self._shared = RedisScript(run, KEY, SCRIPT, DeliveryStoreOut)
@@ -53,7 +54,7 @@ class RedisPushStore:
         return await self._here.put(callback, due_at, bounds)
 
     async def waiting(self) -> Sequence[PendingDelivery]:
-        """As `DeliveryStore.waiting`: of this replica."""
+        """Returns the deliveries that wait at this replica."""
         return await self._here.waiting()
 
     async def get(self, id_: str) -> Delivery | None:
@@ -93,7 +94,7 @@ class RedisPushStore:
         return await self._shared.sweep(now_s)
 
     async def close(self) -> None:
-        """As `DeliveryStore.close`: the connection is that of the limits."""
+        """Closes the local store only: the connection belongs to the limits."""
         await self._here.close()
 
     # --- sealing ------------------------------------------------------------------------------------------------------
@@ -104,7 +105,8 @@ class RedisPushStore:
         return b64encode(nonce + self._aead().encrypt(nonce, orjson.dumps(said), record.handle.encode())).decode()
 
     def _opened(self, found: Sequence[bytes]) -> PushRecord | None:
-        """None for what cannot be read: sealed with another key, by a newer version, or not by us."""
+        """Opens a stored record. Returns None if it was sealed with another key, by a newer version, or not by a
+        sidecar."""
         handle, task_id, config_id, body = found
         try:
             raw = b64decode(body, validate=True)

@@ -1,7 +1,7 @@
-"""Deliveries and push configurations in a SQLite file.
+"""Stores deliveries and push configurations in a SQLite file.
 
-One SQLite file in the data folder (`storage/sqlite_file.py`), readable by us alone: it holds what callers gave us to
-prove ourselves to their receivers.
+The file is in the data folder (`storage/sqlite_file.py`) and only the sidecar's user can read it: it holds credentials
+with which the sidecar authenticates to callers' receivers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _SWEEP: Final = "DELETE FROM pushes WHERE handle IN (SELECT handle FROM pushes W
 
 
 class SqliteDeliveryStore:
-    """Both in a file, which is made when the first of them is kept or looked for."""
+    """Stores both in a file, created on first use."""
 
     def __init__(self, path: Path, *, deadline_s: float = DEADLINE_S) -> None:
         self._file = SqliteFile(path, _FORMAT, DeliveryStoreOut, name="callbacks", deadline_s=deadline_s)
@@ -98,7 +98,7 @@ class SqliteDeliveryStore:
         return await self._file.run(lambda connection: _keep_push(connection, record, per_owner, total))
 
     async def push(self, handle: str, now_s: float) -> PushRecord | None:
-        if not self._file.is_there:  # whoever knocks at addresses makes no file
+        if not self._file.is_there:  # a lookup of an unknown handle creates no file
             return None
         row = await self._file.run(lambda connection: connection.execute(_PUSH, (handle, now_s)).fetchone())
         return None if row is None else _push(row)
@@ -122,7 +122,7 @@ class SqliteDeliveryStore:
         await self._file.run(lambda connection: connection.execute(_FORGET, (_list(handles),)))
 
     async def sweep(self, now_s: float) -> int:
-        """As `CallbackStore.sweep`; a thousand in one step, so that nobody waits behind it for long."""
+        """Deletes expired push configurations, 1,000 per transaction, so that other callers don't wait long."""
         swept = 0
         if not self._file.is_there:
             return swept
@@ -137,7 +137,7 @@ class SqliteDeliveryStore:
 
 
 def check_callback_file(path: Path) -> None:
-    """Whether a start could use this file; none is fine. Reads only. Raises SettingsError."""
+    """Checks that a start could use this file; a missing file is fine. Only reads. Raises SettingsError."""
     without = "callbacks that wait are lost then, and agents push to nobody"
     hint = f"restore it from a backup, or set it aside: {without}"
     check_sqlite_file(path, _FORMAT, broken="H102", newer="H103", hint=hint, without=without)
@@ -170,7 +170,7 @@ def _name_push(connection: sqlite3.Connection, handle: str, task_id: str, config
 
 
 def _callback(row: tuple[Any, ...]) -> Delivery:
-    """What a row says. Raises ValueError where it says nothing: one that was damaged is nobody else's trouble."""
+    """Decodes a row. Raises ValueError if it is damaged; other deliveries are not affected."""
     try:
         headers = tuple((name, value) for name, value in orjson.loads(row[6]))
         caller, server, skill = orjson.loads(row[8])

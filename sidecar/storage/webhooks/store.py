@@ -1,6 +1,6 @@
 """The store interface of deliveries and push configurations.
 
-Verbs that are one atomic step each: fit for a dictionary, a file, or a server that several replicas share.
+Each method is one atomic step, which a dictionary, a file or a server shared by replicas can implement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class DeliveryStoreOut(Exception):
 
 
 class DeliveryBounds(NamedTuple):
-    """How much may wait: callbacks of one owner, of all together, and the bytes of all together."""
+    """How many deliveries may wait: per owner and in total, and their total size in bytes."""
 
     per_owner: int
     total: int
@@ -25,46 +25,49 @@ class DeliveryBounds(NamedTuple):
 
 
 class DeliveryStore(Protocol):
-    """Where both live. Everything raises CallbackStoreOut. `up` says whether it answered last."""
+    """Stores deliveries and push configurations. Every method raises DeliveryStoreOut. `up` says whether the store
+    answered last time."""
 
     @property
     def up(self) -> bool: ...
 
     async def put(self, callback: Delivery, due_at: float, bounds: DeliveryBounds) -> bool:
-        """Keep it until its end; False where there is no room. When this returns, no crash loses it."""
+        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it."""
 
     async def waiting(self) -> Sequence[PendingDelivery]:
-        """All that are kept, those that came first first."""
+        """Returns all stored deliveries, the oldest first."""
 
     async def get(self, id_: str) -> Delivery | None:
-        """One of them, whole."""
+        """Returns one delivery with its content, or None."""
 
     async def again(self, id_: str, attempts: int, due_at: float) -> None:
-        """An attempt failed: so many were made, and the next is due then."""
+        """Records that `attempts` attempts have failed, and when the next is due."""
 
     async def ended(self, ids: Sequence[str]) -> None:
-        """Forget these."""
+        """Deletes these deliveries."""
 
     async def keep_push(self, record: PushRecord, per_owner: int, total: int) -> bool:
-        """Keep a push configuration; False where its owner, or all together, have as many as they may."""
+        """Stores a push configuration; returns False if the owner, or all owners together, have the maximum."""
 
     async def push(self, handle: str, now_s: float) -> PushRecord | None:
-        """The configuration behind an address of ours that is not over, whoever owns it."""
+        """Returns the unexpired configuration with this handle, of any owner, or None."""
 
     async def pushes_of(self, owner: str, server: str, task_id: str, now_s: float) -> Sequence[PushRecord]:
-        """Those of one task that are not over."""
+        """Returns the unexpired configurations of one task."""
 
     async def bind_push(self, handle: str, task_id: str) -> str:
-        """The task that it is for: this one, unless it was for one already. "" where there is no such handle."""
+        """Binds a configuration to a task, unless it is bound already; returns the task it is bound to. Returns "" if
+        the handle is unknown."""
 
     async def name_push(self, handle: str, task_id: str, config_id: str) -> Sequence[str]:
-        """The agent said what they are called. An older one of that name gives way; the handles of those that did."""
+        """Sets the ids that the agent reported. Deletes older configurations with the same id and returns their
+        handles."""
 
     async def forget_pushes(self, handles: Sequence[str]) -> None:
-        """Forget these."""
+        """Deletes these configurations."""
 
     async def sweep(self, now_s: float) -> int:
-        """Forget push configurations that are over; how many that were."""
+        """Deletes expired push configurations, and returns how many."""
 
     async def close(self) -> None:
-        """Let go of it. Twice is no fault."""
+        """Closes the store. Closing twice is allowed."""
