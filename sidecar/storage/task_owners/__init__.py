@@ -48,7 +48,7 @@ log = logging.getLogger("sidecar.storage.task_owners")
 @dataclass(slots=True)
 class TaskOwners:
     """The owners of all tasks. `clock` gives seconds since the epoch; no record is kept longer than `keep_s`.
-    Identities are derived with `secret`, so that only this deployment can compute them."""
+    Context ids are derived with `secret`, so that only this deployment can make them."""
 
     store: OwnerStore
     clock: Callable[[], float]

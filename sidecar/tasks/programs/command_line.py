@@ -1,8 +1,8 @@
 """Builds a program's command line, environment and working folder from a prompt.
 
-The program, its arguments and its environment are the operator's. What a caller chose of them has been looked at
-(`prompts.py`), and stands where the operator gave it room: values of options, never more arguments. The prompt itself
-is an argument only of an agent that is told so, and then behind `--` or where `{prompt}` stands.
+The operator defines the program, its arguments and its environment. A caller's choices have been checked (`prompts.py`)
+and go only where the operator allows them: as values of options, never as further arguments. The prompt is an argument
+only if the agent is configured so, and then behind `--` or in place of `{prompt}`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidecar.upstreams.processes import Program
 
 @dataclass(frozen=True, slots=True)
 class PromptFiles:
-    """A run's own folder, and the paths of its files there."""
+    """A run's own folder, and the paths of its files."""
 
     folder: str
     input: str
@@ -30,7 +30,7 @@ class PromptFiles:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """One agent's program, found. `cleaning` makes safe what it says."""
+    """The command line of one agent's program. `cleaning` makes the program's output safe to show."""
 
     definition: CliAgent
     path: str
@@ -38,7 +38,7 @@ class CommandLine:
     cleaning: CleaningRules
 
     def program(self, prompt: Prompt, files: PromptFiles | None = None) -> Program:
-        """What is started for a prompt. An agent whose patterns name a file needs `files`."""
+        """Returns the program to start for a prompt. An agent whose patterns name a file needs `files`."""
         definition = self.definition
         folder = prompt.working_directory
         if folder is None and definition.working_directory is not None:
@@ -54,7 +54,7 @@ class CommandLine:
         )
 
     def shown(self) -> dict[str, Any]:
-        """How it is started, for people: names of variables, and none of their values."""
+        """Returns the command for display: the names of variables, without their values."""
         folder = self.definition.working_directory
         return {
             "path": self.path,
@@ -85,14 +85,14 @@ class CommandLine:
             if value:
                 yield from (name, value)
             elif name in chosen and not self.definition.per_call.cli_args[name].is_flag:
-                yield f"{name}="  # alone, the option would take the next argument as its value
+                yield f"{name}="  # on its own, the option would take the next argument as its value
             else:
                 yield name
 
 
 def command_from(name: str, definition: CliAgent, environ: Mapping[str, str]) -> CommandLine:
-    """The program of an agent. `environ` is the sidecar's own environment. Raises SettingsError where there is none,
-    or its `env_path` cannot be read."""
+    """Builds an agent's command line. `environ` is the sidecar's own environment. Raises SettingsError if the program
+    is not found, or its `env_path` cannot be read."""
     secret = {} if definition.env_path is None else variables_in_file(definition.env_path)
     named = secret | definition.envs
     path = executable_of(definition.executable, named, environ)
@@ -104,7 +104,7 @@ def command_from(name: str, definition: CliAgent, environ: Mapping[str, str]) ->
 
 
 def _limits(resources: Resources) -> dict[str, int]:
-    """As setrlimit names them."""
+    """Returns the limits under setrlimit's names."""
     chosen = {
         "CPU": resources.cpu_s,
         "AS": resources.memory,

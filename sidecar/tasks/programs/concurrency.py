@@ -1,8 +1,8 @@
 """Queues runs where an agent has a bound on concurrent ones.
 
-Owners take turns (round robin), so that whoever orders a hundred runs keeps nobody else waiting for all of them; each
-owner's own come in their order. No owner may have more than half of the queue. What replicas must agree on beside that
-is in `write_leases.py`.
+Owners take turns (round robin), so that one owner's hundred runs don't keep another waiting for all of them; each
+owner's runs start in order. No owner may have more than half of the queue. `write_leases.py` adds what replicas must
+agree on.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from sidecar.errors import Reason, Refusal
 
 @dataclass(slots=True, eq=False)
 class RunSlot:
-    """Of one run: in the queue, and from its turn on among those at work."""
+    """A run's slot: first in the queue, then, from its turn on, running."""
 
     owner: str
     at_work: bool = False
-    """Whether it begins indeed: its turn may have come here and not yet among replicas."""
+    """Whether the run has started: it may have its turn here while it still waits for one across replicas."""
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def come(self) -> None:
-        """Until it is its turn."""
+        """Waits for its turn."""
         await self._turn.wait()
 
 
 class RunSlots:
-    """The runs of one agent in this process: `places` at once, `most` that wait."""
+    """The runs of one agent in this process: at most `places` at work, and at most `most` waiting."""
 
     def __init__(self, places: int, most: int) -> None:
         self._places, self._most = places, most
         self._taken: set[RunSlot] = set()
-        self._waiting: dict[str, deque[RunSlot]] = {}  # by owner; whose turn is next comes first
+        self._waiting: dict[str, deque[RunSlot]] = {}  # by owner; the owner whose turn is next comes first
         self._count = 0
 
     @property
     def running(self) -> int:
-        """How many are at work."""
+        """Returns the number of runs at work."""
         return sum(place.at_work for place in self._taken)
 
     @property
     def waiting(self) -> int:
-        """How many are not, yet."""
+        """Returns the number of runs that wait."""
         return len(self._taken) - self.running + self._count
 
     @property
     def places(self) -> int:
-        """How many may be at work at once."""
+        """Returns the maximum number of runs at work."""
         return self._places
 
     def enter(self, owner: str) -> RunSlot:
-        """Come to the end of one's own queue. Leave it with `leave`. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        """Adds a run at the end of its owner's queue. Leave with `leave`. Raises Refusal(TOO_MANY_CONCURRENT)."""
         place = RunSlot(owner)
         if len(self._taken) < self._places and not self._count:
             self._take(place)
@@ -69,7 +69,7 @@ class RunSlots:
         return place
 
     def leave(self, place: RunSlot) -> None:
-        """Be over, or do not wait any longer. Twice is no fault."""
+        """Frees the slot, or leaves the queue. Leaving twice is allowed."""
         if place in self._taken:
             self._taken.discard(place)
         elif place in self._waiting.get(place.owner, ()):
@@ -80,12 +80,12 @@ class RunSlots:
         self._go_on()
 
     def resized(self, places: int, most: int) -> None:
-        """Other numbers are in force. Who is at work or waits by the old ones may stay."""
+        """Applies new bounds. Runs that are at work or wait keep their slots."""
         self._places, self._most = places, most
         self._go_on()
 
     def order(self) -> Iterator[RunSlot]:
-        """Who waits, in the order of their turns if nobody else comes."""
+        """Yields the waiting runs in the order of their turns if no further run is added."""
         for turn in count():
             row = [queue[turn] for queue in self._waiting.values() if turn < len(queue)]
             if not row:

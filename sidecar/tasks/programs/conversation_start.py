@@ -1,7 +1,7 @@
 """Starts the process of a conversation.
 
-Whatever speaks JSON-RPC is talked with, and so is whatever is kept for a conversation. A program that answers in a file
-says on its pipes only when the answer is there.
+Programs that speak JSON-RPC, and programs kept for a conversation, are spoken with over pipes. A program that answers
+in a file reports on its pipes only that the answer is there.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sidecar.upstreams.processes import Processes, StartFailed
 
 
 def is_talked_with(definition: CliAgent) -> bool:
-    """Whether its runs are turns, told and answered on pipes that stay open."""
+    """Whether its runs are turns over pipes that stay open."""
     return definition.patterns.input == "json-rpc" or definition.keeps_processes
 
 
 def talking_runner_from(
     name: str, command: CommandLine, processes: Processes, objection: Objection, endings: Endings
 ) -> ProgramRunner:
-    """Makes the tries of an agent that is talked with."""
+    """Returns the runner of an agent whose runs are turns."""
     launch = ConversationLauncher(command, processes)
     if command.definition.keeps_processes:
         return Conversations(name, command.definition, launch, objection=objection, endings=endings)
@@ -40,7 +40,7 @@ def talking_runner_from(
 
 
 class ConversationLauncher:
-    """As `partner.Launch`, for one agent."""
+    """Launches the processes of one agent; implements `conversation.Launch`."""
 
     def __init__(self, command: CommandLine, processes: Processes) -> None:
         self._command = command
@@ -51,7 +51,7 @@ class ConversationLauncher:
         talk = talk_from(definition)
         told = talk.begin(order)
         if definition.patterns.input == "json-rpc":
-            prompt = prompt._replace(cli_args={})  # they come with each turn
+            prompt = prompt._replace(cli_args={})  # they are sent with each turn
         file = OutputFile(order, definition) if definition.patterns.output == "file" else None
         try:
             program = self._command.program(prompt, None if file is None else file.files)
@@ -64,7 +64,7 @@ class ConversationLauncher:
 
 
 def talk_from(definition: CliAgent) -> Dialogue:
-    """What is spoken with a process of this agent."""
+    """Returns the dialogue for a process of this agent."""
     most = definition.a2a.capabilities.max_output_size
     if definition.patterns.input == "json-rpc":
         return RpcDialogue(most)
@@ -75,10 +75,10 @@ def talk_from(definition: CliAgent) -> Dialogue:
 
 
 class OutputFile:
-    """Where a process that answers in a file puts each answer. Its folder goes when it does."""
+    """The file in which a process puts each answer. Its folder is removed with it."""
 
     def __init__(self, order: ProgramOrder, definition: CliAgent) -> None:
-        """Raises StartFailed where there is no room for one."""
+        """Raises StartFailed if the folder cannot be made."""
         try:
             self._folder = WorkingFolder()
         except OSError as error:
@@ -88,9 +88,9 @@ class OutputFile:
         self.files = PromptFiles(self._folder.path, "", self._folder.at(self._name))
 
     async def taken(self) -> bytes:
-        """The answer, which is not there any more then: the next turn has its own. Raises folders.Unreadable."""
+        """Reads and removes the answer, so that the next turn has its own. Raises UnreadableFolder."""
         return await asyncio.to_thread(self._folder.take, self._name, self._max_bytes)
 
     def remove(self) -> None:
-        """It and its folder. Twice is no fault."""
+        """Removes the file and its folder. Removing twice is allowed."""
         self._folder.remove()

@@ -1,6 +1,6 @@
 """Maps start failures and exit statuses of programs to reasons.
 
-The seed's categories of error. Only what may be gone the next time is `transient`; what nobody can tell is not.
+The reasons are the seed's error categories. Only what may succeed on another try is `transient`; unclear cases are not.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _TOLD_CHARS: Final = 400
 
 
 def fell(failure: Failure, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
-    """The end of a try that came to nothing."""
+    """Returns the end of a failed attempt."""
     return AttemptEnd(how, usage, failure, state=FAILED)
 
 
 def withdrawn(why: str, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
-    """The end of one whose caller may not have it any more."""
+    """Returns the end of an attempt whose caller lost the permission for it."""
     return AttemptEnd(how, usage, state=CANCELED, message=({"text": why},))
 
 
 def overdue(order: ProgramOrder, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
-    """The end of one whose time was over."""
+    """Returns the end of an attempt that timed out."""
     failure = Failure(Category.AGENT, f"it did not answer within {order.deadline_s:g} s")
     return AttemptEnd(how, usage, failure, timed_out=True, state=FAILED)
 
 
 def failure_of_start(error: StartFailed) -> Failure:
-    """Why nothing was started. Where the program lies is for the operator's log, and not in it."""
+    """Returns why nothing was started, without the program's path, which is for the operator's log."""
     if error.number is None:
         return Failure(Category.SYSTEM, "it cannot be started")
     why = f"it cannot be started: {os.strerror(error.number)}"
@@ -59,8 +59,8 @@ def failure_of_start(error: StartFailed) -> Failure:
 def failure_of_exit(
     how: Exit, last_words: str, resources: Resources, usage: Usage, exit_codes: Collection[int] = ()
 ) -> Failure | None:
-    """Why a program came to nothing that ended by itself; None where it did what it was told. `exit_codes` are those
-    that mean "try again", `last_words` is the last line of its errors, safe to show."""
+    """Returns why a program that ended by itself failed, or None if it succeeded. `exit_codes` are those that mean "try
+    again"; `last_words` is the last line of its standard error, safe to show."""
     if how.code == 0:
         return None
     limit = _limit_met(how, resources, usage)
@@ -73,7 +73,7 @@ def failure_of_exit(
 
 
 def _limit_met(how: Exit, resources: Resources, usage: Usage) -> str | None:
-    """Which of its own limits ended it. One that does not heed SIGXCPU is killed a second later."""
+    """Returns which of its limits ended it. A program that ignores SIGXCPU is killed a second later."""
     cpu_s = resources.cpu_s
     if how.signal == signal.SIGXCPU or (how.signal == signal.SIGKILL and cpu_s is not None and usage.cpu_s >= cpu_s):
         return "it took all of its CPU time" if cpu_s is None else f"it took all of its {cpu_s} s of CPU time"

@@ -1,8 +1,8 @@
 """Ends runs whose process is gone.
 
-The program is gone with the sidecar: its keeper ends with it (`processes/`). A run of which no try has begun is taken
-up by another sidecar and waits for its turn there: the store has it that a try begins before the try does. What a try
-had done is not known, so a run that had begun has failed, and is not run again. An end that it had come to stands.
+The program is gone with the sidecar: its warden ends with it (`upstreams/processes/`). A run without an attempt is
+taken over by another sidecar and waits for its turn there; the store knows of an attempt before it begins. What an
+attempt had done is unknown, so a run that had begun has failed and is not run again. An end that was reached stands.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ TAKEN_UP = "another process took it up"
 
 
 def has_begun(record: Execution) -> bool:
-    """Whether a try may have begun since it was ordered, or its caller answered."""
+    """Whether an attempt may have begun since the run was ordered, or since its caller answered."""
     return record.state is not RunState.IDLE
 
 
 def taken_up(record: Execution, now_s: float) -> Execution:
-    """The run as it waits for its turn at another process; its next revision, so that one process alone has it."""
+    """Returns the run waiting at another process, as its next revision, so that only one process takes it over."""
     logged = (*record.transitions[-MAX_TRANSITIONS:], Transition(RunState.IDLE, now_s, TAKEN_UP))
     return record._replace(transitions=logged, revision=record.revision + 1)
 
 
 def left_behind(record: Execution, why: str, now_s: float, keep_s: float) -> Execution:
-    """The run at its end, on the way that the table knows; its next revision."""
+    """Returns the run at its end, by transitions that the state table has, as its next revision."""
     if record.state in _WHEN:
         record = _ended(record, f"{why} {_WHEN[record.state]}", now_s)
     if record.state is not RunState.CLEANUP:

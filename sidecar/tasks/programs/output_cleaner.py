@@ -1,8 +1,8 @@
 """Removes control sequences and secrets from a program's output as it streams.
 
-Bytes come in as they come, text goes out: UTF-8 decoded, terminal control sequences taken out (threats X8), and every
-value that is secret replaced. None of it depends on where one chunk ends and the next begins, and none of it keeps more
-than the beginning of a character, a secret or a line's end.
+Takes bytes in chunks and returns text: decoded as UTF-8, without terminal control sequences (threats X8), and with
+every secret value replaced. The result does not depend on where chunks begin and end, and at most the beginning of a
+character, a secret or a line end is held back.
 
     cleaning = Cleaning(strip_control=True, secrets=("s3cr3t",))
     cleaner = cleaning.cleaner()
@@ -19,27 +19,27 @@ from typing import Any, Final
 from urllib.parse import quote
 
 REPLACEMENT: Final = "[redacted]"
-MIN_SECRET_CHARS: Final = 4  # a shorter value, such as `1` or `on`, is no secret, and would be found in everything
+MIN_SECRET_CHARS: Final = 4  # a shorter value, such as `1` or `on`, is no secret, and occurs everywhere
 
-_SPECIAL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+_SPECIAL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters except tab and line feed
 _CSI_END: Final = re.compile(r"[^\x20-\x3f]")
 _STRING_END: Final = re.compile(r"[\x07\x18\x1a\x1b\x9c]")
-_OPENS_STRING: Final = frozenset("]PX^_")  # OSC, DCS, SOS, PM, APC, in seven bits
-_STRINGS: Final = frozenset("\x90\x98\x9d\x9e\x9f")  # and in eight
+_OPENS_STRING: Final = frozenset("]PX^_")  # OSC, DCS, SOS, PM, APC, in 7 bits
+_STRINGS: Final = frozenset("\x90\x98\x9d\x9e\x9f")  # the same in 8 bits
 
 
 class ControlStripper:
-    """Text without what a terminal would obey: ECMA-48's control sequences and strings, and control characters but for
-    tab and line ends. A lone carriage return becomes a line's end, so that no line is written over.
+    """Removes ECMA-48 control sequences and strings, and control characters except tab and line ends. A lone carriage
+    return becomes a line end, so that no line is overwritten.
 
-    A string that nobody ends (a title, a clipboard) is dropped for as long as it goes on, as terminals do.
+    An unterminated control string (a title, a clipboard) is dropped to its end, as terminals do.
     """
 
     def __init__(self) -> None:
         self._state = self._text
 
     def feed(self, text: str) -> str:
-        """What of the text is to be seen, as far as that is known."""
+        """Returns the visible part of the text, as far as it is known."""
         kept: list[str] = []
         at = 0
         while at < len(text):
@@ -47,12 +47,12 @@ class ControlStripper:
         return "".join(kept)
 
     def end(self) -> str:
-        """What was still waiting for more."""
+        """Returns what was held back."""
         rest = "\n" if self._state == self._after_return else ""
         self._state = self._text
         return rest
 
-    # Each state takes the text from `at` on, and gives back where the next one goes on.
+    # Each state takes the text from `at` on, and returns where the next one continues.
 
     def _text(self, text: str, at: int, kept: list[str]) -> int:
         special = _SPECIAL.search(text, at)
@@ -118,28 +118,28 @@ class ControlStripper:
         if text[at] == "\\":
             self._state = self._text
             return at + 1
-        self._state = self._escape  # the string was cut off by another sequence
+        self._state = self._escape  # another sequence cut the string off
         return at
 
 
 class SecretRedactor:
-    """Text with something else in the place of every secret. Where several overlap, they are replaced as one."""
+    """Replaces every secret in the text. Overlapping secrets are replaced as one."""
 
     def __init__(self, secrets: Collection[str]) -> None:
         self._secrets = tuple(secrets)
         self._held = ""
-        self._covered = 0  # how much of what is held belongs to a secret that began before it
-        self._in_secret = False  # whether what went out last was a replacement
+        self._covered = 0  # how much of the held text belongs to a secret that began before it
+        self._in_secret = False  # whether the last output was a replacement
 
     def feed(self, text: str) -> str:
-        """The text as far as it is known to be none of a secret's beginning."""
+        """Returns the text up to where a secret may begin."""
         if not self._secrets:
             return text
         whole = self._held + text
         return self._settled(whole, min(_begun(whole, secret) for secret in self._secrets))
 
     def end(self) -> str:
-        """What was still waiting for more."""
+        """Returns what was held back."""
         return self._settled(self._held, len(self._held))
 
     def _settled(self, text: str, until: int) -> str:
@@ -155,7 +155,7 @@ class SecretRedactor:
         return "".join(kept)
 
     def _give(self, text: str, at: int, covered: int, until: int, kept: list[str]) -> int:
-        """Give out text[at:covered] as one replacement, and what stands open behind it."""
+        """Emits text[at:covered] as one replacement, and then the plain text after it."""
         if covered > at:
             if not self._in_secret:
                 kept.append(REPLACEMENT)
@@ -174,7 +174,7 @@ class SecretRedactor:
 
 
 def _begun(text: str, secret: str) -> int:
-    """Where at the end of a text a secret may have begun, of which more would have to come."""
+    """Returns where, at the end of the text, a secret may begin that continues in the next chunk."""
     at = text.find(secret[0], max(0, len(text) - len(secret) + 1))
     while at >= 0 and not secret.startswith(text[at:]):
         at = text.find(secret[0], at + 1)
@@ -182,7 +182,7 @@ def _begun(text: str, secret: str) -> int:
 
 
 class OutputCleaner:
-    """One stream of a program, as text that is safe to show."""
+    """Turns one output stream of a program into text that is safe to show."""
 
     def __init__(self, strip_control: bool, secrets: Collection[str]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -190,12 +190,12 @@ class OutputCleaner:
         self._redactor = SecretRedactor(secrets)
 
     def feed(self, said: bytes | str) -> str:
-        """More of it. "" while it is not known what it is."""
+        """Takes more output. Returns "" while it cannot be decided."""
         text = said if isinstance(said, str) else self._decoder.decode(said)
         return self._redactor.feed(self._stripper.feed(text) if self._stripper else text)
 
     def end(self) -> str:
-        """The rest of it, and it begins anew."""
+        """Returns the rest, and resets the cleaner."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         if self._stripper:
@@ -204,19 +204,19 @@ class OutputCleaner:
 
 
 class CleaningRules:
-    """How what one agent's program says is made safe. `secrets` are values of its environment that nobody else may see;
-    they are found as they are, as JSON spells them, and as addresses do."""
+    """How one agent's output is made safe. `secrets` are values of the program's environment that must not be shown;
+    they are found in plain form, and as JSON and URLs encode them."""
 
     def __init__(self, *, strip_control: bool = True, secrets: Collection[str] = ()) -> None:
         self._strip_control = strip_control
         self._secrets = tuple(sorted({form for secret in secrets for form in _forms(secret)}))
 
     def cleaner(self, *, plain: bool = False) -> OutputCleaner:
-        """For one stream. `plain` is without control sequences whatever the settings say, for what goes into logs."""
+        """Returns a cleaner for one stream. `plain` removes control sequences whatever the settings say, for logs."""
         return OutputCleaner(self._strip_control or plain, self._secrets)
 
     def text(self, said: str, *, plain: bool = False) -> str:
-        """A text that is whole. Most have nothing to be cleaned of, which is seen at a fraction of the price."""
+        """Cleans a complete text. Most texts need no cleaning, which a fast check detects."""
         strips = self._strip_control or plain
         if not (strips and _SPECIAL.search(said)) and not any(secret in said for secret in self._secrets):
             return said
@@ -224,7 +224,7 @@ class CleaningRules:
         return cleaner.feed(said) + cleaner.end()
 
     def value(self, said: Any) -> Any:
-        """A JSON value with every text in it made safe, names of members too."""
+        """Cleans every text in a JSON value, including the names of members."""
         if isinstance(said, str):
             return self.text(said)
         if isinstance(said, Mapping):

@@ -1,15 +1,15 @@
 """Carries one run from its order to its end.
 
-    idle        its turn here, and among replicas where it writes; or given up, or its turn comes too late
-    starting    a try begins; the store has it before the first one does, and hears of further ones meanwhile
-    running     what its program says goes to whoever listens, and once a second to the store
-    failed      for good, or it rests until the next try
-    cleanup     its end is known, and what is left of it is ended
-    idle        nothing is left of it, its turn is another's, its end is in the store: now everybody hears of it
+    idle        waits for its turn here, and across replicas if it writes; or is cancelled, or waits too long
+    starting    an attempt begins; the store has recorded this before the first one does, and further ones meanwhile
+    running     the program's output goes to subscribers, and once a second to the store
+    failed      for good, or until the next attempt
+    cleanup     the end is known; what is left of the program is ended
+    idle        nothing is left of it, its slot is free and its end is stored; now subscribers get the end
 
-A run is given up at one place (`give_up`): its state says so at once, and its body is cancelled once, wherever it is;
-that ends the program. Nobody hears of an end before the store has it, unless that is out: an end that was told is the
-end, also after a crash.
+A run is cancelled in one place (`give_up`): its state changes at once, and its body is cancelled once, wherever it
+is, which ends the program. Subscribers get an end only once the store has it, unless the store is out: an end that
+was sent stays the end, also after a crash.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sidecar.tasks.programs.stored_text import KeptEnd, sanitized
 from sidecar.tasks.programs.write_leases import WriteLease, WriteLeases
 
 MAX_OUTPUT_CHARS: Final = 16 * 1024
-OVERTIME_S: Final = 10.0  # a try ends itself at its deadline; what does not even do that is ended so much later
+OVERTIME_S: Final = 10.0  # an attempt ends itself at its deadline; one that fails to is ended this much later
 TOLD_WITHIN_S: Final = 2.0
 UNSURE: Final = "the store did not say in time that it is still ours"
 FAILED: Final = "TASK_STATE_FAILED"
@@ -50,8 +50,8 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 @dataclass(slots=True, eq=False)
 class RunOffer:
-    """An agent that is in force, or was when a run of it was ordered. `variables` is what is named for its program's
-    environment, also in files."""
+    """An agent in force now, or when a run of it was ordered. `variables` names the environment of its program,
+    including variables from files."""
 
     name: str
     definition: CliAgent
@@ -62,10 +62,10 @@ class RunOffer:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What every run needs on its way. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is
-    how long one that is over is kept. Once `closing` is set, no try begins. Before `writes_from_mono_s` nothing that
-    writes begins where no leases are. Unless runs are `surely_held`, another replica may have ended one of ours, and
-    `keep_anew` does not keep what the store forgot."""
+    """What every run needs. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a
+    finished run is kept. Once `closing` is set, no attempt begins. Without leases, no run that writes begins before
+    `writes_from_mono_s`. Unless runs are `surely_held`, another replica may have ended one of this process's, and
+    `keep_anew` does not store again what the store lost."""
 
     store: RecordStore[Execution]
     metrics: Metrics
@@ -80,7 +80,7 @@ class RunServices:
 
 
 class GivenUp(NamedTuple):
-    """Why a run ends that did not end by itself."""
+    """Why a run is ended from outside."""
 
     state: RunState
     why: str
@@ -89,7 +89,7 @@ class GivenUp(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RunLifecycle:
-    """One run on its way. `record` is what is known of it now."""
+    """One run. `record` is its present state."""
 
     means: RunServices
     offer: RunOffer
@@ -110,7 +110,7 @@ class RunLifecycle:
         self.saving = RunSaver(self.means.store, self._newest, self.means.keep_anew, self._asked, self._lost)
 
     async def run(self) -> None:
-        """All of it. Whoever is cancelled here leaves its record as a kill would; `give_up` is the way to end it."""
+        """Runs it to its end. Cancelling this call leaves the record as a crash would; use `give_up` to end the run."""
         saving = asyncio.create_task(self.saving.run(), name=f"keeps run {self.record.id}")
         try:
             if not self.is_ending:
@@ -132,13 +132,13 @@ class RunLifecycle:
             self._end()
 
     async def shown(self) -> Execution:
-        """The run as it may be told: an end only once the store has it, unless that is out."""
+        """Returns the run for callers: with its end only once the store has it, unless the store is out."""
         if self.is_ending:
             await self._settled()
         return self._newest()
 
     def give_up(self, because: GivenUp) -> None:
-        """End it, if it has no end yet. The first word holds."""
+        """Ends the run if it has not ended. The first reason holds."""
         if self.is_ending:
             return
         if because.failure is not None:
@@ -149,34 +149,35 @@ class RunLifecycle:
             self._body.cancel()
 
     def leave(self) -> None:
-        """Leave it to another process, as the store has it. Only while it `waits` and no try has begun."""
+        """Leaves the run to another process, as stored. Only while it `waits` and no attempt has begun."""
         self._last = ({"task": self.record.task},)
         self.saving.leave()
         if self._body is not None:
             self._body.cancel()
 
     def never_begins(self) -> None:
-        """It could not be kept: who has heard of it meanwhile hears no more."""
+        """Ends subscriptions to a run that could not be stored."""
         self._end()
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for its turn, or for its next try."""
+        """Whether it waits for its turn, or for its next attempt."""
         return self.record.state in (RunState.IDLE, RunState.FAILED) and not self.is_ending
 
     @property
     def is_ending(self) -> bool:
-        """Whether its end is known, or it is somebody else's."""
+        """Whether its end is known, or another process has it."""
         return self.record.state is RunState.CLEANUP or self.record.is_done or self.saving.is_lost
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another process sees to it, and it has no end yet."""
+        """Whether another process has it and it has not ended."""
         return self.saving.is_lost and not self.record.is_done
 
     def tell_place(self, ahead: int | None) -> None:
-        """Its task says how many wait before it, and whoever listens hears it when they are not as many as before.
-        `ahead` are they here, None where its turn has come here; it may have to come among replicas still."""
+        """Puts the number of runs ahead of it into its task, and sends it to subscribers when it changes. `ahead`
+        counts the runs in this process; None means that it has its turn here, and may still wait for one across
+        replicas."""
         if ahead is None and self._lease is not None:
             ahead = self._lease.ahead
         if ahead is None or self.record.state is not RunState.IDLE or self.is_ending:
@@ -185,13 +186,13 @@ class RunLifecycle:
         if said != self._heard_of_turn:
             self._heard_of_turn = said
             task, events = stood(self.record.task, "TASK_STATE_SUBMITTED", said, self._now())
-            self.record = self.record._replace(task=task)  # not worth a write: it is another a moment later
+            self.record = self.record._replace(task=task)  # not stored: it changes again a moment later
             self.hearers.tell(events)
 
-    # --- its way ------------------------------------------------------------------------------------------------------
+    # --- attempts -----------------------------------------------------------------------------------------------------
 
     async def _to_its_end(self) -> None:
-        """Until its end is known and nothing is left of its program."""
+        """Runs until its end is known and nothing is left of its program."""
         definition = self.offer.definition
         keeping: asyncio.Task[None] | None = None
         try:
@@ -232,8 +233,8 @@ class RunLifecycle:
             attempt += 1
 
     async def _may_begin(self, attempt: int) -> bool:
-        """Whether a try may begin. Of the first one the store knows before it does, so that no other process takes up
-        what had begun; and what another has taken up, or ended, does not begin here."""
+        """Whether an attempt may begin. The store must know of the first one before it does, so that no other process
+        takes over a run that had begun; a run that another process took over or ended does not begin here."""
         if attempt > 1 and self.means.surely_held():
             return True
         try:
@@ -245,7 +246,8 @@ class RunLifecycle:
         return not self.saving.is_lost
 
     async def _try(self, attempt: int) -> float | None:
-        """One try, until nothing of it is left. How long to rest before the next one, None where there is none."""
+        """Makes one attempt, until nothing of it is left. Returns the delay before the next, or None if there is
+        none."""
         why = "its turn came" if attempt == 1 else f"try {attempt}"
         tries = self.record.previous_tries if attempt == 1 else (*self.record.previous_tries, _last_try(self.record))
         self._move(
@@ -292,11 +294,11 @@ class RunLifecycle:
         self._tell(after(self.record.task, event, self._now()))
 
     def _ended(self, event: AttemptEnd, attempt: int) -> float | None:
-        """What a try came to; how long to rest before the next one."""
+        """Records the end of an attempt. Returns the delay before the next, or None."""
         if self.saving.is_lost:
             return None
         if self._lease is not None and self._lease.is_over and not self.is_ending:
-            # It may be its keeper that ended it, and what a program says to that says nothing of what it did.
+            # The warden may have ended the program; its reaction says nothing of what it did.
             event = replace(event, failure=Failure(Category.SYSTEM, self._lease.why), timed_out=False, message=())
         if event.timed_out and event.failure is None:
             why = f"it did not end within {self.offer.definition.timeout:g} s"
@@ -304,7 +306,7 @@ class RunLifecycle:
         failure = event.failure
         if failure is None and event.state in _FAILURES:
             failure = Failure(Category.AGENT, _words(event) or "it says so")
-        if failure is not None:  # they may be the program's words: what is kept of them has no secrets
+        if failure is not None:  # it may be the program's text: stored without secrets
             failure = failure._replace(message=sanitized(failure.message))
         code, number = (None, None) if event.exit is None else event.exit
         self.record = self.record._replace(exit_code=code, signal=number, usage=event.usage)
@@ -323,10 +325,10 @@ class RunLifecycle:
             self._move(state, why)
         return rest
 
-    # --- its record ---------------------------------------------------------------------------------------------------
+    # --- record -------------------------------------------------------------------------------------------------------
 
     def _judge(self, body: asyncio.Task[None]) -> None:
-        """A bug of ours in a run is its end too, and no other run's trouble."""
+        """Ends the run on a bug, so that it affects no other run."""
         if not body.cancelled() and (error := body.exception()) is not None:
             log.error("bug", extra={"run": self.record.id}, exc_info=error)
         if not self.is_ending:
@@ -339,10 +341,10 @@ class RunLifecycle:
         self._ends(state, failure.message, told)
 
     def _ends(self, state: RunState, why: str, told: Told) -> None:
-        """Its end is known; what there is to tell of it is told when nothing is left of it."""
+        """Records that the end is known; its events are sent when nothing of the run is left."""
         task, self._last = told
         self.record = self.record._replace(task=task)
-        if self.record.state is not state:  # one that rested before its next try has failed already
+        if self.record.state is not state:  # one that waited for its next attempt is failed already
             self._move(state, why)
         self._move(RunState.CLEANUP)
         if self.record.status is not None:
@@ -353,7 +355,7 @@ class RunLifecycle:
             facts["expires_at"] = self._now() + self.means.keep_s()
         self.record = self.record.moved(state, self._now(), why, **facts)
         self.saving.moved()
-        failure = self.record.failure  # why in words is in its record: they may be the program's, and its caller's
+        failure = self.record.failure  # its message is not logged: it may be the program's or the caller's text
         about = {"run": self.record.id, "agent": self.offer.name, "state": state.value}
         log.info(
             "a run is in another state", extra=about | ({} if failure is None else {"category": failure.category.value})
@@ -366,7 +368,7 @@ class RunLifecycle:
         self.hearers.tell(events)
 
     def _newest(self) -> Execution:
-        """The run with what is kept of its answer. That is made when it is wanted: it is work."""
+        """Returns the run with the stored part of its output, which is costly and so computed on demand."""
         if output := self._said.text():
             self.record = self.record._replace(output=output)
         return self.record
@@ -376,7 +378,7 @@ class RunLifecycle:
         self.give_up(GivenUp(RunState.CANCELLED, "it was cancelled"))
 
     def _lost(self, theirs: Execution | None) -> None:
-        """It is somebody else's, who ended it: what there is goes for what was."""
+        """Hands the run over: another process ended it, and its record replaces this one."""
         log.warning("a run was taken for left behind, and is given up", extra={"run": self.record.id})
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
         if theirs is not None:

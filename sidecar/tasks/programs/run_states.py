@@ -1,7 +1,7 @@
 """The state table of runs.
 
-The seed's state machine. `idle` is both ends of it: a run that waits for its turn, and one that is over and has left
-nothing behind; what it came to is its status.
+This is the seed's state machine. `idle` is its first and its last state: a run that waits for its turn, and one that is
+over and has left nothing behind; its status says how it ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RunState(StrEnum):
     CLEANUP = "cleanup"
 
 
-# The seed's, and beside it: what is given up before it ran ends too (cancelled, or its turn did not come in time).
+# The seed's, plus: a run that ends before it ran (cancelled, or its turn did not come in time).
 MOVES: Final[Mapping[RunState, frozenset[RunState]]] = {
     RunState.IDLE: frozenset({RunState.STARTING, RunState.CANCELLED, RunState.TIMEOUT, RunState.FAILED}),
     RunState.STARTING: frozenset({RunState.RUNNING, RunState.FAILED, RunState.CANCELLED, RunState.TIMEOUT}),
@@ -32,7 +32,7 @@ MOVES: Final[Mapping[RunState, frozenset[RunState]]] = {
     RunState.COMPLETED: frozenset({RunState.CLEANUP}),
     RunState.FAILED: frozenset(
         {RunState.STARTING, RunState.CANCELLED, RunState.CLEANUP}
-    ),  # once more, unless it is given up
+    ),  # another attempt, unless it is cancelled
     RunState.TIMEOUT: frozenset({RunState.CLEANUP}),
     RunState.CANCELLED: frozenset({RunState.CLEANUP}),
     RunState.CLEANUP: frozenset({RunState.IDLE}),
@@ -40,7 +40,7 @@ MOVES: Final[Mapping[RunState, frozenset[RunState]]] = {
 
 
 class RunStatus(StrEnum):
-    """The seed's ExecutionStatus: what a run came to."""
+    """The seed's ExecutionStatus: how a run ended."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -57,9 +57,9 @@ ENDS: Final[Mapping[RunState, RunStatus]] = {
 
 
 class Category(StrEnum):
-    """The seed's ErrorCategory: whose fault it was."""
+    """The seed's ErrorCategory: where a failure comes from."""
 
-    TRANSIENT = "transient"  # may be gone the next time
-    PERMANENT = "permanent"  # will be the same the next time: no such program, a prompt that cannot be told
+    TRANSIENT = "transient"  # may succeed the next time
+    PERMANENT = "permanent"  # will fail again: no such program, a prompt that cannot be sent
     AGENT = "agent"  # the program's own
-    SYSTEM = "system"  # ours
+    SYSTEM = "system"  # the sidecar's

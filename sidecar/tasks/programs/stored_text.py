@@ -1,9 +1,9 @@
 """Bounds prompts and answers, and removes secrets, before they are stored with a run.
 
-People paste keys into prompts, and programs print them. What goes out to whoever asked is theirs; what is kept is for
-whoever looks at runs later (the seed: "sanitized of sensitive data"). Secrets of known looks are taken out
-(`screening/`), and what stands behind words such as `password=`. What an agent's own environment holds is gone from its
-answers before (`output_cleaner.py`).
+Callers paste keys into prompts, and programs print them. The caller gets the output unchanged; the stored text is for
+operators who look at runs later (the seed: "sanitized of sensitive data"). Secrets of known formats are removed
+(`gateway/redaction.py`), and values behind names such as `password=`. Values of an agent's own environment have been
+removed from its output before (`output_cleaner.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sidecar.gateway.redaction.text_redaction import Wiping, wiped
 from sidecar.protocols.secret_patterns import CLASSES, Span
 
 REPLACEMENT: Final = "[redacted]"
-MAX_WORK_CHARS: Final = 256 * 1024  # a few milliseconds of work; what is kept is far less
+MAX_WORK_CHARS: Final = 256 * 1024  # a few milliseconds of work; far less is stored
 _KEY_BEGIN: Final = "-----BEGIN "
 _KEY_END: Final = "-----END "
-_MARGIN_CHARS: Final = 8 * 1024  # longer than any key: what begins before what is kept is known by its beginning
+_MARGIN_CHARS: Final = 8 * 1024  # longer than any key, so that a key cut at the edge is found
 
-# What people and programs call secrets, in any spelling, and how they write what it is.
+# Names that people and programs give to secrets, in any spelling, and how their values follow.
 _PAIR: Final = re.compile(
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[ _-]?key|access[ _-]?key|private[ _-]?key|credentials?)"
     r"[\"']?\s{0,8}[:=]\s{0,8}"
@@ -33,7 +33,7 @@ _USERINFO: Final = re.compile(r"://[^\s/@:\"']{0,256}:((?!\[redacted\]@)[^\s/@\"
 
 
 def find_pairs(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """The value behind a word that says that it is secret; a password in an address."""
+    """Finds values that follow a name of a secret, and passwords in URLs."""
     looked = stop
     for pattern in (_PAIR, _USERINFO):
         for found in pattern.finditer(text, start):
@@ -50,7 +50,7 @@ _WIPING: Final = Wiping(
 
 
 def sanitized(text: str) -> str:
-    """The text without secrets. It is read as a whole: what is longer than `MAX_WORK_CHARS` keeps its beginning."""
+    """Returns the text without secrets. A text longer than `MAX_WORK_CHARS` is cut to its beginning."""
     steps = wiped(text[:MAX_WORK_CHARS], (_WIPING,))
     while True:
         try:
@@ -60,7 +60,7 @@ def sanitized(text: str) -> str:
 
 
 async def all_sanitized(text: str) -> str:
-    """All of the text without secrets, however long it is: others have their turn meanwhile."""
+    """Returns all of the text without secrets, whatever its length, and yields to the event loop in between."""
     steps = wiped(text, (_WIPING,))
     while True:
         try:
@@ -76,19 +76,19 @@ def _text_of(end: StopIteration) -> str:
 
 
 def kept_beginning(text: str, max_chars: int) -> str:
-    """The beginning of a prompt, as it is kept."""
+    """Returns the beginning of a prompt for storage."""
     return sanitized(text[: max_chars + _MARGIN_CHARS])[:max_chars]
 
 
 class SanitizedLines:
-    """A text without secrets while it comes: line by line, as what is secret rarely has more than one. Of a private key
-    all lines are waited for, within `_MARGIN_CHARS`."""
+    """Removes secrets from a text as it streams, line by line, because a secret rarely spans lines. A private key is
+    held until it is complete, within `_MARGIN_CHARS`."""
 
     def __init__(self) -> None:
         self._held = ""
 
     async def feed(self, text: str) -> str:
-        """More of it, as far as its lines are whole."""
+        """Takes more text; returns what is complete."""
         held = self._held + text
         until, begun = held.rfind("\n") + 1, held.rfind(_KEY_BEGIN)
         if begun >= 0 and "\n" not in held[begun:].partition(_KEY_END)[2]:
@@ -99,13 +99,13 @@ class SanitizedLines:
         return await all_sanitized(held[:until])
 
     async def rest(self) -> str:
-        """What waited for more."""
+        """Returns what was held back."""
         held, self._held = self._held, ""
         return await all_sanitized(held)
 
 
 class KeptEnd:
-    """The end of an answer, as it is kept, while the answer comes."""
+    """Keeps the end of an answer for storage as the answer streams."""
 
     def __init__(self, max_chars: int) -> None:
         self._max_chars = max_chars
@@ -113,12 +113,12 @@ class KeptEnd:
         self._kept: str | None = ""
 
     def add(self, text: str) -> None:
-        """More of it."""
+        """Adds text."""
         self._said = (self._said + text)[-(self._max_chars + _MARGIN_CHARS) :]
         self._kept = None
 
     def text(self) -> str:
-        """As it is now. Only what was added since the last time is work."""
+        """Returns the text so far. Only text added since the last call is processed."""
         if self._kept is None:
             self._kept = sanitized(self._said)[-self._max_chars :]
         return self._kept

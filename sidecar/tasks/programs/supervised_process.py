@@ -1,12 +1,12 @@
 """Feeds, reads, measures and ends one running program.
 
-What one-shot runs and conversations have in common. Both of its outputs are read all the time that somebody reads its
-answer, so that it never waits for the other; its answer is read no faster than it is taken, so that nothing piles up.
+Used by one-shot runs and conversations. Both output streams are read as long as the answer is, so that the program
+never blocks on the other; the answer is read no faster than it is consumed, so that nothing piles up.
 
-    attended = await Attended.start(processes, program, cleaning)     StartFailed where it cannot be
-    attended.tell(b"prompt"); attended.tell_no_more()
-    while said := await attended.read(): …                           b"" at its end, or when its time is over
-    await attended.end()                                             nothing of it is left; `usage` is exact
+    process = await SupervisedProcess.start(processes, program, cleaning)     raises StartFailed
+    process.tell(b"prompt"); process.tell_no_more()
+    while said := await process.read(): …                            b"" at its end, or when its time is over
+    await process.end()                                              nothing of it is left; `usage` is exact
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sidecar.tasks.programs.time_limits import TimeLimit
 from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed
 
 READ_BYTES: Final = 64 * 1024
-GATHER_S: Final = 0.05  # for more of an answer that has just begun to come: a line at a time would be an event each
-SILENCE_S: Final = 0.2  # after the program's end: what it started may hold its pipes open
-GRACE_S: Final = 2.0  # between asking it to end and ending it
+GATHER_S: Final = 0.05  # collects more of an answer that has just begun, instead of one event per line
+SILENCE_S: Final = 0.2  # after the program's end, while its descendants may hold its pipes open
+GRACE_S: Final = 2.0  # between asking it to end and killing it
 _KEPT_CHARS: Final = 8 * 1024
 _TOLD_LINES: Final = 5
 
 
 class StderrTail:
-    """The end of what a program complained of, safe to show: without control sequences and secrets."""
+    """Keeps the end of a program's standard error, safe to show: without control sequences and secrets."""
 
     def __init__(self, cleaner: OutputCleaner) -> None:
         self._listener = cleaner
@@ -44,16 +44,16 @@ class StderrTail:
         self._keep(self._listener.feed(said))
 
     def over(self) -> None:
-        """There is no more of it."""
+        """Marks the end of the stream."""
         self._keep(self._listener.end())
 
     def lines(self, count: int = _TOLD_LINES) -> list[str]:
-        """The newest that are not blank, oldest first."""
+        """Returns the newest lines that are not blank, oldest first."""
         return [line.strip() for line in self._text.splitlines() if line.strip()][-count:]
 
     @property
     def last(self) -> str:
-        """The very last line, "" where there is none."""
+        """Returns the last line, or ""."""
         return "".join(self.lines(1))
 
     def _keep(self, text: str) -> None:
@@ -61,7 +61,7 @@ class StderrTail:
 
 
 class SupervisedProcess:
-    """A program from its start to when nothing of it is left. One reads at a time."""
+    """A program from its start until nothing of it is left. One caller reads at a time."""
 
     def __init__(
         self, process: Process, cleaning: CleaningRules, clock_mono: Callable[[], float] = time.monotonic
@@ -83,8 +83,8 @@ class SupervisedProcess:
     async def start(
         cls, processes: Processes, program: Program, cleaning: CleaningRules, term: TimeLimit | None = None
     ) -> SupervisedProcess:
-        """Start it, for as long as `term` says. Raises StartFailed. Who is cancelled hears of it when nothing of it is
-        left."""
+        """Starts a program, bounded by `term`. Raises StartFailed. If cancelled, raises CancelledError once nothing of
+        the program is left."""
         until = None if term is None else term.until
         starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
         try:
@@ -107,32 +107,32 @@ class SupervisedProcess:
 
     @property
     def exit(self) -> Exit | None:
-        """How the program ended, None while it runs."""
+        """How the program ended, or None while it runs."""
         return self._process.exit
 
     async def exits(self, within_s: float) -> Exit | None:
-        """How the program ends, if it does within that time."""
+        """Waits up to `within_s` for the program's end; returns it or None."""
         await asyncio.wait({self._exited}, timeout=within_s)
         return self.exit
 
     @property
     def listens(self) -> bool:
-        """Whether anything that it is told now may still be read."""
+        """Whether the program may still read its input."""
         return self.exit is None and not self._process.stdin.is_closing()
 
     @property
     def usage(self) -> Usage:
-        """What it took, or since `measure_anew`; exact once it has been ended."""
+        """What it used in all, or since `measure_anew`; exact once it has ended."""
         if self.exit is None:
             self._meter.look()
         return self._meter.usage()
 
     def measure_anew(self) -> None:
-        """What it took until now is an earlier turn's."""
+        """Starts a new measurement, for another turn."""
         self._meter.begin()
 
     def end_in(self, deadline_s: float | None) -> None:
-        """End it after so many seconds, whether somebody reads or not; None takes that back."""
+        """Ends it after this many seconds, whether its output is read or not; None cancels that."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -140,7 +140,7 @@ class SupervisedProcess:
             self._deadline = asyncio.get_running_loop().call_later(max(deadline_s, 0), self._time_is_over)
 
     def lives(self, term: TimeLimit | None) -> None:
-        """As long as this says from now on; None is for as long as it likes."""
+        """Bounds its life by `term` from now on; None removes the bound."""
         if self._term is not None:
             self._term.release(self._process.may_live)
         self._term = term
@@ -148,12 +148,12 @@ class SupervisedProcess:
             term.bind(self._process.may_live)
 
     def tell(self, data: bytes) -> None:
-        """Give it this on its standard input. It may read it, or not: `unread_bytes` is what waits for it."""
+        """Writes to its standard input without waiting; `unread_bytes` counts what it has not read."""
         if not self._process.stdin.is_closing():
             self._process.stdin.write(data)
 
     def tell_no_more(self) -> None:
-        """Close its standard input behind what was told."""
+        """Closes its standard input after what was written."""
         self._process.stdin.close()
 
     @property
@@ -161,8 +161,8 @@ class SupervisedProcess:
         return self._process.stdin.transport.get_write_buffer_size()
 
     async def read(self, *, gather_s: float = GATHER_S) -> bytes:
-        """More of its standard output: what comes at once or within `gather_s` of that, up to some 64 KiB; b"" when
-        there will be no more. Who is cancelled has lost nothing."""
+        """Reads more of its standard output: what arrives at once or within `gather_s` after that, up to about 64 KiB;
+        b"" at the end. Cancelling a read loses no output."""
         loop = asyncio.get_running_loop()
         self._gathered += await self._chunk()
         until = loop.time() + gather_s
@@ -175,13 +175,13 @@ class SupervisedProcess:
         return said
 
     async def wait(self) -> Exit:
-        """Until the program itself has ended. Who waits for it without reading may wait long."""
+        """Waits for the program itself to end, which may take long if its output is not read."""
         await asyncio.wait({self._exited})
         return self._process.exit or Exit()
 
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
-        """Ask it to end, then end it, with everything that it started; `patience_s` is for its own end once its input
-        is closed. Twice is no fault. Who is cancelled hears of it when nothing of it is left."""
+        """Asks it to end, then kills it and all its descendants; `patience_s` is the time to end by itself once its
+        input is closed. Ending twice is allowed. If cancelled, raises CancelledError once nothing of it is left."""
         return await to_its_end(self._end(patience_s, grace_s))
 
     async def _end(self, patience_s: float, grace_s: float) -> Exit:
@@ -199,7 +199,7 @@ class SupervisedProcess:
         return self._process.exit or Exit()
 
     async def _chunk(self, wait_s: float | None = None) -> bytes:
-        """What comes next, within that time; b"" if nothing does, or ever will."""
+        """Returns the next chunk within `wait_s`, or b"" if none comes."""
         if self._reading is None:
             self._reading = _task(self._process.stdout.read(READ_BYTES), f"reads process {self.pid}")
         reading = self._reading
@@ -230,7 +230,7 @@ class SupervisedProcess:
 
 async def _undo(starting: asyncio.Future[Process]) -> None:
     with suppress(StartFailed):
-        await (await starting).end(patience_s=0.0, grace_s=SILENCE_S)  # it was hardly there, and told nothing yet
+        await (await starting).end(patience_s=0.0, grace_s=SILENCE_S)  # it has just started and was sent nothing
 
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
-"""The interface of a turn with a running program, whatever protocol it speaks.
+"""The interface of a turn with a running program, for any protocol.
 
-No I/O: an order goes in and the bytes to write come out; bytes that were read go in and what they mean comes out.
-There is one turn at a time. What a program says while there is none goes to nobody.
+No I/O: it takes an order and returns the bytes to write; it takes the bytes read and returns what they mean. There is
+one turn at a time. Output between turns is discarded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sidecar.tasks.programs.run_record import Failure
 
 
 class DialogueBroken(Exception):
-    """A program said what it must not: nobody knows any more what its next word belongs to. The text says what it was,
-    never a value."""
+    """A program sent what it must not, so its further output cannot be assigned to a turn. The message says what it
+    was, never a value."""
 
 
 class UnsayableError(Exception):
-    """An order cannot be told to this program; the text says why. Nothing was written."""
+    """An order cannot be sent to this program; the message says why. Nothing was written."""
 
 
 class TurnAnswer(NamedTuple):
-    """The end of a turn, with the meaning that these have in `running.Ended`."""
+    """The end of a turn; the fields mean what they mean in `attempt.AttemptEnd`."""
 
     state: str = "TASK_STATE_COMPLETED"
     message: tuple[Mapping[str, Any], ...] = ()
@@ -32,7 +32,7 @@ class TurnAnswer(NamedTuple):
 
 
 class TurnReply(NamedTuple):
-    """What is to be written back at once."""
+    """What must be written back at once."""
 
     line: bytes
 
@@ -41,20 +41,20 @@ Heard = OutputChunk | OutputArtifact | ProgressNote | TurnAnswer | TurnReply
 
 
 class Dialogue(Protocol):
-    """What is spoken with one process, from its start to its end."""
+    """The dialogue with one process, from its start to its end."""
 
     @property
     def strays(self) -> bool:
-        """Whether it said something since its answer, and more of that would be taken for the next one."""
+        """Whether it has output since its answer that would be taken for the next answer."""
 
     def begin(self, order: ProgramOrder) -> bytes:
-        """A turn, as it is written. Raises Unsayable."""
+        """Returns a turn as bytes. Raises UnsayableError."""
 
     def cancel(self) -> bytes:
-        """What asks the program to give up the turn; b"" where it cannot be asked."""
+        """Returns what asks the program to cancel the turn; b"" if it cannot be asked."""
 
     def hear(self, chunk: bytes) -> Iterator[Heard]:
-        """What more of its output means. Raises Broken, and is of no use after that."""
+        """Parses more of its output. Raises DialogueBroken, and is unusable afterwards."""
 
     def over(self) -> Iterator[Heard]:
-        """What is left to be heard when its output has ended. Raises Broken."""
+        """Parses what is left when its output has ended. Raises DialogueBroken."""

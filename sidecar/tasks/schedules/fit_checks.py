@@ -1,6 +1,6 @@
 """Checks schedules against the agents and rules that they need.
 
-Asked of schedules in sidecar.yaml when they are checked, and of one that an operator adds before it is kept.
+Runs on schedules in sidecar.yaml when the file is checked, and on one that an operator adds before it is stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidecar.vocabulary import Call, Principal
 
 
 def refused_input(schedule: ScheduleSettings, programs: Mapping[str, CliAgent]) -> str:
-    """Why its program would refuse what it is told; "" where it would not, or the agent is no program."""
+    """Returns why the program would refuse the input, or "" if it would not or the agent is not a program."""
     program = programs.get(schedule.agent)
     if program is None:
         return ""
@@ -31,7 +31,7 @@ def refused_input(schedule: ScheduleSettings, programs: Mapping[str, CliAgent]) 
 
 
 def refused_run(key: str, schedule: ScheduleSettings, engine: Engine, at_s: float) -> Reason | None:
-    """Why policy would refuse its run at that moment; None where it would not, or the schedule is not enabled."""
+    """Returns why policy would refuse the run at that time; None if it would not, or the schedule is disabled."""
     call = _run_of(key, schedule)
     if not schedule.enabled or call is None:
         return None
@@ -48,8 +48,8 @@ def check_fits(
     engine: Engine,
     now_s: float,
 ) -> None:
-    """Check that a schedule that an operator adds beside the others fits, as those of sidecar.yaml have to, and that a
-    rule lets it run when it is due next. Raises Refusal."""
+    """Checks a schedule that an operator adds as those in sidecar.yaml are checked, and that a rule allows its next
+    run. Raises Refusal."""
     agents = {name for name, _, _ in settings.offers()}
     faults = schedule_faults({**others, key: schedule}, agents, (*settings.upstreams, *settings.agents))
     if found := next((fault for fault in faults if fault.at[:2] == ("schedules", key)), None):
@@ -67,14 +67,15 @@ def check_fits(
 
 
 def told(finding: ValidationFinding) -> str:
-    """A fault of a definition that stands in no file, in a sentence: where, what, how to mend, and its code."""
+    """Formats a finding about a definition that is in no file as one sentence: where, what, how to mend it, and its
+    code."""
     at = ".".join(str(part) for part in finding.at[2:] if part != "")
     hint = f"; {finding.hint}" if finding.hint else ""
     return f"{at + ': ' if at else ''}{finding.message}{hint} ({finding.code})"
 
 
 def _run_of(key: str, schedule: ScheduleSettings) -> Call | None:
-    """What a run asks; None for one that is no message, which is told elsewhere."""
+    """Returns the call that a run makes; None if its input is not a valid message, which another check reports."""
     try:
         return sends(key, schedule.agent, schedule.task_type, schedule.input_parameters).call
     except Refusal:

@@ -1,9 +1,9 @@
 """The stored state of a schedule.
 
-What its operator wrote is in the settings; here is what changes by itself, and by an operator's word, and the
-definition of a schedule that was added over the admin API. A store of
-records keeps it (`records/`), for all replicas. Each verb gives the schedule as it stands afterwards, and the same one
-where there is nothing to change: who had it on their hands may have died halfway, and another does it anew.
+Settings hold what the operator wrote. This record holds what changes as the schedule runs, what operators order, and
+the definition of a schedule that was added over the admin API. A store of records keeps it (`storage/`), for all
+replicas. Each method returns the schedule after the change, or the same schedule if there is nothing to change: the
+process that held it may have died halfway, and another repeats the step.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sidecar.settings.schedules import ScheduleSettings
 from sidecar.storage import RecordCodec, RecordKind
 from sidecar.tasks.schedules.transitions import MOVES, DueResult, ScheduleState
 
-OWNER: Final = "schedules"  # nobody's in particular
-KEPT_S: Final = 30 * 86_400.0  # one that no settings name any more
+OWNER: Final = "schedules"  # one owner for all schedules
+KEPT_S: Final = 30 * 86_400.0  # for a schedule that no settings name any more
 SEEN_EVERY_S: Final = 86_400.0
 
 
 class ScheduledRun(NamedTuple):
-    """A task that a schedule ordered: for the time `due_s`, or, where that is None, because an operator wanted it."""
+    """A task that a schedule ordered: for the due time `due_s`, or, if that is None, on an operator's request."""
 
     task: str
     due_s: float | None
 
 
 class Added(NamedTuple):
-    """The definition of a schedule that an operator added, by its key; who did it, and when."""
+    """The definition of a schedule that an operator added, its key, who added it, and when."""
 
     key: str
     schedule: ScheduleSettings
@@ -40,13 +40,13 @@ class Added(NamedTuple):
 
 
 class ScheduleStanding(NamedTuple):
-    """A schedule. Times are seconds since the epoch; "" and None are what is not there, or not known yet.
+    """The state of a schedule. Times are seconds since the epoch; "" and None mean absent or not known yet.
 
-    `calendar` is when it was due by the settings that were seen last, and `settled_s` the last moment of which all is
-    settled: what was due by then is run, refused or missed, for good. `salt` makes its tasks' ids this deployment's.
-    `running` are the tasks that go on. `last_due_s` is the last time that was settled as due, `last_task` what was
-    ordered last, `last_result` with `last_why` what came last of either, `last_success_s` when a run ended well.
-    `added` is its definition where no settings have it.
+    `calendar` is the cron schedule in the settings seen last. `settled_s` is the time up to which every due time is
+    settled: run, refused or missed, for good. `salt` makes the ids of its tasks unique to this deployment. `running`
+    are the tasks under way. `last_due_s` is the last due time that was settled, `last_task` the last task ordered,
+    `last_result` with `last_why` the latest result of either, and `last_success_s` when a run last succeeded. `added`
+    is the definition of a schedule that is not in the settings.
     """
 
     id: str
@@ -84,18 +84,18 @@ class ScheduleStanding(NamedTuple):
 
     @property
     def expires_at(self) -> float:
-        """When it may be forgotten."""
+        """Returns when the record may be deleted."""
         return self.seen_s + KEPT_S
 
-    # --- what may become of it ----------------------------------------------------------------------------------------
+    # --- transitions --------------------------------------------------------------------------------------------------
 
     def task_for(self, due_s: float) -> str:
-        """The id of the task that a due time becomes. The same time is the same task."""
+        """Returns the id of the task for a due time; the same time always gives the same id."""
         return str(uuid5(UUID(self.salt), f"{due_s:.0f}"))
 
     def seen(self, calendar: str, *, enabled: bool, now_s: float) -> ScheduleStanding:
-        """As the settings have it now. What was due before they said so is nothing to make up for."""
-        if self.is_done:  # it was given up, and is there again
+        """Applies the current settings. Due times before the settings were seen are not made up for."""
+        if self.is_done:  # it was removed, and is back
             return self._replace(is_done=False, seen_s=now_s, calendar="").seen(calendar, enabled=enabled, now_s=now_s)
         if now_s - self.seen_s >= SEEN_EVERY_S:
             return self._replace(seen_s=now_s).seen(calendar, enabled=enabled, now_s=now_s)
@@ -111,23 +111,23 @@ class ScheduleStanding(NamedTuple):
         return self
 
     def paused(self, by: str, now_s: float) -> ScheduleStanding:
-        """Stopped by an operator."""
+        """Pauses the schedule for an operator."""
         if self.state is ScheduleState.PAUSED:
             return self
         return self._moved(ScheduleState.PAUSED)._replace(paused_by=by, paused_s=now_s)
 
     def resumed(self, now_s: float) -> ScheduleStanding:
-        """It goes on, and makes up for nothing."""
+        """Resumes the schedule; missed due times are not made up for."""
         if self.state is not ScheduleState.PAUSED:
             return self
         return self._moved(self._at_work)._replace(paused_by="", paused_s=None, settled_s=now_s)
 
     def corrected(self, now_s: float) -> ScheduleStanding:
-        """The clock by which it was settled was wrong."""
+        """Settles up to now, because the clock that settled later times was wrong."""
         return self._replace(settled_s=now_s)
 
     def ordered(self, run: ScheduledRun) -> ScheduleStanding:
-        """A task of it is there."""
+        """Records that a task was ordered."""
         if run in self.running or (run.due_s is not None and run.due_s <= self.settled_s):
             return self
         ordered = self._replace(running=(*self.running, run), last_task=run.task)
@@ -136,13 +136,13 @@ class ScheduleStanding(NamedTuple):
         return ordered._moved(ScheduleState.EXECUTING) if self.state is ScheduleState.ACTIVE else ordered
 
     def settled(self, due_s: float, result: DueResult, why: str = "") -> ScheduleStanding:
-        """Nothing was ordered for this time, and nothing will be."""
+        """Settles a due time for which no task is ordered."""
         if due_s <= self.settled_s:
             return self
         return self._replace(settled_s=due_s, last_due_s=due_s, last_result=result, last_why=why)
 
     def ended(self, run: ScheduledRun, result: DueResult, why: str, at_s: float | None) -> ScheduleStanding:
-        """A task of it is over."""
+        """Records the end of a task."""
         if run not in self.running:
             return self
         running = tuple(other for other in self.running if other != run)
@@ -152,18 +152,18 @@ class ScheduleStanding(NamedTuple):
         return ended._moved(ScheduleState.ACTIVE) if self.state is ScheduleState.EXECUTING and not running else ended
 
     def gone(self) -> ScheduleStanding:
-        """No settings have named it for long."""
+        """Marks a schedule that no settings have named for a long time as done."""
         return self._replace(is_done=True)
 
     def defined(self, added: Added) -> ScheduleStanding:
-        """Added by an operator, under a name that is free; what was known of an earlier schedule of that name does not
-        count. The salt stays, so that no due time is ordered twice."""
+        """Adds a definition under a free name. The state of an earlier schedule of that name is dropped, except for the
+        salt, so that no due time is ordered twice."""
         fresh = ScheduleStanding(self.id, self.created_at, self.salt, added.at_s, added=added, revision=self.revision)
         calendar = added.schedule.calendar_words
         return fresh.seen(calendar, enabled=added.schedule.enabled, now_s=added.at_s)
 
     def removed(self) -> ScheduleStanding:
-        """An operator took back that it was added."""
+        """Removes the added definition."""
         return self._replace(is_done=True, added=None)
 
     @property
@@ -188,7 +188,7 @@ def _named(part: Any) -> Any:
 
 def _decoded(raw: bytes | str) -> ScheduleStanding:
     plain = orjson.loads(raw)
-    known = {name: plain[name] for name in ScheduleStanding._fields if name in plain}  # a newer version may know more
+    known = {name: plain[name] for name in ScheduleStanding._fields if name in plain}  # newer versions may write more
     return _WHOLE.validate_python(known)
 
 

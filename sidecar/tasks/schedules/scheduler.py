@@ -1,8 +1,8 @@
 """Orders runs when their schedules are due.
 
-Each process takes the schedules that nobody else has on their hands, and holds them by saying so again and again. What
-it does for one is in an order that survives its death at any point, so that whoever takes over goes on: first the task,
-by an id that only this due time can have, then that the time is settled.
+Each process takes the schedules that no other process holds, and keeps extending its hold. The steps for a due time are
+in an order that survives a crash at any point: first the task, under an id that only this due time can have, then the
+record that the time is settled. A process that takes over continues from there.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ TAKE_EVERY_S: Final = 3.0
 UNREADABLE: Final = "unreadable"
 HELD_S: Final = 15.0
 SWEEP_EVERY_S: Final = 3600.0
-AT_ONCE: Final = 16  # schedules that are seen to
+AT_ONCE: Final = 16  # schedules worked on at once
 MOST_AT_ONCE: Final = 20  # runs of one schedule, with `overlap: allow`
 MOST_CONFLICTS: Final = 10
 FIRST_REST_S: Final = 1.0
 LONGEST_REST_S: Final = 30.0
 MOST_ADDED: Final = 100
 SHARE: Final = RecordShare(MOST + MOST_ADDED, MOST + MOST_ADDED)
-BOUNDS: Final = RecordBounds(2 * MOST, 2 * MOST)  # those that no settings name any more are kept for a while
+BOUNDS: Final = RecordBounds(2 * MOST, 2 * MOST)  # schedules that no settings name any more are kept for a while
 BY_CLOCK, BY_HAND = "schedule", "operator"
-# What may be otherwise in a moment, and is no answer to the schedule.
+# Refusals that may pass in a moment, and don't settle a due time.
 PASSING: Final = frozenset(
     {
         Reason.DRAINING,
@@ -60,7 +60,7 @@ ENDS: Final[Mapping[tasks.TaskState, DueResult]] = {
     tasks.TaskState.CANCELLED: DueResult.CANCELLED,
 }
 AT_REST: Final = frozenset({ScheduleState.CREATED, ScheduleState.PAUSED})
-FORGOTTEN: Final = "forgotten"  # the task is, before anybody saw its end
+FORGOTTEN: Final = "forgotten"  # the task was deleted before its end was seen
 
 log = logging.getLogger("sidecar.tasks.schedules")
 
@@ -68,7 +68,7 @@ Verb = Callable[[ScheduleStanding], ScheduleStanding]
 
 
 class ScheduleCounts(Protocol):
-    """Whoever counts what became of due times; `sidecar.observability.metrics.Metrics` is one."""
+    """Counts the results of due times; `sidecar.observability.metrics.Metrics` implements it."""
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None: ...
     def schedule_succeeded(self, schedule: str, at_s: float) -> None: ...
@@ -76,22 +76,22 @@ class ScheduleCounts(Protocol):
 
 
 class ScheduleWitness(Protocol):
-    """Whoever puts an operator's word on record. Raises Refusal(AUDIT_UNAVAILABLE)."""
+    """Writes an operator's action to the audit log. Raises Refusal(AUDIT_UNAVAILABLE)."""
 
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class Conflict(Exception):
-    """What an operator wants cannot be, as schedules are now. Its text may be shown."""
+    """An operator's request conflicts with the present schedules. The message may be shown."""
 
 
 class _Changed(Exception):
-    """A schedule that was added is not what it was: another replica removed it, or added it anew."""
+    """An added schedule changed meanwhile: another replica removed it, or added it again."""
 
 
 class ShownSchedule(NamedTuple):
-    """A schedule as people see it. `next_s` is when it is due next, None where it is not. Of one that is not `is_read`
-    nobody knows how it stands. `added` says that it is not one of the settings."""
+    """A schedule as operators see it. `next_s` is when it is due next, or None. If `is_read` is false, its state could
+    not be read. `added` says that it is not in the settings."""
 
     key: str
     schedule: ScheduleSettings
@@ -102,12 +102,12 @@ class ShownSchedule(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Whence its definition is, in a word."""
+        """Returns where the definition comes from."""
         return "configured" if self.added is None else "added"
 
     @property
     def state(self) -> str:
-        """How it stands, in a word."""
+        """Returns the state as a word."""
         return self.standing.state if self.is_read else UNREADABLE
 
 
@@ -120,24 +120,24 @@ class NamedAgents(NamedTuple):
 
     @property
     def id(self) -> str:
-        """By what it is known wherever it is kept."""
+        """Returns the id of its record."""
         return self.schedule.id or self.key
 
     @property
     def calendar(self) -> str:
-        """When it is due, in words that change with it."""
+        """Returns its cron expression and time zone as text, which changes when they do."""
         return self.schedule.calendar_words
 
     @property
     def caller(self) -> Caller:
-        """On whose behalf it orders: an NHI of its own."""
+        """Returns the schedule's own NHI, on whose behalf it orders."""
         principal = Principal(acts_as(self.key, self.schedule), SCHEDULE)
         return Caller((principal,), (Credential(SCHEDULE, SCHEDULE, self.key),))
 
 
 @dataclass(slots=True)
 class _Rest:
-    """Until when an order that was refused for what passes is not tried again, and how long the rest after that is."""
+    """The time until which a temporarily refused order is not retried, and the next delay."""
 
     due_s: float
     until_s: float = 0.0
@@ -147,7 +147,7 @@ class _Rest:
 
 @dataclass(slots=True)
 class Scheduler:
-    """All schedules of a deployment, as far as they are on our hands. `holder` is by whose name we hold them."""
+    """Runs a deployment's schedules, as far as this process holds them as `holder`."""
 
     live: Live
     store: RecordStore[ScheduleStanding]
@@ -158,25 +158,25 @@ class Scheduler:
     new_id: Callable[[], str]
     _hands: dict[str, ScheduleStanding] = field(default_factory=dict)
     _known: dict[str, ScheduleStanding] = field(default_factory=dict)
-    _unread: frozenset[str] = frozenset()  # it may be paused, so it does not run
+    _unread: frozenset[str] = frozenset()  # unreadable, so it may be paused and does not run
     _reckoned: dict[str, tuple[tuple[str, float], float | None]] = field(default_factory=dict)
     _rests: dict[str, _Rest] = field(default_factory=dict)
     _taken_s: float | None = None
     _swept_s: float | None = None
     _is_out: bool = False
-    _adding: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the bound holds
+    _adding: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the maximum number holds
     _at_once: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, AT_ONCE))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Order what is due. Runs as long as the process."""
+        """Orders what is due, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._pause_s())
 
     async def look(self) -> None:
-        """Order what is due now."""
+        """Orders what is due now."""
         named, now_s = self._named, self._now_s
         anew = (
             self._taken_s is None
@@ -187,24 +187,24 @@ class Scheduler:
             if anew:
                 await self._take(named, now_s)
         except RecordStoreOut as out:
-            if named and not self._is_out:  # each look would say so
+            if named and not self._is_out:  # log once, not with each look
                 log.warning("the store of schedules is out: nothing runs by the clock", extra={"error": str(out)})
             self._is_out = True
             return
         self._is_out = False
-        named = self._named  # another replica may have added one
+        named = self._named  # again: another replica may have added one
         self._tell_of_added()
         await asyncio.gather(*(self._see_to(named.get(one), one, anew=anew) for one in list(self._hands)))
 
     async def close(self) -> None:
-        """Nothing is on our hands any more."""
+        """Releases every schedule this process holds."""
         with suppress(RecordStoreOut):
             if self._known:
                 await self.store.let_go(self.holder)
         await self.store.close()
 
     async def _take(self, named: Mapping[str, NamedAgents], now_s: float) -> None:
-        """What is ours, and what is nobody's any more; and how all stand."""
+        """Takes this process's schedules and those whose hold has lapsed, and reads the states of all."""
         for one in named.values():
             if one.id not in self._known:
                 await self._begin(one, now_s)
@@ -227,13 +227,13 @@ class Scheduler:
             await self.store.sweep(now_s)
 
     async def _read(self) -> None:
-        """How all stand, and which were added. Raises StoreOut."""
+        """Reads the states of all schedules, and which were added. Raises RecordStoreOut."""
         everything, _ = await self.store.page(OWNER, RecordPage((OWNER,), limit=2 * MOST))
         self._known = {one.id: one for one in everything}
         self._tell_of_added()
 
     def _tell_of_added(self) -> None:
-        """Which added schedules there are, to whoever asks whether a caller is still believed, and to the metrics."""
+        """Passes the names of added schedules to the check of callers and to the metrics."""
         added = [one for one in self._named.values() if one.added is not None]
         acting = {one.key: acts_as(one.key, one.schedule) for one in added if one.schedule.enabled}
         self.live.current.identity.believe_schedules(acting)
@@ -257,20 +257,20 @@ class Scheduler:
 
     async def _see_to(self, one: NamedAgents | None, known_as: str, *, anew: bool) -> None:
         try:
-            async with self._at_once:  # callers have their turns in between
+            async with self._at_once:  # bounded, so that requests get their turn
                 if one is None:
                     await self._part_with(known_as)
                 else:
                     await self._keep_up(one, anew=anew)
-        except _Changed:  # with the next look it is what it has become
+        except _Changed:  # the next look sees the change
             self._hands.pop(known_as, None)
-        except RecordStoreOut as out:  # it is still ours, and seen to with the next look
+        except RecordStoreOut as out:  # still held here: the next look retries
             log.warning("the store is out", extra={"schedule": known_as, "error": str(out)})
-        except Exception:  # a bug in one schedule is no other's trouble
+        except Exception:  # a bug in one schedule must not stop the others
             log.exception("bug", extra={"schedule": known_as})
 
     async def _part_with(self, known_as: str) -> None:
-        """No settings of ours name it; those of another replica may."""
+        """Handles a schedule that this process's settings don't name; another replica's may."""
         standing = self._hands[known_as]
         if self._now_s < standing.expires_at:
             return
@@ -288,14 +288,15 @@ class Scheduler:
             await self._settle_up(one)
 
     def _is_due(self, one: NamedAgents, standing: ScheduleStanding) -> bool:
-        """Asked often, and of what is in memory alone."""
+        """Whether something is due. Called often, so it uses only what is in memory."""
         if standing.state in AT_REST:
             return False
         next_s = self._due_next(one, standing)
         return (next_s is not None and next_s <= self._now_s) or was_wrong(standing.settled_s, self._now_s)
 
     async def _settle_up(self, one: NamedAgents) -> None:
-        """Something is due, as far as we know: another may know more, or an operator have stopped it."""
+        """Settles what is due by the state in memory, after reading the stored state: another process may have settled
+        it, or an operator may have paused the schedule."""
         standing = await self._change(one, self._seen(one))
         standing = await self._follow(one, standing)
         now_s, schedule = self._now_s, one.schedule
@@ -320,7 +321,7 @@ class Scheduler:
         if self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
             return
         try:
-            if await self.orders.runner.means.store.get(task) is None:  # else whoever ordered it died, or was slow
+            if await self.orders.runner.means.store.get(task) is None:  # else its process died, or was slow
                 await self._place(one, task, BY_CLOCK)
         except Refusal as refusal:
             if refusal.reason in PASSING:
@@ -348,7 +349,7 @@ class Scheduler:
             self._count(one, DueResult.MISSED, owes.missed)
 
     async def _follow(self, one: NamedAgents, standing: ScheduleStanding) -> ScheduleStanding:
-        """What became of what it ordered."""
+        """Records the ends of tasks that it ordered."""
         for run in standing.running:
             record = await self.orders.runner.means.store.get(run.task)
             if record is not None and not record.is_over:
@@ -357,22 +358,22 @@ class Scheduler:
             at_s = record.completed_at if record is not None else None
             if await self._changes(one, partial(ScheduleStanding.ended, run=run, result=result, why=why, at_s=at_s)):
                 level = logging.INFO if result is DueResult.SUCCESS else logging.WARNING
-                about = {**_about(one), "task": run.task, "result": result.value}  # why may be its agent's words
+                about = {**_about(one), "task": run.task, "result": result.value}  # `why` may be agent text
                 log.log(level, "a scheduled run ended", extra=about)
                 self._count(one, result, 1)
                 if result is DueResult.SUCCESS and at_s is not None:
                     self.metrics.schedule_succeeded(one.key, at_s)
         return self._known.get(one.id, standing)
 
-    # --- what operators see and order ---------------------------------------------------------------------------------
+    # --- operators ----------------------------------------------------------------------------------------------------
 
     @property
     def up(self) -> bool:
-        """Whether what runs by the clock can run."""
+        """Whether scheduled runs can run."""
         return self.store.up or not self._named
 
     def seen(self) -> Sequence[ShownSchedule]:
-        """All of them, as they stood at the last look."""
+        """Returns all schedules as of the last look."""
         known, unread = self._known, self._unread
         return [
             self._shown(one, known[one.id]) if one.id in known else self._not_read(one)
@@ -382,24 +383,25 @@ class Scheduler:
 
     @property
     def unreadable(self) -> Sequence[str]:
-        """Those that do not run because nobody knows how they stand, by their keys."""
+        """Returns the keys of the schedules that don't run because their states cannot be read."""
         return sorted(one.key for one in self._named.values() if one.id in self._unread)
 
     async def recall(self) -> None:
-        """Know what was added, before anything goes on that it ordered. A store that is out is asked again later."""
+        """Reads the added schedules, before tasks that they ordered continue. If the store is out, a later look reads
+        them."""
         with suppress(RecordStoreOut):
             await self._read()
 
     async def list(self) -> Sequence[ShownSchedule]:
-        """All of them, as they stand now. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Returns all schedules as stored now. Raises Refusal(STORE_UNAVAILABLE)."""
         with _answered():
             await self._read()
             shown = [await self._as_it_stands(one) for one in self._named.values()]
             return [one for one in shown if one is not None]
 
     async def add(self, key: str, schedule: ScheduleSettings, by: str) -> ShownSchedule:
-        """Keep a schedule that no settings have, for all replicas. Raises Refusal for a definition that would not do in
-        the settings either, and Conflict where the name is taken or there are too many."""
+        """Adds a schedule that the settings don't have, for all replicas. Raises Refusal for a definition that the
+        settings would not accept either, and Conflict if the name is taken or there are too many."""
         async with self._adding:
             with _answered():
                 await self._read()
@@ -414,8 +416,8 @@ class Scheduler:
             return shown
 
     async def remove(self, key: str, by: str) -> ShownSchedule:
-        """Take back that it was added; what it ordered and goes on ends. Raises Refusal, and Conflict for one of the
-        settings."""
+        """Removes an added schedule; its tasks under way continue to their end. Raises Refusal, and Conflict for a
+        schedule of the settings."""
         if key in self.live.current.settings.schedules:
             raise Conflict(f"{key} is a schedule of sidecar.yaml: remove it there, or set enabled: false")
         with _answered():
@@ -427,8 +429,8 @@ class Scheduler:
             return ShownSchedule(key, one.schedule, standing, None, added=one.added)
 
     async def run_now(self, key: str, by: str) -> tasks.Task:
-        """A run that is not due, on behalf of the schedule; when it is due stays as it is. Raises Refusal, as for any
-        order; TOO_MANY_CONCURRENT where the run before goes on."""
+        """Orders a run now, on behalf of the schedule; its due times don't change. Raises Refusal, as for any order;
+        TOO_MANY_CONCURRENT if the previous run is still under way."""
         with _answered():
             one = await self._of(key)
             if not one.schedule.enabled:
@@ -443,11 +445,11 @@ class Scheduler:
             return record
 
     async def pause(self, key: str, by: str) -> ShownSchedule:
-        """Order nothing more for it, at every replica; what runs goes on. Raises Refusal."""
+        """Stops further orders of the schedule, at every replica; runs under way continue. Raises Refusal."""
         return await self._word_of(key, "schedule-pause", by, lambda was: was.paused(by, self._now_s))
 
     async def resume(self, key: str, by: str) -> ShownSchedule:
-        """Go on with it; what was due meanwhile is not made up for. Raises Refusal."""
+        """Resumes the schedule; due times missed meanwhile are not made up for. Raises Refusal."""
         return await self._word_of(key, "schedule-resume", by, lambda was: was.resumed(self._now_s))
 
     async def _word_of(self, key: str, what: str, by: str, verb: Verb) -> ShownSchedule:
@@ -456,10 +458,10 @@ class Scheduler:
             await self.witness(what, by, schedule=key)
             return self._shown(one, await self._change(one, verb))
 
-    # --- one step -----------------------------------------------------------------------------------------------------
+    # --- single steps -------------------------------------------------------------------------------------------------
 
     def _check_free(self, key: str) -> None:
-        """Raises Conflict where no schedule of this name can be added."""
+        """Raises Conflict if no schedule of this name can be added."""
         taken = next((one for one in self._named.values() if key in (one.key, one.id)), None)
         if taken is not None:
             whose = "sidecar.yaml has" if taken.added is None else "there is"
@@ -468,7 +470,7 @@ class Scheduler:
             raise Conflict(f"{MOST_ADDED} schedules were added, and no more can be: remove one")
 
     async def _keep(self, one: NamedAgents, now_s: float) -> ScheduleStanding:
-        """Its record, new or in place of one that no schedule has any more. Raises StoreOut, Conflict."""
+        """Stores its record, new or in place of a removed one. Raises RecordStoreOut, Conflict."""
         assert one.added is not None
         for _ in range(MOST_CONFLICTS):
             was = await self.store.get(one.id)
@@ -480,7 +482,7 @@ class Scheduler:
                 if kept is Taken.KEPT:
                     return self._remember(fresh)
                 continue
-            if was.added == one.added:  # the reply to what we wrote was lost
+            if was.added == one.added:  # the reply to our own write was lost
                 return self._remember(was)
             if was.added is not None:
                 raise Conflict(f"another replica has just added a schedule {one.key}")
@@ -492,18 +494,18 @@ class Scheduler:
         schedule = one.schedule
         who, settings = acts_as(one.key, schedule), self.live.current.settings
         behind_us = {*settings.upstreams, *settings.agents} if one.added is not None else frozenset[str]()
-        if who.removeprefix("nhi:") in behind_us:  # those of the settings are checked with them
+        if who.removeprefix("nhi:") in behind_us:  # schedules of the settings are checked at load
             raise Refusal(Reason.BAD_CREDENTIAL, f"{who} stands behind us, and would call as itself")
         return await self.orders.place(
             one.caller, schedule.agent, schedule.task_type, schedule.input_parameters, task, peer=peer
         )
 
     async def _changes(self, one: NamedAgents, verb: Verb) -> bool:
-        """Whether that changed it, here and not at another replica before. Raises StoreOut."""
+        """Applies a change; whether this process made it, and no replica before. Raises RecordStoreOut."""
         return (await self._changed(one, verb))[1]
 
     async def _change(self, one: NamedAgents, verb: Verb) -> ScheduleStanding:
-        """The schedule as it stands after this. Raises StoreOut."""
+        """Applies a change and returns the schedule after it. Raises RecordStoreOut."""
         return (await self._changed(one, verb))[0]
 
     async def _changed(self, one: NamedAgents, verb: Verb) -> tuple[ScheduleStanding, bool]:
@@ -524,7 +526,7 @@ class Scheduler:
         raise RecordStoreOut("it is changed by others all the time")
 
     async def _put(self, was: ScheduleStanding, then: ScheduleStanding) -> bool:
-        """Keep this in place of what was. False where that is not what is there."""
+        """Replaces the previous state with the new one; returns False if the stored state is another."""
         then = then._replace(revision=was.revision + 1)
         reopens = was.is_done and not then.is_done
         until_s = self._now_s + HELD_S
@@ -547,7 +549,8 @@ class Scheduler:
         return standing
 
     def _seen(self, one: NamedAgents) -> Verb:
-        """As the settings have it now, which only who has it on their hands says: replicas may differ for a while."""
+        """Returns the change that applies the current settings. Only the holder makes it: replicas' settings may differ
+        for a while."""
         return partial(ScheduleStanding.seen, calendar=one.calendar, enabled=one.schedule.enabled, now_s=self._now_s)
 
     def _count(self, one: NamedAgents, result: DueResult, count: int) -> None:
@@ -555,7 +558,7 @@ class Scheduler:
             self.metrics.schedule_ran(one.key, result, count)
 
     async def _of(self, key: str) -> NamedAgents:
-        """The schedule of this name. Raises Refusal, and StoreOut where only the store can say."""
+        """Returns the schedule of this name. Raises Refusal, and RecordStoreOut if the store is needed and out."""
         schedule = self.live.current.settings.schedules.get(key)
         if schedule is not None:
             return NamedAgents(key, schedule)
@@ -571,7 +574,7 @@ class Scheduler:
         return ShownSchedule(one.key, one.schedule, standing, next_s, added=one.added)
 
     async def _as_it_stands(self, one: NamedAgents) -> ShownSchedule | None:
-        """None for one that was removed meanwhile."""
+        """Returns the schedule as stored, or None if it was removed meanwhile."""
         try:
             return self._shown(one, await self._change(one, _as_it_is))
         except UnreadableRecord:
@@ -585,7 +588,7 @@ class Scheduler:
         )
 
     def _due_next(self, one: NamedAgents, standing: ScheduleStanding) -> float | None:
-        """When it is due next; reckoned once for each time that is settled."""
+        """Returns the next due time, computed once for each settled time."""
         about = (one.calendar, standing.settled_s)
         known = self._reckoned.get(one.id)
         if known is None or known[0] != about:
@@ -593,7 +596,7 @@ class Scheduler:
         return known[1]
 
     def _pause_s(self) -> float:
-        """Until something is due, or to the next look."""
+        """Returns the time until something is due, or until the next look."""
         now_s, named = self._now_s, self._named
         waits = [
             next_s - now_s
@@ -611,7 +614,7 @@ class Scheduler:
         named = [NamedAgents(key, schedule) for key, schedule in configured.items()]
         kept = (one.added for one in self._known.values() if one.added is not None)
         added = (NamedAgents(one.key, one.schedule, one) for one in kept if one.key not in configured)
-        return {one.id: one for one in (*added, *named)}  # where ids are the same, that of the settings holds
+        return {one.id: one for one in (*added, *named)}  # settings win over an added schedule of the same id
 
     @property
     def _now_s(self) -> float:
@@ -619,7 +622,7 @@ class Scheduler:
 
 
 def _end_of(record: tasks.Task | None) -> tuple[DueResult, str]:
-    """What a task that is over came to, and why: in its agent's words, without secrets."""
+    """Returns the result of a finished task, and the reason in its agent's words, without secrets."""
     if record is None:
         return DueResult.FAILURE, FORGOTTEN
     result = DueResult.TIMEOUT if record.error_code == "Timeout" else ENDS[record.state]
@@ -631,7 +634,7 @@ def _as_it_is(standing: ScheduleStanding) -> ScheduleStanding:
 
 
 def _defined(one: NamedAgents) -> Mapping[str, object]:
-    """What evidence has of a definition; what the agent is told is not for every reader."""
+    """Returns what audit records hold of a definition, which leaves out the input: not every reader may see it."""
     about = one.schedule
     return {
         "agent": about.agent,
@@ -648,7 +651,7 @@ def _about(one: NamedAgents) -> Mapping[str, str]:
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """A store that is out, as an operator hears it."""
+    """Turns a store that is out into the Refusal that an operator gets."""
     try:
         yield
     except _Changed:

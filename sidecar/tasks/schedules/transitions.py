@@ -10,10 +10,10 @@ from typing import Final
 class ScheduleState(StrEnum):
     """The seed's states of a ScheduledTask."""
 
-    CREATED = "created"  # defined, and not enabled, or not yet seen to be
-    ACTIVE = "active"  # waits for its time
-    EXECUTING = "executing"  # what it ordered goes on
-    PAUSED = "paused"  # by an operator; what it ordered before may go on
+    CREATED = "created"  # defined, and disabled or not yet seen to be enabled
+    ACTIVE = "active"  # waits for its next due time
+    EXECUTING = "executing"  # a run is under way
+    PAUSED = "paused"  # by an operator; runs ordered before may continue
 
 
 MOVES: Final[Mapping[ScheduleState, frozenset[ScheduleState]]] = {
@@ -25,12 +25,12 @@ MOVES: Final[Mapping[ScheduleState, frozenset[ScheduleState]]] = {
 
 
 class DueResult(StrEnum):
-    """What a due time came to."""
+    """The result of a due time."""
 
     SUCCESS = "success"
     FAILURE = "failure"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-    REFUSED = "refused"  # by policy, a limit, the kill switch: nothing was begun
-    MISSED = "missed"  # nobody was there in time
-    SKIPPED = "skipped"  # the run before went on still
+    REFUSED = "refused"  # by policy, a limit or the kill switch: nothing was started
+    MISSED = "missed"  # no sidecar was running in time
+    SKIPPED = "skipped"  # the previous run was still under way
