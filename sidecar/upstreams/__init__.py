@@ -2,13 +2,13 @@
 
 mcp/                  MCP servers: transports, sessions, the bridge between eras, the catalogue, pins
 agents/               A2A agents: transports and cards
-credentials/          what is shown to an upstream
+credentials/          the credentials that upstreams receive
 processes/            programs: started, bounded, ended with all their descendants
 breaker.py            the circuit breaker
 health.py             probes of upstreams; health_report.py is `sidecar mcp test`
 upstream_account.py   the state, errors and latency of one upstream; call_outcome.py records each use
 fair_share.py         bounds each caller's share of an upstream
-statuses.py           what callers hear of an upstream's HTTP status
+statuses.py           maps an upstream's HTTP status to a caller's refusal
 """
 
 from sidecar.upstreams.credentials import TokenSigner, signer_from

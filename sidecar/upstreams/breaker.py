@@ -4,11 +4,12 @@
                                  ▲                      │
                                  └────────fault─────────┘
 
-Half open lets one exchange through, and tells by it: the one that was first to ask, before anything was charged for it;
-where it is refused after all, the next may try a second later. Whoever began before the last change of state has no say
-any more: a call of ten minutes ago must not open what has recovered, nor close what has just failed. What the sidecar
-asks by itself (`own`) ends a try, and does not end a row of faults that callers met: a server may answer a `ping` and
-none of its callers. No I/O; `clock_mono` gives monotonic seconds.
+Half open lets one exchange through and decides by its outcome. That exchange is the first one to check the breaker,
+before anything is charged for it; if it is refused later, the next one may try after a second. The outcome of an
+exchange that began before the last change of state is ignored: a call of ten minutes ago must neither open a breaker
+that has recovered nor close one that has just opened. The sidecar's own requests (`own`) can decide a try, but do not
+end a row of faults that callers met: a server may answer a `ping` and none of its callers. No I/O; `clock_mono` gives
+monotonic seconds.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 
-AGAIN_S: Final = 1.0  # when to ask again while somebody else's try decides
+AGAIN_S: Final = 1.0  # when to retry while another caller's try decides
 
 
 class BreakerState(StrEnum):
-    """The seed's three."""
+    """The three states of the seed."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -31,7 +32,7 @@ class BreakerState(StrEnum):
 
 
 class BreakerEvent(StrEnum):
-    """What moves it. `TOO_MANY` is the fault that makes the row long enough."""
+    """An event that changes the state. `TOO_MANY` is the fault that completes the row."""
 
     ANSWER = "answer"
     FAULT = "fault"
@@ -51,13 +52,13 @@ TRANSITIONS: Final[Mapping[tuple[BreakerState, BreakerEvent], BreakerState]] = {
 
 
 class BreakerPass(NamedTuple):
-    """The right to one exchange. `turn` is how often the state had changed when it was given."""
+    """The permission for one exchange. `turn` counts the changes of state before it was given."""
 
     turn: int
 
 
 class Breaker:
-    """The breaker of one upstream. `moved` hears of each new state."""
+    """The breaker of one upstream. `moved` is called with each new state."""
 
     __slots__ = (
         "_claimed_until",
@@ -87,13 +88,13 @@ class Breaker:
         self.in_a_row = 0
         self._clock = clock_mono
         self._moved = moved
-        self._met_by_callers = False  # any fault of the row
+        self._met_by_callers = False  # at least one fault of the row
         self._turn = 0
         self._opened_at = self._trial_until = self._claimed_until = 0.0
 
     @property
     def rest_s(self) -> float:
-        """Seconds until a try is let through; 0 where one is now."""
+        """Seconds until a try is let through; 0 if one is possible now."""
         if self.state is BreakerState.OPEN:
             return max(0.0, self._opened_at + self.open_s - self._clock())
         if self.state is BreakerState.HALF_OPEN and self._clock() < self._trial_until:
@@ -101,44 +102,48 @@ class Breaker:
         return 0.0
 
     def check(self) -> None:
-        """Raises Refusal(UPSTREAM_OPEN) if `enter` would. Where one try is let through, it is kept for who asked."""
+        """Raises Refusal(UPSTREAM_OPEN) if `enter` would. In half open it reserves the try for this exchange."""
         if self.state is BreakerState.CLOSED:
             return
         self._refuse(max(self.rest_s, AGAIN_S if self._clock() < self._claimed_until else 0.0))
         self._claimed_until = self._clock() + AGAIN_S
 
     def enter(self) -> BreakerPass:
-        """One exchange may go; every pass is given back by one of the three below. Raises Refusal(UPSTREAM_OPEN)."""
+        """Let one exchange go. Every pass must be given to `answered`, `failed` or `given_up`. Raises
+        Refusal(UPSTREAM_OPEN).
+        """
         if self.state is not BreakerState.CLOSED:
             self._refuse(self.rest_s)
             if self.state is BreakerState.OPEN:
                 self._happened(BreakerEvent.RESTED)
-            # Should its end never be told, nobody waits for it longer than for another rest.
+            # If the outcome is never reported, the next try is let through after another rest.
             self._trial_until = self._clock() + self.open_s
             self._claimed_until = 0.0
         return BreakerPass(self._turn)
 
     def answered(self, given: BreakerPass, *, own: bool = False) -> None:
-        """It is there."""
+        """The upstream answered."""
         if given.turn != self._turn or (own and self._met_by_callers and self.state is BreakerState.CLOSED):
             return
         self.in_a_row, self._met_by_callers = 0, False
         self._happened(BreakerEvent.ANSWER)
 
     def seen(self, given: BreakerPass) -> None:
-        """It began to answer. That ends a try well, but no row of faults: who breaks off each time is at fault."""
+        """The upstream began to answer. That ends a try well, but no row of faults: an upstream that breaks off each
+        answer is faulty.
+        """
         if self.state is BreakerState.HALF_OPEN:
             self.answered(given)
 
     def failed(self, given: BreakerPass, *, own: bool = False) -> None:
-        """A fault of its own."""
+        """The upstream failed."""
         if given.turn == self._turn:
             self.in_a_row += 1
             self._met_by_callers = self._met_by_callers or not own
             self._happened(BreakerEvent.TOO_MANY if self.in_a_row >= self.failures else BreakerEvent.FAULT)
 
     def given_up(self, given: BreakerPass) -> None:
-        """Nobody waited for what it would have said."""
+        """The caller gave up; the outcome is unknown."""
         if given.turn == self._turn:
             self._trial_until = 0.0
 

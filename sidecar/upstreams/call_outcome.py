@@ -1,7 +1,7 @@
 """Records the outcome of one use of an upstream.
 
-Only what callers cannot cause is a fault (`mcp/guarded_transport.py` has the list); the account hears it once, by
-whatever ends the use first.
+Only a failure that callers cannot cause is a fault (`mcp/guarded_transport.py` has the list). The account records the
+first outcome; later ones are ignored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
 
 
 class CallOutcome:
-    """One use, from now on. It may take `deadline_s`, and a call there `timeout_s`; `own` says whether it is the
-    sidecar that asks and no caller, `counts` whether it is a caller's call. Raises Refusal as UPSTREAM_OPEN."""
+    """One use, starting now. Its deadline is `deadline_s`, and a call's timeout at this upstream `timeout_s`; `own`
+    marks a request of the sidecar itself, `counts` a caller's call. Raises Refusal as UPSTREAM_OPEN.
+    """
 
     __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_own", "_pass", "_patient")
 
@@ -38,7 +39,7 @@ class CallOutcome:
             account.called()
 
     def answered(self, error: str = "") -> None:
-        """It said something, perhaps that this is an `error`."""
+        """The upstream answered, perhaps with an `error`."""
         if self._done:
             return
         self._done = True
@@ -51,7 +52,7 @@ class CallOutcome:
             self._account.call_answered(self._account.clock_mono() - self._began_mono_s)
 
     def faulted(self, why: str) -> None:
-        """It did not do its part."""
+        """The upstream failed."""
         if self._done:
             return
         self._done = True
@@ -60,12 +61,12 @@ class CallOutcome:
             self._account.call_failed(why)
 
     def refused(self, refusal: Refusal) -> None:
-        """The use, or reading its answer, came to nothing."""
+        """The use, or reading its answer, raised a refusal."""
         if self._done:
             return
         ours = isinstance(refusal.__cause__, QueueFull | NoCapacity | OfOneCaller) or isinstance(refusal, Unsent)
-        # Who had less patience than a call may have cannot say; and a server that answered other callers meanwhile is
-        # there: one caller's slow calls must not close it to everybody.
+        # A caller with a shorter deadline than a call's timeout proves nothing; and a server that answered other
+        # callers meanwhile is up: one caller's slow calls must not open the breaker for all.
         alive = self._account.answered_mono_s >= self._began_mono_s
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
         why = refusal.detail or refusal.answer.message
@@ -77,7 +78,7 @@ class CallOutcome:
             self._account.call_failed(why)
 
     def given_up(self) -> None:
-        """Nobody waits for it any more."""
+        """The caller gave up."""
         if not self._done:
             self._done = True
             self._account.breaker.given_up(self._pass)

@@ -1,7 +1,7 @@
 """Bounds each caller's share of an upstream.
 
-A share, so that who floods a slow server leaves room for everybody else (threats D3). Calls beyond it wait for calls of
-their own caller, first come, first served, within their deadlines; nobody else's call waits for them.
+A caller that floods a slow server leaves room for all others (threats D3). Calls beyond a caller's share wait for calls
+of the same caller, first come, first served, within their deadlines; they delay no other caller's calls.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sidecar.vocabulary import Caller
 MAX_WAITING: Final = 10_000  # calls of one caller
 
 Owner = tuple[tuple[str, str], ...]
-"""Issuer and name of everybody in a chain."""
+"""Issuer and name of each principal in a chain."""
 
 
 class FairShares:
-    """The shares of one upstream. `places` is how many calls of one caller go at once."""
+    """The shares of one upstream. `places` is the number of concurrent calls of one caller."""
 
     __slots__ = ("_lines", "places")
 
@@ -28,16 +28,18 @@ class FairShares:
         self._lines: dict[Owner, tuple[SendQueue, list[int]]] = {}
 
     def __len__(self) -> int:
-        """How many callers have calls under way."""
+        """How many callers have calls in progress."""
         return len(self._lines)
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for others of their own caller."""
+        """How many calls wait for others of the same caller."""
         return sum(len(line) for line, _ in self._lines.values())
 
     async def take(self, caller: Caller, deadline_s: float) -> tuple[Owner, float]:
-        """A place, to be given back; and what is left of the deadline. Raises EgressError: NoPlace, Crowded."""
+        """Take a place, to be returned with `give_back`; returns the owner and what is left of the deadline in seconds.
+        Raises EgressError: NoPlace, Crowded.
+        """
         owner = tuple([(principal.issuer, principal.name) for principal in caller.chain])
         standing = self._lines.get(owner)
         if standing is None:
@@ -56,7 +58,7 @@ class FairShares:
         return owner, until - loop.time()
 
     def give_back(self, owner: Owner) -> None:
-        """The call is over."""
+        """Return a place after the call."""
         self._lines[owner][0].step_out()
         self._leave(owner)
 

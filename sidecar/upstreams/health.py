@@ -1,8 +1,9 @@
 """Probes upstreams that no caller uses or that are down.
 
-Every upstream is probed now and then, each at a time of its own, and as soon as its breaker would let a try through: so
-the try is ours, and no caller's. What fits its revision is asked, in our own conversation with it (`listing.Enquiry`).
-At most one probe of an upstream is under way, and none is waited for here: one that hangs delays nobody else's.
+Each upstream is probed from time to time, at an offset of its own, and as soon as its breaker would let a try through,
+so that the try is the sidecar's and not a caller's. The probe fits the upstream's revision and uses the sidecar's own
+conversation with it (`listing.OwnConversation`). Each upstream has at most one probe in progress, and none is waited
+for here, so a probe that hangs delays no other.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from sidecar.upstreams.health_report import sentence
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 TICK_S: Final = 0.1
-FIRST_WITHIN_S: Final = 5.0  # after a start, so that a hundred servers are not all asked at once
+FIRST_WITHIN_S: Final = 5.0  # after a start, so that a hundred servers are not all probed at once
 JITTER: Final = 0.2
-EXPLORE_EVERY_S: Final = 300.0  # prompts and resources: nobody's call waits for them
+EXPLORE_EVERY_S: Final = 300.0  # prompts and resources: no call waits for them
 _CLOSING_S: Final = 3.0
 
 
 class ProbeAnswer(Protocol):
-    """How an upstream is asked whether it is well, and what else there is to know of it. Both raise Refusal."""
+    """Probes an upstream and lists what else it offers. Both methods raise Refusal."""
 
     async def probe(self, within_s: float) -> None: ...
     async def explore(self) -> None: ...
 
 
 class ProbedUpstream(Protocol):
-    """One upstream, as it is looked after."""
+    """An upstream that is probed."""
 
     @property
     def probe(self) -> ProbeSettings: ...
@@ -49,7 +50,7 @@ class ProbedUpstream(Protocol):
 
 @dataclass(slots=True)
 class _Plan:
-    """When it is probed next, and the probe that is under way. Times are monotonic seconds."""
+    """The time of the next probe, and the probe in progress. Times are monotonic seconds."""
 
     patient: ProbedUpstream
     due_at: float
@@ -58,7 +59,7 @@ class _Plan:
 
 
 class HealthProbes:
-    """Looks after all upstreams that `patients` names, by name, for as long as it names them."""
+    """Probes all upstreams that `patients` names, for as long as it names them."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class HealthProbes:
         self._plans: dict[str, _Plan] = {}
 
     async def run(self) -> None:
-        """Runs as long as the process."""
+        """Probe until cancelled."""
         try:
             while True:
                 self._tend()
@@ -118,7 +119,7 @@ class HealthProbes:
         except Refusal as refusal:
             if refusal.reason is Reason.UPSTREAM_OPEN:
                 return
-            if not patient.account.breaker.in_a_row:  # no fault of the wire: the conversation itself went wrong
+            if not patient.account.breaker.in_a_row:  # no fault of the connection: the conversation itself failed
                 patient.account.unwelcome(sentence(refusal))
         else:
             await self._explore(plan)
@@ -131,5 +132,5 @@ class HealthProbes:
         try:
             await plan.patient.asked.explore()
         except Refusal:
-            return  # whoever needs its tools hears why; how it stands is known
+            return  # a call that needs the tools gets the error; the state is recorded already
         plan.explored_at = now

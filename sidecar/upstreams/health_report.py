@@ -1,7 +1,7 @@
 """The health report of one upstream.
 
-The health report of `sidecar mcp test`: a conversation of our own, begun, used once and ended, without anything that a
-running sidecar knows.
+This is the report of `sidecar mcp test`: one conversation is begun, used once and ended, independent of any running
+sidecar.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ MAX_NAMED: Final = 10  # in one sentence
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What one look showed. `degraded`: it greets us, and yet not all of it can be used. Latency is in seconds, of the
-    handshake; `tools` is None where they could not be listed; `timestamp` is in seconds since the epoch; `stderr` is
-    the end of what a program wrote to its error output; `left_out` is what no caller can use, and why."""
+    """The result of one check. `degraded` means that the handshake succeeds, but not all of the upstream can be used.
+    Latency is that of the handshake, in seconds; `tools` is None if they could not be listed; `timestamp` is in seconds
+    since the epoch; `stderr` is the end of a program's error output; `left_out` lists the entries that no caller can
+    use, with reasons.
+    """
 
     tool_name: str
     timestamp: float
@@ -45,7 +47,7 @@ class HealthReport:
     left_out: tuple[LeftOut, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """In values that JSON has."""
+        """The report as JSON values."""
         return {
             "tool_name": self.tool_name,
             "timestamp": rfc3339(self.timestamp),
@@ -63,10 +65,10 @@ class HealthReport:
 
 
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
-    """Begin a conversation, list the tools, end it. Whatever fails is in the report."""
+    """Begin a conversation, list the tools, end it. Failures are part of the report."""
     report = await _asked(upstream, now_s)
     if isinstance(upstream, LineTransport):
-        await upstream.close()  # then all that it wrote is read
+        await upstream.close()  # afterwards all that it wrote is read
         return replace(report, stderr=tuple(upstream.last_words()[-STDERR_LINES:]))
     return report
 
@@ -104,7 +106,7 @@ async def _asked(upstream: McpTransport, now_s: float) -> HealthReport:
 
 
 async def _tools(enquiry: OwnConversation) -> tuple[int | None, tuple[LeftOut, ...], str]:
-    """How many there are, which of them cannot be used, and what keeps them all from it."""
+    """The number of tools, those that cannot be used, and the reason if none can."""
     try:
         entries = (await enquiry.list_tools()).entries
     except Refusal as refusal:
@@ -115,5 +117,5 @@ async def _tools(enquiry: OwnConversation) -> tuple[int | None, tuple[LeftOut, .
 
 
 def sentence(refusal: Refusal) -> str:
-    """What went wrong, in our words."""
+    """A failure as a sentence of the sidecar's."""
     return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message

@@ -1,4 +1,4 @@
-"""Maps HTTP statuses of upstreams to what callers hear.
+"""Maps HTTP statuses of upstreams to refusals for callers.
 
 429, and 503 with `Retry-After`, are passed on with their time: the server did not execute the call. A redirect is
 reported with its target and never followed. Any other status is a failure that names it.
@@ -21,7 +21,7 @@ UNAVAILABLE: Final = 503
 
 
 class Status(Protocol):
-    """The head of an answer."""
+    """The head of a response."""
 
     @property
     def status(self) -> int: ...
@@ -59,7 +59,7 @@ def in_words_of(refusal: Refusal, error: Mapping[str, Any]) -> Refusal:
 
 
 def words_of(answer: Status) -> str:
-    """The status as a sentence of ours."""
+    """The status as a sentence of the sidecar's."""
     target = _target(answer) if 300 <= answer.status < 400 else ""
     if target:
         return f"it answered HTTP {answer.status}, a redirect to {target}, which is not followed: set its url to that"
@@ -67,7 +67,7 @@ def words_of(answer: Status) -> str:
 
 
 def retry_after_s(answer: Status) -> float | None:
-    """`Retry-After` in seconds, an hour at most; None where there is none, or none that can be read."""
+    """`Retry-After` in seconds, an hour at most; None if it is missing or invalid."""
     said = answer.headers.get("retry-after", "").strip()
     if said.isascii() and said.isdigit():
         return min(float(said[:10]), MAX_RETRY_AFTER_S)
@@ -79,7 +79,7 @@ def retry_after_s(answer: Status) -> float | None:
 
 
 def _target(answer: Status) -> str:
-    """Where a redirect leads, without what may be secret in it: user, query and fragment."""
+    """The target of a redirect, without the parts that may be secret: user, query and fragment."""
     said = answer.headers.get("location", "").partition("#")[0].partition("?")[0]
     scheme, authority, path = said.partition("//")
     if authority:

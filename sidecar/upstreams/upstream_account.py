@@ -1,11 +1,11 @@
 """Tracks the state, errors and latency of one upstream.
 
-`status` and `connection` move together, by one table, as the seeds draw them:
+`status` and `connection` change together, by one table, as the seeds draw them:
 
-    offline, disconnected      nobody has heard of it yet, or we have let go of it
+    offline, disconnected      it has not been contacted yet, or is closed
     ready, connected           it answers
-    degraded, connected        it falters: half the faults that open its breaker came in a row, or it does not take us
-    offline, degraded          its breaker is not closed; we go on trying
+    degraded, connected        half the faults that open its breaker came in a row, or it rejects our conversation
+    offline, degraded          its breaker is not closed; the sidecar keeps trying
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class UpstreamState(Enum):
 
 
 class UpstreamNews(StrEnum):
-    """What moves it."""
+    """An event that changes the state."""
 
     ANSWERED = "answered"
     FALTERED = "faltered"  # half the faults that open the breaker, in a row
-    UNWELCOME = "unwelcome"  # it is there, and a conversation with it cannot be begun or gone on with
+    UNWELCOME = "unwelcome"  # reachable, but a conversation cannot be begun or continued
     OPENED = "opened"  # its breaker
-    CLOSED = "closed"  # by us
+    CLOSED = "closed"  # by the sidecar
 
 
 _ANSWERED = dict.fromkeys(((standing, UpstreamNews.ANSWERED) for standing in UpstreamState), UpstreamState.UP)
@@ -72,26 +72,26 @@ TRANSITIONS: Final[Mapping[tuple[UpstreamState, UpstreamNews], UpstreamState]] =
 
 
 class AccountObserver(Protocol):
-    """Who hears of each change: the metrics."""
+    """Receives each change: the metrics."""
 
     def upstream_stands(self, upstream: str, status: str) -> None:
-        """Its status is this one now."""
+        """The upstream has this status now."""
 
     def breaker_moved(self, upstream: str, to: str) -> None:
-        """Its breaker came into this state."""
+        """The upstream's breaker entered this state."""
 
     def session_lost(self, upstream: str) -> None:
-        """It lost a session."""
+        """The upstream lost a session."""
 
     def message_dropped(self, upstream: str) -> None:
-        """A message of its was dropped."""
+        """A message of the upstream was dropped."""
 
 
 class UpstreamAccount:
-    """What is known of one upstream for as long as its definition stays the same.
+    """The state and statistics of one upstream for as long as its definition stays the same.
 
-    Calls are what callers asked: our own questions move status and breaker, and are not counted. `clock` gives seconds
-    since the epoch, `clock_mono` monotonic ones.
+    Only callers' calls are counted: the sidecar's own requests change status and breaker, but no counts. `clock` gives
+    seconds since the epoch, `clock_mono` monotonic seconds.
     """
 
     def __init__(
@@ -112,24 +112,26 @@ class UpstreamAccount:
         self.sessions_lost = self.messages_dropped = 0
         self.last_error = self._redirected = ""
         self.last_error_at = self.last_call_at = self.last_check_at = self.breaker_moved_at = 0.0
-        self.answered_mono_s = float("-inf")  # when a caller was answered last
+        self.answered_mono_s = float("-inf")  # when a caller was last answered
         self._clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
         self._observer: AccountObserver | None = None
 
     @property
     def latency_s(self) -> float | None:
-        """The average of the last LATENCIES calls that were answered, in seconds; None before the first."""
+        """The average of the last LATENCIES answered calls, in seconds; None before the first."""
         return sum(self._latencies_s) / len(self._latencies_s) if self._latencies_s else None
 
     def observed_by(self, observer: AccountObserver | None) -> None:
-        """From now on `observer` hears what changes, and first how it is; None: nobody, another stands in its place."""
+        """Report the current state and each later change to `observer`; None stops reporting, when another account
+        takes over.
+        """
         self._observer = observer
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)
 
     def answered(self, given: BreakerPass, *, own: bool = False) -> None:
-        """It answered, whatever it said. `own`: what the sidecar asked by itself."""
+        """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself."""
         if not own:
             self.answered_mono_s = self.clock_mono()
         self.breaker.answered(given, own=own)
@@ -137,7 +139,7 @@ class UpstreamAccount:
             self._heard(UpstreamNews.ANSWERED)
 
     def faulted(self, given: BreakerPass, why: str, *, own: bool = False) -> None:
-        """A fault of its own, in a sentence of ours."""
+        """The upstream failed; `why` is a sentence of the sidecar's."""
         self._note(why)
         self.breaker.failed(given, own=own)
         if self._falters:
@@ -148,16 +150,16 @@ class UpstreamAccount:
         return self.breaker.in_a_row * 2 >= self.breaker.failures
 
     def unwelcome(self, why: str) -> None:
-        """It is there, but no conversation with it succeeds."""
+        """The upstream is reachable, but no conversation with it succeeds."""
         self._note(why)
         self._heard(UpstreamNews.UNWELCOME)
 
     def checked(self) -> None:
-        """A probe came to its end."""
+        """A probe has ended."""
         self.last_check_at = self._clock()
 
     def called(self) -> None:
-        """A caller's call goes to it."""
+        """A caller's call is sent."""
         self.calls += 1
         self.last_call_at = self._clock()
 
@@ -170,36 +172,36 @@ class UpstreamAccount:
         self._note(why)
 
     def tool_failed(self) -> None:
-        """A call was answered, and the answer says that what was asked for failed."""
+        """A call was answered, and the answer reports a failure of the tool."""
         self.tool_errors += 1
 
     def session_lost(self) -> None:
-        """It does not know a session any more that it had opened."""
+        """The upstream lost a session that it had opened."""
         self.sessions_lost += 1
         if self._observer is not None:
             self._observer.session_lost(self.name)
 
     def redirected(self, said: str) -> None:
-        """It led elsewhere, which is not followed. Each target is logged once in a row."""
+        """The upstream sent a redirect, which is not followed. Each target is logged once in a row."""
         if self._redirected != said:
             self._redirected = said
             log.warning("an upstream answers with a redirect", extra={"upstream": self.name, "why": said})
 
     def message_dropped(self, why: str) -> None:
-        """A message of its, beside an answer, was not as JSON-RPC says."""
+        """A message beside an answer was not valid JSON-RPC."""
         self.messages_dropped += 1
-        if str(self.messages_dropped).strip("0") == "1":  # the first, the tenth, the hundredth: a stream may be full
+        if str(self.messages_dropped).strip("0") == "1":  # the first, tenth, hundredth: a stream may hold many
             told = {"upstream": self.name, "why": why, "dropped": self.messages_dropped}
             log.warning("a message of an MCP server was dropped", extra=told)
         if self._observer is not None:
             self._observer.message_dropped(self.name)
 
     def closed(self) -> None:
-        """We have let go of it."""
+        """The sidecar closed the upstream."""
         self._heard(UpstreamNews.CLOSED)
 
     def plain(self) -> dict[str, Any]:
-        """In values that JSON has. What callers gave up is neither a success nor an error."""
+        """The account as JSON values. Calls that callers gave up count neither as successes nor as errors."""
         breaker, latency_s = self.breaker, self.latency_s
         return {
             "status": self.standing.status,

@@ -1,9 +1,11 @@
 """Connects to A2A agents.
 
-wire         what every agent looks like from here: a canonical operation out, a canonical result or its own no back
-over_http    JSON-RPC and HTTP+JSON, of 0.3 and 1.0
-watched      the breaker and the share of a caller, around any wire
-agent        one agent that stands behind us, all of it
+transport.py           the interface: a canonical operation out, a canonical result or the agent's error back
+http_transport.py      JSON-RPC and HTTP+JSON, of 0.3 and 1.0
+grpc_transport.py      gRPC, of 0.3 and 1.0
+guarded_transport.py   the breaker and fair shares, around any transport
+card.py                fetches and refreshes an agent's card
+agent.py               one configured agent, with all of the above
 """
 
 from sidecar.upstreams.agents.agent import AgentCards, AgentUpstream, agent_from

@@ -25,33 +25,34 @@ from sidecar.upstreams.credentials import CredentialSource, TokenSigner, source_
 from sidecar.upstreams.health import ProbeAnswer
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
-TOKEN_TTL_S: Final = 120.0  # of what an agent is shown by default; CONTRACT: at most five minutes
+TOKEN_TTL_S: Final = 120.0  # the default lifetime of tokens for agents; CONTRACT: at most five minutes
 
 
 class AgentCards(Protocol):
-    """What an agent says of itself."""
+    """An agent's description of itself."""
 
     async def prepare(self) -> None:
-        """Before it is called: find out of it what is not known."""
+        """Find out what must be known before the agent is called."""
 
     async def card(self) -> Card:
-        """Its card in the canonical form; one that says the same is the same object. Raises Refusal."""
+        """The card in the canonical form; an unchanged card is the same object. Raises Refusal."""
 
     def has_skill(self, name: str) -> bool | None:
-        """Whether the card names this skill; None while nobody has read it. No I/O."""
+        """Whether the card names this skill; None if the card has not been read yet. No I/O."""
 
     async def close(self) -> None:
-        """Look at it no more."""
+        """Stop refreshing the card."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentUpstream:
-    """One agent that stands behind us, whatever it is. `definition` is what it was made of, `account` how it stands,
-    `asked` whom to ask whether it is well, and `probe` how. `url` is where it is dialled, "" where nobody dials.
+    """One configured agent. `definition` is its configuration, `wire` its transport, `account` its state, `asked` the
+    object that probes it, and `probe` the settings of its probes. `url` is the address that is dialled, "" if there is
+    none.
 
-    `agent_id` is the UUID by which the task API knows it, `grpc_port` the port of ours for it alone; `needs_token` says
-    that it is shown the caller's own token, or what that is exchanged for. `unable` is its no to an operation that it
-    has not for anybody, whatever it is about, as far as that is known without asking.
+    `agent_id` is the UUID of the agent in the task API, and `grpc_port` the sidecar's port for this agent alone.
+    `needs_token` says that the agent receives the caller's own token or one that is exchanged for it. `unable` returns
+    the agent's error for an operation that it supports for no caller, as far as that is known without I/O.
     """
 
     name: str
@@ -71,13 +72,13 @@ class AgentUpstream:
     unable: Callable[[Operation], AgentError | None] = lambda _: None
 
     async def close(self) -> None:
-        """Let go of its connections."""
+        """Close the agent's connections."""
         await self.cards.close()
         await self.wire.close()
 
 
 def agent_from(name: str, definition: Definition, *, max_response_bytes: int, signer: TokenSigner) -> AgentUpstream:
-    """An agent as configured. Raises SettingsError."""
+    """The agent of a definition. Raises SettingsError."""
     section = definition.a2a
     if section is None:
         raise ValueError("the settings promise an agent its section")
@@ -119,7 +120,7 @@ def _wire(
 ) -> AgentTransport:
     headers = tuple(section.headers.items())
     if section.spoken == "grpc":
-        from sidecar.upstreams.agents.grpc_transport import GrpcAgent  # only where it is wanted: it takes its time
+        from sidecar.upstreams.agents.grpc_transport import GrpcAgent  # imported only if needed: the import is slow
 
         return GrpcAgent(
             section.url, version, credential=credential, headers=headers, max_response_bytes=max_response_bytes

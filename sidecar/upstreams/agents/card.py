@@ -1,7 +1,7 @@
 """Fetches and refreshes an agent's card.
 
-Its card, fetched from where the operator says, read strictly and kept for a minute. It tells which version the agent
-speaks where that was left open; of addresses it tells nothing that anybody dials.
+The card is fetched from the configured address, parsed strictly and cached for a minute. It decides the version that
+the agent speaks if the settings leave that open. Addresses in a card are never dialled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 KEPT_S: Final = 60.0
-FAILED_S: Final = 5.0  # anybody may ask for a card: one that cannot be had is not fetched anew for each
+FAILED_S: Final = 5.0  # any caller may request a card, so a failed fetch is not repeated for each request
 MAX_BYTES: Final = 1024 * 1024
 DEADLINE_S: Final = 5.0
 Card = dict[str, Any]
 Get = Callable[[float], Awaitable[bytes]]
-"""The bytes of a card, within so many seconds. Raises EgressError or Refusal."""
+"""Fetches the bytes of a card within so many seconds. Raises EgressError or Refusal."""
 
 
 class CardKeeper:
-    """The card of one agent. `get` fetches it, None is for an agent whose card nobody knows the place of."""
+    """The card of one agent. `get` fetches it; it is None if the address of the card is unknown."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CardKeeper:
         *,
         beside: bool = False,
     ) -> None:
-        """`beside` says that the card is where the agent is, so that who has it has heard of the agent."""
+        """`beside` says that the agent itself serves the card, so that a fetched card shows that the agent is up."""
         self.get = get if beside else None
         self._get = get
         self._binding = binding
@@ -53,24 +53,25 @@ class CardKeeper:
         self._one_at_a_time = asyncio.Lock()
 
     def version(self) -> Version:
-        """What is spoken to the agent: as configured, else as its card says, else 1.0."""
+        """The version to speak to the agent: the configured one, else the card's, else 1.0."""
         return self._spoken or _version_in(self._card, self._binding)
 
     def has_skill(self, name: str) -> bool | None:
-        """Whether the card names this skill; None while nobody has read it. No I/O."""
+        """Whether the card names this skill; None if the card has not been read yet. No I/O."""
         if self._card is None:
             return None
         return any(skill["id"] == name for skill in self._card.get("skills", ()))
 
     async def prepare(self) -> None:
-        """Find out what the agent speaks, where nobody said; one whose card cannot be had is taken for what it was,
-        else for one of 1.0, and for a while no call waits for that again."""
+        """Learn the agent's version if it is not configured. If the card cannot be fetched, the last known version
+        stands, else 1.0, and for a while no call waits for another fetch.
+        """
         if self._spoken is not None or self._is_new or self._failed_within(KEPT_S):
             return
         if self._card is None:
             with suppress(Refusal):
                 await self.card()
-        elif self._renewing is None or self._renewing.done():  # nobody waits for what is known already
+        elif self._renewing is None or self._renewing.done():  # a version that is known already needs no waiting
             self._renewing = asyncio.create_task(self._renewed(), name="looks at an agent's card again")
 
     async def _renewed(self) -> None:
@@ -78,7 +79,7 @@ class CardKeeper:
             await self.card()
 
     async def close(self) -> None:
-        """Look at it no more."""
+        """Stop refreshing the card."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -96,7 +97,7 @@ class CardKeeper:
                 except Refusal as refusal:
                     self._failed = self._clock(), refusal
                     raise
-                if card != self._card:  # what says the same is the same, and need not be written anew
+                if card != self._card:  # an unchanged card keeps its identity and need not be rewritten
                     self._card = card
                 self._fetched_s, self._failed = self._clock(), None
             return self._card
@@ -122,7 +123,9 @@ class CardKeeper:
 
 
 class CardProbe:
-    """Asks an agent whether it is well, by its card; one whose card lies elsewhere is heard of by its calls alone."""
+    """Checks an agent's health by fetching its card. The health of an agent whose card is served elsewhere shows only
+    in its calls.
+    """
 
     __slots__ = ("_account", "_keeper")
 
@@ -131,7 +134,7 @@ class CardProbe:
         self._account = account
 
     async def probe(self, within_s: float) -> None:
-        """A sign of life, or a fault. Raises Refusal."""
+        """Report a success or a fault to the account. Raises Refusal."""
         get = self._keeper.get
         if get is None:
             return
@@ -147,11 +150,11 @@ class CardProbe:
         self._account.answered(given)
 
     async def explore(self) -> None:
-        """Nothing else: what a card says is read when somebody wants it."""
+        """Does nothing: a card is read on demand."""
 
 
 def _version_in(card: Card | None, binding: Binding) -> Version:
-    """1.0, unless the card speaks of 0.3 alone for this binding."""
+    """1.0, unless the card offers only 0.3 for this binding."""
     interfaces = [] if card is None else card.get("supportedInterfaces", [])
     spoken = {
         str(one.get("protocolVersion", ""))[:3]

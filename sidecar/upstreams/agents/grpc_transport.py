@@ -1,7 +1,7 @@
 """Sends operations to agents over gRPC.
 
-Bytes of Protocol Buffers that are ours, over a channel that grpc keeps. Its status says whether it is the agent that
-says no, or trouble between it and us; which no it is, `google.rpc.ErrorInfo` says where the agent sends one.
+The messages are encoded here and sent over a grpc channel. The gRPC status tells an agent's error from a failure of the
+connection; `google.rpc.ErrorInfo`, if the agent sends it, says which error it is.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Decl
 from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
-# What is between the agent and us, and not the agent's word. Whatever else A2A has no word for, each caller can cause.
+# Failures of the connection. Any other status outside A2A is one that each caller can cause.
 _TROUBLE: Final = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
-STREAMS_EACH: Final = 50  # of one connection; servers take a hundred, unless they were told otherwise
-MAX_BACKOFF_MS: Final = 2000  # how often it is tried is the breaker's to say; grpc would wait for two minutes
+STREAMS_EACH: Final = 50  # per connection; servers allow a hundred by default
+MAX_BACKOFF_MS: Final = 2000  # the breaker decides how often to reconnect; grpc's own limit is two minutes
 _CODES: Final[Mapping[str, int]] = {
     "NOT_FOUND": -32001,
     "INVALID_ARGUMENT": -32602,
@@ -62,11 +62,11 @@ class GrpcAgent:
         self._headers = tuple((name.lower(), value) for name, value in headers)
         self._max_bytes = max_response_bytes
         self._calls: aio.Channel | None = None
-        self._streams: dict[aio.Channel, int] = {}  # and how many there are on each
+        self._streams: dict[aio.Channel, int] = {}  # the number of streams on each
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         version = self._version()
-        if not outgoing.operation.grpc(version):  # no fault of the agent's: 0.3 has no such method
+        if not outgoing.operation.grpc(version):  # not the agent's fault: 0.3 has no such method
             return AgentError(BY_REASON["METHOD_NOT_FOUND"].code, f"gRPC of A2A {version} has no such operation")
         path, body, metadata, shown, deadline_s = await self._written(outgoing, version)
         try:
@@ -95,7 +95,7 @@ class GrpcAgent:
         return GrpcStream(call, outgoing.operation, version, unwelcome, over)
 
     def _unwelcome(self, outgoing: OutgoingOperation, shown: Header | None, error: aio.AioRpcError) -> None:
-        """What was shown and is not believed is not shown again."""
+        """Report a rejected credential, so that it is not shown again."""
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None and self._credential is not None:
             self._credential.refused(outgoing.caller, shown)
 
@@ -127,8 +127,9 @@ class GrpcAgent:
         return self._calls
 
     def _for_stream(self) -> aio.Channel:
-        """A connection for a stream, which no call waits for: an agent takes only so many at once on each (threats
-        D3)."""
+        """A connection for a stream, separate from those of calls: an agent accepts only so many streams on each
+        (threats D3).
+        """
         for channel, held in self._streams.items():
             if held < STREAMS_EACH:
                 return channel
@@ -145,7 +146,7 @@ class GrpcAgent:
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
-            ("grpc.use_local_subchannel_pool", 1),  # else all of them would share one connection
+            ("grpc.use_local_subchannel_pool", 1),  # otherwise all of them would share one connection
         ]
         if self._secure:
             return aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
@@ -173,7 +174,7 @@ class GrpcStream:
         unwelcome: Callable[[aio.AioRpcError], None],
         over: Callable[[], None],
     ) -> None:
-        """`over` is called once, when nothing of it is wanted any more."""
+        """`over` is called once, when the stream is no longer needed."""
         self._call = call
         self._unwelcome = unwelcome
         self._over: Callable[[], None] | None = over
@@ -210,8 +211,9 @@ class GrpcStream:
 
 
 def _given_up() -> BaseException:
-    """What a cancellation is: of who waits for the call, or of the call alone, which we gave up. grpc has one word for
-    both, and whoever takes the second for the first believes that the caller left."""
+    """Tells the two cancellations apart: of the task that waits for the call, and of the call alone, which the sidecar
+    cancelled itself. grpc raises the same error for both, and the second does not mean that the caller left.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         return asyncio.CancelledError()
@@ -219,7 +221,7 @@ def _given_up() -> BaseException:
 
 
 def _unsendable() -> Refusal:
-    """The refusal of a call that grpc itself does not take: its connection was closed, or a header is none to it."""
+    """The refusal of a call that grpc rejects itself: the connection is closed, or a header is invalid."""
     return Refusal(Reason.UPSTREAM_FAILED, "it cannot be called")
 
 
@@ -240,7 +242,7 @@ def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
 
 
 def _said(error: aio.AioRpcError) -> AgentError:
-    """An agent's own no. Raises Refusal where it is not the agent that says it."""
+    """The agent's own error. Raises Refusal if the error does not come from the agent."""
     status = error.code().name
     metadata = error.trailing_metadata() or ()
     details = [value for name, value in metadata if name == DETAILS and isinstance(value, bytes)]

@@ -1,8 +1,8 @@
 """Wraps an agent transport with a breaker, fair shares and accounting.
 
-A wire around a wire: nobody has more than a share of an agent, nothing goes out while its breaker is open, and the
-account hears what came of everything. An agent's own no is an answer, as any other; where the agent is, which its
-libraries like to tell in it, nobody hears.
+No caller gets more than its share of an agent, nothing is sent while the breaker is open, and every outcome is recorded
+in the account. An agent's own error counts as an answer. The agent's address, which agent libraries often include in
+error texts, is hidden from callers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ INSTEAD: Final = "(the agent)"
 
 
 class GuardedAgent:
-    """One agent, watched over. `share` is how many calls of one caller it has at once, `timeout_s` how long one may
-    take, `url` where it is."""
+    """A guarded agent. `share` is the number of concurrent calls of one caller, `timeout_s` the longest that one may
+    take, `url` the agent's address.
+    """
 
     def __init__(self, inner: AgentTransport, account: UpstreamAccount, share: int, timeout_s: float, url: str) -> None:
         self.inner = inner
@@ -35,8 +36,9 @@ class GuardedAgent:
         self._hide = hiding(url, INSTEAD)
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        """As `AgentTransport.ask`. Raises Refusal also as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; then nothing was
-        sent."""
+        """See `AgentTransport.ask`. Also raises Refusal as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; in both cases nothing
+        was sent.
+        """
         if outgoing.caller is None:
             return await self._ask(outgoing)
         try:
@@ -55,7 +57,7 @@ class GuardedAgent:
         return self._told(answer) if isinstance(answer, AgentError) else answer
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        """As `AgentTransport.listen`. A stream that has begun is an answer."""
+        """See `AgentTransport.listen`. A stream that has begun counts as an answer."""
         with self._visit(outgoing) as visit:
             heard = await self.inner.listen(outgoing)
         if isinstance(heard, AgentError):
@@ -68,7 +70,9 @@ class GuardedAgent:
 
     @contextmanager
     def _visit(self, outgoing: OutgoingOperation) -> Iterator[CallOutcome]:
-        """Open for as long as nothing goes wrong in the block."""
+        """Yields the outcome of this use. If the block raises, the outcome is recorded here; else the caller records
+        it.
+        """
         own = outgoing.caller is None
         visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
         try:
@@ -90,7 +94,7 @@ class GuardedAgent:
 
 
 class GuardedStream:
-    """A stream whose first event, or whose failure before any, is told to the account."""
+    """A stream that reports its first event, or a failure before any event, to the account."""
 
     def __init__(self, inner: AgentEvents, visit: CallOutcome, told: Callable[[AgentError], AgentError]) -> None:
         self._inner = inner
@@ -115,7 +119,7 @@ class GuardedStream:
 
 
 def _tell(visit: CallOutcome, refusal: Refusal) -> None:
-    """What a use came to that came to nothing."""
+    """Record the outcome of a failed use."""
     if isinstance(refusal, Declined) or refusal.reason is Reason.UPSTREAM_LIMITED:
         visit.answered(refusal.detail)
     else:

@@ -1,8 +1,8 @@
 """Sends operations to agents over HTTP.
 
-In JSON-RPC everything is a POST to one address, in HTTP+JSON each operation has its own. The request is built from what
-was decided: our headers, our credential, the parameters written anew in the form that the agent speaks. What it answers
-is read as strictly as what callers send.
+In JSON-RPC every operation is a POST to one address; in HTTP+JSON each operation has its own. The request is built from
+what was decided: the sidecar's headers and credential, and the parameters rewritten in the form that the agent speaks.
+Responses are parsed as strictly as requests.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_
 A2A_JSON: Final = "application/a2a+json"
 _ENDED = "its stream ended without an answer"
 VersionOf = Callable[[], Version]
-"""What the agent speaks, as far as is known now."""
+"""The version that the agent speaks, as far as is known now."""
 
 
 class AgentLine:
-    """The connections to one agent, and what every request to it bears."""
+    """The connections to one agent, and what every request to it has in common."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AgentLine:
         max_connections: int,
         max_response_bytes: int,
     ) -> None:
-        """Raises ValueError for a URL that names no place."""
+        """Raises ValueError for an invalid URL."""
         self.max_response_bytes = max_response_bytes
         self.credential = credential
         self._origin = parse_origin(url)
@@ -73,7 +73,7 @@ class AgentLine:
     async def send(
         self, verb: str, path: str, body: bytes | None, outgoing: OutgoingOperation, version: Version, media_type: str
     ) -> ClientResponse:
-        """One request; the response is here as soon as its head is. Raises Refusal."""
+        """Send one request; returns when the head of the response is here. Raises Refusal."""
         streams = outgoing.operation.streams
         headers = [("Accept", EVENT_STREAM if streams else f"{media_type}, {JSON}"), ("A2A-Version", version)]
         if body is not None:
@@ -100,15 +100,16 @@ class AgentLine:
         return response
 
     async def read(self, response: ClientResponse, max_bytes: int) -> bytes:
-        """A whole body. Raises Refusal."""
+        """Read a whole body. Raises Refusal."""
         try:
             return await response.read(max_bytes)
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
     async def failed(self, response: ClientResponse, take: Callable[[Any], Any | AgentError]) -> Refusal:
-        """The refusal of an answer that says nothing but its status; where that is passed on, in the words of the error
-        that `take` finds in its body."""
+        """The refusal of a response that carries only its status. If that status is passed on, the refusal has the text
+        of the error that `take` finds in the body.
+        """
         refusal = _no_a2a(response)
         if not passes_on(refusal) or media_type_of(response) not in (JSON, A2A_JSON):
             return refusal
@@ -121,7 +122,7 @@ class AgentLine:
         return in_words_of(refusal, {"code": said.code, "message": said.message})
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         await self._calls.close()
         await self._streams.close()
         if self.credential is not None:
@@ -219,15 +220,17 @@ class HttpJsonAgent:
         return await self._line.send(route.verb, path, body, outgoing, version, _media_type(version))
 
     async def _error(self, response: ClientResponse) -> AgentError:
-        """What an agent says with a status of its own. Raises Refusal where it is not the agent that says it."""
+        """The agent's error in a response with an error status. Raises Refusal if the error does not come from the
+        agent.
+        """
         if response.status == LIMITED or (response.status >= 500 and response.status not in (500, 501)):
             raise await self._line.failed(response, partial(_error_in, status=response.status))
         if media_type_of(response) not in (JSON, A2A_JSON):
-            if response.status in (404, 405):  # its own server has no such address: not every agent has every operation
+            if response.status in (404, 405):  # the agent has no such address: not every agent has every operation
                 return AgentError(-32601, "")
             raise _no_a2a(response)
         raw = await self._line.read(response, MAX_ERROR_BYTES)
-        if response.status == 500:  # its own word for what went wrong in it, or a server that has none
+        if response.status == 500:  # either the agent's own error, or a failing server in front of it
             if (error := _own_error_in(raw)) is None:
                 raise _no_a2a(response)
             return error
@@ -241,8 +244,9 @@ class HttpJsonAgent:
 
 
 class HttpStream:
-    """A stream of events over a connection. An event of another type than `message` is passed over, unless
-    `is_answer` says of its data that it is one: some agents tell an error in an event of that name."""
+    """A stream of events over a connection. An event of another type than `message` is skipped unless `is_answer`
+    accepts its data: some agents send an error in an event named `error`.
+    """
 
     def __init__(
         self,
@@ -281,12 +285,12 @@ class HttpStream:
 
 
 def line_from(url: str, **how: Any) -> AgentLine:
-    """A line to the address of an interface."""
+    """An `AgentLine` to the address of an interface."""
     return AgentLine(url, **how)
 
 
 def is_address(url: str) -> bool:
-    """Whether HTTP is spoken there."""
+    """Whether the URL is an HTTP address."""
     return urlsplit(url).scheme in ("http", "https")
 
 
@@ -327,7 +331,7 @@ def _parsed(raw: bytes) -> Any:
 
 
 def _rpc_event(number: int, said: Any) -> Any | AgentError:
-    """What it says to our request of this number. One that it could not read it answers without."""
+    """The result or error in a response to request `number`. An error about an unreadable request has no id."""
     if isinstance(said, dict) and said.get("result") is not None and said.get("error", said) is None:
         said = {name: value for name, value in said.items() if name != "error"}  # some libraries write both
     if not isinstance(said, dict) or ("result" in said and "error" in said):
@@ -335,7 +339,7 @@ def _rpc_event(number: int, said: Any) -> Any | AgentError:
     if said.get("id") is not None and str(said["id"]) != str(number):
         raise _refused("its answer is to another request")
     if "error" not in said:
-        return said.get("result")  # the official 0.3 SDK leaves out a result that is null
+        return said.get("result")  # the official 0.3 SDK omits a result that is null
     error = said["error"]
     if not isinstance(error, dict) or type(error.get("code")) is not int:  # a bool is one to isinstance
         raise _refused("its error is no JSON-RPC error")
@@ -357,7 +361,9 @@ def _bare_event(said: Any) -> Any | AgentError:
 
 
 def _error_in(said: Any, status: int) -> AgentError | None:
-    """The error in a body of HTTP+JSON, of either version; None for none. 0.3 says its kind by the status alone."""
+    """The error in a body of HTTP+JSON, of either version; None if there is none. In 0.3 only the status gives the
+    kind.
+    """
     if not isinstance(said, dict):
         return None
     error = said.get("error")
@@ -377,7 +383,7 @@ def _error_in(said: Any, status: int) -> AgentError | None:
 
 
 def _own_error_in(raw: bytes) -> AgentError | None:
-    """The error in a body, if it is one that says which of A2A's it is: any framework writes JSON where it fails."""
+    """The error in a body, if it is one of A2A's: any web framework writes JSON when it fails."""
     try:
         said = jsonrpc.parse_answer(raw)
     except Refusal:
@@ -396,7 +402,9 @@ def _details(data: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_detail(one: Mapping[str, Any]) -> bool:
-    """Whether it is an object that says what it is, and an `ErrorInfo` if it says so: texts, and a map of texts."""
+    """Whether it is an object with a type, and, if it is an `ErrorInfo`, one whose members are strings and a map of
+    strings.
+    """
     if one.get("@type") != ERROR_INFO:
         return isinstance(one.get("@type"), str)
     metadata = one.get("metadata", {})
@@ -409,7 +417,7 @@ def _text(said: Any) -> str:
 
 
 def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The ids that stand in the path, and what is left."""
+    """The ids for the path, and the remaining parameters."""
     rest = dict(params)
     if operation.request in ("GetTaskRequest", "CancelTaskRequest", "SubscribeToTaskRequest"):
         return {"task": str(rest.pop("id", ""))}, rest
@@ -422,7 +430,7 @@ def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, s
 
 
 def _no_a2a(response: ClientResponse) -> Refusal:
-    """The refusal of an answer that says nothing but its status. A success without a word of A2A is a fault."""
+    """The refusal of a response that carries only its status. A success that is not A2A is a fault."""
     refusal = refusal_of(response)
     if 300 <= response.status < 500 and not passes_on(refusal):
         return Declined(refusal.detail)
@@ -434,7 +442,7 @@ def _media_type(version: Version) -> str:
 
 
 def _written(form: WireForm, outgoing: OutgoingOperation) -> Result:
-    """The parameters in the agent's form. Raises Unsent for what that has no words for."""
+    """The parameters in the agent's form. Raises Unsent for what that form cannot express."""
     try:
         return form.write_params(outgoing.operation, outgoing.params)
     except UnreadableMessage as error:

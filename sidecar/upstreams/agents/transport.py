@@ -1,8 +1,8 @@
 """The interface of an agent transport.
 
-One operation in the canonical form goes out; its result comes back in the canonical form, or the agent's own no
-(`AgentError`). What streams gives such results one by one. Nothing is ever sent twice: the agent may have done what it
-did not answer.
+One operation goes out in the canonical form; the result comes back in the canonical form, or as the agent's own error
+(`AgentError`). A streaming operation gives such results one by one. Nothing is ever sent twice: the agent may have
+executed an operation that it did not answer.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ Result = dict[str, Any]
 
 
 def unsaid(error: UnreadableMessage) -> Unsent:
-    """The refusal of parameters that cannot be said to this agent: nothing went out."""
+    """The refusal of parameters that this agent's version cannot express; nothing was sent."""
     return Unsent(Reason.MALFORMED_CALL, f"this agent cannot be told: {error}", code=INVALID_PARAMS)
 
 
 class Declined(Refusal):
-    """It is there and said something, but not in A2A: a redirection, or a no of what stands before it. Callers can
-    cause it, each for themselves: it is no fault that closes it to everybody."""
+    """The agent's address answered, but not in A2A: with a redirect, or an error of a proxy in front of it. Callers can
+    cause this, each for themselves, so it is no fault that opens the breaker.
+    """
 
     def __init__(self, said: str) -> None:
         super().__init__(Reason.UPSTREAM_FAILED, said)
 
 
 Begun = Callable[[Result], Awaitable[object]]
-"""Takes a `StreamResponse` that begins a task."""
+"""Accepts a `StreamResponse` that begins a task."""
 
 
 class OutgoingOperation(NamedTuple):
-    """One operation on its way to an agent. `caller` is on whose behalf, None is the sidecar itself. `deadline_s` from
-    now bounds a whole answer, and of a stream its beginning. `extra` are trace headers. `begun` wants to hear of a task
-    as soon as there is one, from who knows that before they answer; it raises Refusal."""
+    """One operation on its way to an agent. `caller` is the caller that it is sent for, None is the sidecar itself.
+    `deadline_s` is in seconds from now and bounds a whole answer, or the beginning of a stream. `extra` are trace
+    headers. `begun` is called as soon as a task exists, by transports that know that before the answer; it raises
+    Refusal.
+    """
 
     operation: Operation
     params: Result
@@ -56,10 +59,10 @@ class AgentEvents(Protocol):
     """A stream that an agent has begun. Read it to its end or close it."""
 
     def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
-        """Its events; None is a sign of life without any. An `AgentError` is the last. Raises Refusal."""
+        """The events; None is a keep-alive. An `AgentError` is the last item. Raises Refusal."""
 
     def close(self) -> None:
-        """Give up the rest: the agent can see it at once. Twice is no fault."""
+        """Cancel the rest; the agent sees that at once. Calling it twice is allowed."""
 
 
 class AgentTransport(Protocol):
@@ -67,13 +70,14 @@ class AgentTransport(Protocol):
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         """The answer to an operation that does not stream. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT,
-        RESPONSE_REFUSED; Declined, and Unsent where nothing was sent."""
+        RESPONSE_REFUSED; Declined, and Unsent if nothing was sent.
+        """
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        """The answer to one that does, as soon as it has begun. Raises Refusal."""
+        """The answer to a streaming operation, as soon as it has begun. Raises Refusal."""
 
     def shows_the_same_as(self, other: AgentTransport) -> bool:
-        """Whether both show the agent the same credentials."""
+        """Whether both send the agent the same credentials."""
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""

@@ -1,15 +1,16 @@
 """Credentials that upstreams receive.
 
-source.py     one header for one exchange: what any kind looks like, and the one that is always the same
-token_cache.py     tokens that others gave us: kept, renewed, fetched once however many wait
-token_endpoint.py   one question to a token endpoint, and its answer, believed only where it is plain
-token_exchange.py    a token for us (client credentials), a token for each caller (token exchange)
-signed_tokens.py     a token that we sign, naming the chain
-signer.py     the key for that, and what of it the world may see
-passthrough.py     the caller's own token, where the operator says so
-from_settings.py which of these it is
+source.py           the interface: one header for one exchange; and the fixed header
+token_cache.py      caches tokens that others issue: renewed in advance, fetched once for all that wait
+token_endpoint.py   one request to a token endpoint, and its strictly checked response
+token_exchange.py   a token for the sidecar (client credentials), a token for each caller (token exchange)
+signed_tokens.py    a token that the sidecar signs, naming the chain
+signer.py           the signing key and its public key set
+passthrough.py      the caller's own token, if the operator configured that
+from_settings.py    chooses one of these by the settings
 
-The caller's token is on `Caller.token` while its request lasts, and only `granted` and `passed` read it.
+The caller's token is on `Caller.token` for the duration of its request; only `token_exchange` and `passthrough` read
+it.
 """
 
 from sidecar.upstreams.credentials.from_settings import source_from

@@ -27,7 +27,7 @@ def source_from(
     clock_mono: Callable[[], float] = time.monotonic,
     new_id: Callable[[], str] = secrets.token_urlsafe,
 ) -> CredentialSource | None:
-    """What is shown to the upstream at `url`, its secrets read; None is nothing. Raises SettingsError."""
+    """The credential source of the upstream at `url`, its secrets read; None if it has none. Raises SettingsError."""
     if section is None:
         return None
     if section.bearer_path is not None:

@@ -1,7 +1,8 @@
 """Passes a caller's token through to an upstream.
 
-Where the operator wrote `passthrough`, and nowhere else: what one server is told it could tell to another (MCP's
-specification forbids it of a proxy that does not say so). It is the token that was verified on this very request.
+Only if the operator configured `passthrough`: a server that receives a token can use it at another server (MCP's
+specification forbids passthrough to a proxy that does not declare it). The token is the one that was verified on this
+very request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sidecar.vocabulary import Caller
 
 @dataclass(frozen=True, slots=True)
 class PassedToken:
-    """A `CredentialSource`. `own` is shown for what the sidecar asks by itself, None is nothing."""
+    """A `CredentialSource`. `own` is sent with the sidecar's own requests; None sends nothing."""
 
     own: UpstreamCredentialValue | None = None
 
@@ -24,13 +25,13 @@ class PassedToken:
         return None
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """As `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller who showed no token."""
+        """See `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller without a token."""
         if caller is None:
             return None if self.own is None else self.own.fixed
         return bearer(token_of(caller))
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        """As `CredentialSource.refused`: the caller has to bring another."""
+        """Does nothing: only the caller can send another token."""
 
     def shows_the_same_as(self, other: CredentialSource) -> bool:
         return self == other

@@ -1,12 +1,12 @@
-"""Signs tokens that tell an upstream for whom a call is made.
+"""Signs tokens that name the chain of a call for an upstream.
 
-A JWT of ours that names the chain as RFC 8693 4.1 does: `sub` is the first principal, and each further one is an `act`
-around those before it, so that the outermost is who called us. Everybody goes by their whole name (`user:corp/alice`),
-and the roles that a token granted to the first of them may stand beside it: another sidecar reads it as its peer's
-(identity/issuers.py). For the sidecar's own questions `sub` is the sidecar, or
-whom the operator says.
-It is good for one audience and for a minute or so, and for no longer than the caller's credential; for half of that it
-is shown again, so that few calls wait for a signature.
+A JWT that names the chain as RFC 8693 4.1 does: `sub` is the first principal, and each further one is an `act` around
+those before it, so that the outermost is the direct caller. Each principal has its full name (`user:corp/alice`), and
+the roles that a token granted to the first of them may be included: another sidecar reads the token as a peer's
+(identity/issuers.py). In the sidecar's own requests `sub` is the sidecar, or the configured subject.
+
+A token is valid for one audience, for about a minute, and never longer than the caller's credential. It is reused for
+half of that time, so that few calls wait for a signature.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class _Kept:
 
 
 class SignedSource:
-    """A `CredentialSource`. `roles`: whether it says which roles the first of the chain was granted; `own` is the `sub`
-    of the sidecar's own questions, "" its address. `clock` gives seconds since the epoch, `new_id` what no token had
-    before."""
+    """A `CredentialSource`. `roles` says whether the token includes the roles granted to the first of the chain; `own`
+    is the `sub` in the sidecar's own requests, "" for its address. `clock` gives seconds since the epoch, `new_id` a
+    unique id.
+    """
 
     fixed: Header | None = None
 
@@ -80,7 +81,7 @@ class SignedSource:
         return made.header
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        """As `CredentialSource.refused`: another would say the same."""
+        """Does nothing: another token would say the same."""
 
     def shows_the_same_as(self, other: CredentialSource) -> bool:
         return (
@@ -95,7 +96,7 @@ class SignedSource:
 
     def _made(self, names: tuple[str, ...], roles: frozenset[str], now: float, caller_ends_s: float | None) -> _Kept:
         ends_s = now + self._ttl_s
-        if caller_ends_s is not None:  # a clock's leeway let its credential pass: one second is the least there is
+        if caller_ends_s is not None:  # a credential within the clock's leeway: one second at least
             ends_s = max(min(ends_s, caller_ends_s), now + 1)
         claims: dict[str, Any] = {
             "iss": self._signer.issuer,
@@ -114,7 +115,7 @@ class SignedSource:
 
 
 def _act(names: tuple[str, ...]) -> dict[str, Any]:
-    """The newest outermost."""
+    """The nested `act` claim, the newest principal outermost."""
     act: dict[str, Any] = {}
     for name in names:
         act = {"sub": name, "act": act} if act else {"sub": name}

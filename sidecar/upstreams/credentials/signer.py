@@ -1,7 +1,7 @@
-"""The signing key of our tokens and its public key set.
+"""The signing key of the sidecar's tokens and its public key set.
 
-The private key stays in its file and in memory; its public half, and those of the keys before it, are one JWKS. A key
-that others may read is refused.
+The private key stays in its file and in memory; its public half and those of earlier keys form one JWKS. A key file
+that other users can read is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _TYP: Final = "JWT"
 
 @dataclass(frozen=True, slots=True)
 class TokenSigner:
-    """Whoever signs as `issuer`. Two with the same issuer and the same key are the same; None signs nothing."""
+    """Signs tokens as `issuer`. Two signers with the same issuer and the same key are equal; without a key, none can
+    sign.
+    """
 
     issuer: str
     key: SigningKey | None = field(default=None, repr=False, compare=False)
@@ -32,14 +34,14 @@ class TokenSigner:
         object.__setattr__(self, "kid", "" if self.key is None else self.key.kid)
 
     def sign(self, claims: Mapping[str, Any]) -> str:
-        """A compact JWT."""
+        """Sign the claims; returns a compact JWT."""
         if self.key is None:
             raise ValueError("there is a key wherever something is to be signed")
         return self.key.sign(claims, typ=_TYP)
 
     @property
     def key_set(self) -> bytes:
-        """The JWKS (RFC 7517): public halves only, ours first."""
+        """The JWKS (RFC 7517): public halves only, the current key first."""
         ours = () if self.key is None else (self.key.public_jwk,)
         by_kid = {key["kid"]: dict(key) for key in (*ours, *self.before)[:MAX_PUBLISHED]}
         return orjson.dumps({"keys": list(by_kid.values())})
@@ -49,8 +51,9 @@ NO_SIGNER: Final = TokenSigner("")
 
 
 def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
-    """The signer as configured, without a key where nothing is signed. Where a key in the data folder is not there yet
-    it is made; without `make`, in memory only, for those who check. Raises SettingsError."""
+    """The signer of the settings, without a key if nothing is to be signed. A key that is missing in the data folder is
+    created; without `make`, in memory only, for commands that only check. Raises SettingsError.
+    """
     if not settings.signs:
         return TokenSigner(issuer)
     path = settings.signing_key_path

@@ -13,29 +13,30 @@ AUTHORIZATION: Final = "Authorization"
 
 
 class CredentialSource(Protocol):
-    """Gives the header that one exchange shows."""
+    """Gives the credential header of an exchange."""
 
     @property
     def fixed(self) -> Header | None:
-        """The header, where it is the same for everybody and for ever: then nobody need ask for it."""
+        """The header, if it is the same for all callers and never changes; then `header` need not be called."""
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """What to show on a caller's behalf; None as caller is the sidecar itself, and None as answer is nothing at
-        all. Raises Unsent where there is none to be had; never retried."""
+        """The header for a caller's exchange. `caller` is None for the sidecar itself; returns None if no header is
+        sent. Raises Unsent if no credential can be obtained; never retried.
+        """
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        """The upstream did not take it (HTTP 401): the next exchange had better show another."""
+        """The upstream rejected the header (HTTP 401): the next exchange should use another."""
 
     def shows_the_same_as(self, other: CredentialSource) -> bool:
         """Whether both are configured alike, the content of their files included."""
 
     async def close(self) -> None:
-        """Let go of connections. Twice is no fault."""
+        """Close connections. Calling it twice is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCredentialValue:
-    """One header that is always the same. Never printed."""
+    """One header that never changes. Its value is never printed."""
 
     name: str
     value: str = field(repr=False)
@@ -48,7 +49,7 @@ class UpstreamCredentialValue:
         return self.fixed
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        """As `CredentialSource.refused`: there is no other."""
+        """Does nothing: there is no other header."""
 
     def shows_the_same_as(self, other: CredentialSource) -> bool:
         return self == other
@@ -58,12 +59,12 @@ class UpstreamCredentialValue:
 
 
 def bearer(token: str) -> Header:
-    """RFC 6750."""
+    """The Authorization header of a token (RFC 6750)."""
     return AUTHORIZATION, f"Bearer {token}"
 
 
 def same(one: CredentialSource | None, other: CredentialSource | None) -> bool:
-    """Whether both show the same, nothing included."""
+    """Whether both send the same; two Nones do."""
     if one is None or other is None:
         return one is other
     return one.shows_the_same_as(other)
@@ -72,7 +73,7 @@ def same(one: CredentialSource | None, other: CredentialSource | None) -> bool:
 async def shown_within(
     source: CredentialSource, caller: Caller | None, deadline_s: float
 ) -> tuple[Header | None, float]:
-    """What to show, and what is left of the time. Raises Unsent."""
+    """The header to send, and the time that is left. Raises Unsent."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     header = await source.header(caller, deadline_s)

@@ -1,11 +1,11 @@
 """Caches tokens until they expire.
 
-    none, or over          ask; whoever comes meanwhile waits for the same answer
-    good, soon over        ask aside; whoever comes meanwhile has the old one
-    good                   no question, no waiting
-    refused lately         the same refusal, for some seconds: nobody makes us ask again and again
+    none, or expired       fetch; concurrent callers wait for the same fetch
+    valid, soon expired    fetch in the background; concurrent callers get the old one
+    valid                  no fetch, no waiting
+    refused lately         the same refusal, for some seconds: no caller can force a fetch with each call
 
-A fetch belongs to nobody: who stops waiting does not end it for the others.
+A fetch belongs to no single caller: a caller that stops waiting does not end it for the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sidecar.errors import Reason, Unsent
 FETCH_S: Final = 10.0
 PAUSE_S: Final = 5.0
 MAX_TOKENS: Final = 10_000
-RENEW_BEFORE_S: Final = 30.0  # or a quarter of its life, where that is shorter
+RENEW_BEFORE_S: Final = 30.0  # or a quarter of its lifetime, if that is shorter
 LATE = (Reason.UPSTREAM_TIMEOUT, "its token endpoint did not answer in time")
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedToken:
-    """A token, and for how long it is good. Never printed."""
+    """A token and its lifetime. Its value is never printed."""
 
     value: str = field(repr=False)
     life_s: float
@@ -43,7 +43,7 @@ class _Token:
 
 @dataclass(slots=True, eq=False)
 class _CachePlace:
-    """What is known under one key."""
+    """The state of one key."""
 
     token: _Token | None = None
     failure: tuple[Reason, str, str] | None = None
@@ -53,7 +53,7 @@ class _CachePlace:
 
 
 class TokenCache:
-    """Tokens by key, the longest unused forgotten first. `clock_mono` gives monotonic seconds."""
+    """Tokens by key; the least recently used is evicted first. `clock_mono` gives monotonic seconds."""
 
     def __init__(self, clock_mono: Callable[[], float], *, max_tokens: int = MAX_TOKENS) -> None:
         self._clock = clock_mono
@@ -65,7 +65,7 @@ class TokenCache:
         return len(self._places)
 
     async def get(self, key: bytes, fetch: Callable[[], Awaitable[GrantedToken]], deadline_s: float) -> str:
-        """A token that is good now. `fetch` raises Unsent, and so does this."""
+        """A valid token. `fetch` raises Unsent, and so does this."""
         place = self._place(key)
         now = self._clock()
         token = place.token if place.token is not None and now < place.token.ends_mono_s else None
@@ -77,7 +77,7 @@ class TokenCache:
             return token.value
         flight = place.flight
         if flight is not None:
-            # Waited for, not awaited: an asker who hangs up does not end it, and its end does not cancel an asker.
+            # Waited for, not awaited: cancelling a caller does not cancel the fetch, nor the fetch a caller.
             done, _ = await asyncio.wait({flight}, timeout=max(0.0, deadline_s))
             if not done or flight.cancelled():
                 raise Unsent(*LATE)
@@ -88,8 +88,9 @@ class TokenCache:
         raise Unsent(reason, detail, challenge=challenge)
 
     def drop(self, key: bytes, value: str) -> None:
-        """The upstream does not take this token. Dropped at most once in some seconds: one that takes none must not
-        make us ask with every call."""
+        """The upstream rejected this token. A token is dropped at most once in some seconds, so that an upstream that
+        rejects every token does not cause a fetch with each call.
+        """
         place, now = self._places.get(key), self._clock()
         if place is None or place.token is None or place.token.value != value:
             return
@@ -97,7 +98,7 @@ class TokenCache:
             place.token, place.dropped_mono_s, place.failed_mono_s = None, now, -inf
 
     async def close(self) -> None:
-        """End the fetches that are under way, and forget every token."""
+        """End the fetches in progress, and drop every token."""
         for flight in self._flights:
             flight.cancel()
         await asyncio.gather(*self._flights, return_exceptions=True)

@@ -1,8 +1,8 @@
 """Requests tokens from OAuth token endpoints.
 
-One POST (RFC 6749), bounded in time and size, to the address that the operator named and nowhere else. An answer is a
-token only where it is plain: status 200, JSON, a Bearer token of the characters that RFC 6750 allows. What it says
-besides is told to nobody, but for the error codes that RFCs define.
+One POST (RFC 6749), bounded in time and size, to the configured address only. A response is a token only if it has
+status 200, is JSON, and holds a Bearer token of the characters that RFC 6750 allows. Nothing else of the response is
+reported, except the error codes that RFCs define.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sidecar.upstreams.credentials.token_cache import FETCH_S, LATE, GrantedToke
 MAX_ANSWER_BYTES: Final = 64 * 1024
 MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_CONNECTIONS: Final = 16
-UNKNOWN_LIFE_S: Final = 60.0  # RFC 6749 5.1 lets an endpoint keep it to itself
-MAX_LIFE_S: Final = 3600.0  # whatever it promises: what is revoked there is not used here for days
+UNKNOWN_LIFE_S: Final = 60.0  # RFC 6749 5.1 lets an endpoint omit it
+MAX_LIFE_S: Final = 3600.0  # the longest, whatever the endpoint says: a token that is revoked is not used for days
 ASSERTION_S: Final = 60.0
 _ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TOKEN: Final = pattern(r"[A-Za-z0-9\-._~+/]+=*")
@@ -41,7 +41,7 @@ log = logging.getLogger("sidecar.upstreams.credentials")
 
 
 class DeniedError(Exception):
-    """The endpoint said no, for one of the reasons that RFC 6749, 8693 and 8707 know."""
+    """The endpoint refused, for one of the reasons that RFC 6749, 8693 and 8707 define."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -50,7 +50,9 @@ class DeniedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientProof:
-    """Who we are there. A `secret` goes in the header, or, where `in_body`, in the form; with a `key` we sign."""
+    """The client's authentication at the endpoint. A `secret` goes in the header, or in the form if `in_body`; with a
+    `key`, an assertion is signed.
+    """
 
     client_id: str
     secret: str = field(default="", repr=False)
@@ -60,7 +62,7 @@ class ClientProof:
     audience: str = ""
 
     def shown(self, now_s: float, new_id: Callable[[], str]) -> tuple[Form, Form]:
-        """Headers and fields."""
+        """The header fields and form fields."""
         if self.key is not None:
             claims = {
                 "iss": self.client_id,
@@ -81,10 +83,10 @@ class ClientProof:
 
 
 class TokenEndpoint:
-    """One token endpoint, asked by one client. `clock` gives seconds since the epoch."""
+    """One token endpoint, as one client. `clock` gives seconds since the epoch."""
 
     def __init__(self, url: str, proof: ClientProof, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
-        """Raises ValueError for a URL that names no place, or one that secrets must not go to."""
+        """Raises ValueError for an invalid URL, or one that secrets must not be sent to."""
         self._origin = parse_origin(url)
         if not self._origin.secure and not self._origin.loopback:
             raise ValueError("secrets go to a token endpoint over https only")
@@ -94,7 +96,7 @@ class TokenEndpoint:
         self._client = HttpClient(self._origin, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:
-        """The token for a form. Raises Unsent, and DeniedError where it says no."""
+        """Request a token. Raises Unsent, and DeniedError if the endpoint refuses."""
         headers, fields = self._proof.shown(self._clock(), self._new_id)
         body = urlencode([*form, *fields]).encode()
         sent = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded"), *headers]
@@ -113,16 +115,16 @@ class TokenEndpoint:
             raise
 
     def _log(self, why: str) -> None:
-        """For operators: who waits in vain hears it too, but a token that is renewed aside is waited for by nobody."""
+        """Log a failure for operators: no caller waits for a token that is renewed in the background."""
         log.warning("token_endpoint_gave_no_token", extra={"endpoint": self._origin.host_header, "why": why})
 
     async def close(self) -> None:
-        """Let go of its connections."""
+        """Close connections."""
         await self._client.close()
 
 
 async def _object(response: ClientResponse) -> Mapping[str, Any]:
-    """The JSON object of an answer; an empty one where it has none."""
+    """The JSON object of a response; an empty one if there is none."""
     raw = await response.read(MAX_ANSWER_BYTES)
     if response.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return {}
@@ -153,7 +155,9 @@ def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
 
 
 def _life_s(said: object) -> float:
-    """Digits in a string are read too, as some products write them; what is no number says nothing."""
+    """The lifetime in seconds. Digits in a string are accepted, as some products send them; other values count as
+    absent.
+    """
     if isinstance(said, str) and _DIGITS.fullmatch(said):
         return float(said)
     if isinstance(said, bool) or not isinstance(said, int | float):

@@ -16,13 +16,13 @@ _GRANT: Final = "client_credentials"
 _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _TYPES: Final = "urn:ietf:params:oauth:token-type:"
 _OURS: Final = b""
-# What an endpoint says of the token that it is to exchange (RFC 8693 2.2.2); everything else it says of us.
+# Error codes about the token to be exchanged (RFC 8693 2.2.2); all others are about the sidecar.
 _OF_THE_CALLER: Final = frozenset({"invalid_request", "invalid_grant", "invalid_target", "access_denied"})
 
 
 @dataclass(frozen=True, slots=True)
 class WantedToken:
-    """What is asked for, the secrets for it included: two that are equal show the same."""
+    """The parameters of a token request and its secrets: equal values obtain the same token."""
 
     definition: object
     secrets: tuple[str, ...] = field(repr=False)
@@ -33,7 +33,7 @@ class WantedToken:
 
 
 class OwnGrant:
-    """A `CredentialSource`: one token for everybody (OAuth client credentials)."""
+    """A `CredentialSource`: one token for all callers (OAuth client credentials)."""
 
     fixed: Header | None = None
 
@@ -63,11 +63,12 @@ class OwnGrant:
 
 
 class ExchangedTokens(OwnGrant):
-    """A `CredentialSource`: for each caller's token another one (RFC 8693). What the sidecar asks by itself bears a
-    token of its own, which the same client is granted at the same endpoint."""
+    """A `CredentialSource`: a token exchanged for each caller's token (RFC 8693). The sidecar's own requests have a
+    token of their own, which the same client is granted at the same endpoint.
+    """
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """As `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller who showed no token."""
+        """See `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller without a token."""
         if caller is None:
             return await super().header(caller, deadline_s)
         token = token_of(caller)

@@ -1,14 +1,15 @@
 """Validates tool arguments against their JSON Schema.
 
-Both sides are untrusted: the schema is the upstream's, the arguments are the caller's. A schema is looked at once, when
-it is learned, and refused where checking it could reach out, run away, or mean something else to another reader; the
-tool is then quarantined, alone. What is accepted is compiled for `jsonschema-rs`: linear-time patterns, no retrieval.
+Both sides are untrusted: the schema is the upstream's, the arguments are the caller's. A schema is examined once, when
+it is listed, and refused if checking it could access the network, run away, or mean something else to another reader;
+then only its tool is quarantined. An accepted schema is compiled for `jsonschema-rs`: linear-time patterns, no
+retrieval.
 
     bound                                  why
     64 KiB, 64 levels, 64 patterns         compiling is work, and patterns are memory
     10,000 subschemas with refs unfolded   `allOf: [ref, ref]` doubles at each level (threat C3)
     subschemas x values of one call        what one call may cost; about 10 ns for each pair
-    explaining only where it is cheap      the engine answers yes or no at once, but collects errors branch by branch
+    explaining only if it is cheap         the engine validates at once, but collects errors branch by branch
 
 `format` is an annotation, as in JSON Schema 2020-12. `$` in a pattern is the end of the text, never before a line end.
 """
@@ -48,17 +49,17 @@ DIALECTS: Final[Mapping[str, type[Any]]] = {
 }
 DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP 2025-11-25, SEP-1613
 
-# Who refers to a schema, and in which dialects the keyword exists. In others it would be passed over in silence.
+# The keywords that refer to a schema, and the dialects that define each. Other dialects would ignore it silently.
 _DYNAMIC_REF, _RECURSIVE_REF = "$dynamicRef", "$recursiveRef"
 _DIALECT_OF_REF: Final = {
     _DYNAMIC_REF: "https://json-schema.org/draft/2020-12/schema",
     _RECURSIVE_REF: "https://json-schema.org/draft/2019-09/schema",
 }
 _EMBEDS: Final = frozenset(_DIALECT_OF_REF.values())  # the dialects in which a schema may hold others, by `$id`
-# Names that every reader joins and compares alike: without dot segments, escapes, ports and empty steps.
+# Names that every reader resolves and compares alike: without dot segments, escapes, ports and empty segments.
 _STEPS = r"[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)*"
 _PLAIN_NAME = re.compile(rf"(?:https?://[a-z0-9.\-]+(?:/{_STEPS})?|urn:[a-z0-9\-]+:[A-Za-z0-9._~:/\-]+|/?{_STEPS})\Z")
-_NAMELESS: Final = "https://schema.invalid/schema"  # what names are joined to in a document without one
+_NAMELESS: Final = "https://schema.invalid/schema"  # the base of names in a document without one
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
@@ -81,7 +82,8 @@ class SchemaRefused(Exception):
 class Violation:
     """Where arguments do not fit: a JSON Pointer (RFC 6901) into them and the keyword. Never the value (threat C5).
 
-    Two keywords are ours: `too-much-work` (nothing was checked) and `schema` (refused, too costly to say where).
+    Two keywords are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too costly to
+    locate).
     """
 
     pointer: str
@@ -91,7 +93,8 @@ class Violation:
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
     """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded; `keys`
-    are its properties, place by place."""
+    are its properties by path.
+    """
 
     weight: int
     patterns: int
@@ -101,16 +104,18 @@ class ArgumentSchema:
     keys: Keys | None = None
 
     def violation(self, arguments: Any) -> Violation | None:
-        """The first thing wrong with parsed arguments, or with a result, or None. Bounded in time whatever they are."""
+        """The first violation in parsed arguments, or in a result; None if there is none. Its time is bounded for any
+        value.
+        """
         if not self._surely_little(arguments) and self._too_much(arguments):
             return Violation("", TOO_MUCH)
         return None if self._validator.is_valid(arguments) else self._explained(arguments)
 
     def _surely_little(self, arguments: Any) -> bool:
-        """Whether even one value and one character for each byte would be little work; counting takes much longer."""
+        """Whether the work is small even with one value and one character per byte; counting takes much longer."""
         try:
             size = len(orjson.dumps(arguments))
-        except TypeError:  # not what orjson writes: count it
+        except TypeError:  # orjson cannot write it: count
             return False
         return size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
 
@@ -127,12 +132,13 @@ class ArgumentSchema:
             self._validator.validate(arguments)
         except jsonschema_rs.ValidationError as error:
             return Violation(_pointer(error.instance_path), error.kind.name)
-        return Violation("", UNEXPLAINED)  # the engine disagrees with itself: its no stands
+        return Violation("", UNEXPLAINED)  # the engine contradicts itself: the refusal stands
 
 
 def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
     """Check and compile one `inputSchema`, or an `outputSchema`, which since MCP 2026-07-28 need not be one
-    `of_object`. Raises SchemaRefused with the first reason found."""
+    `of_object`. Raises SchemaRefused with the first reason found.
+    """
     if not isinstance(schema, dict) or (of_object and schema.get("type") != "object"):
         raise SchemaRefused("the schema must be an object with type: object" if of_object else "it must be an object")
     _refuse_size(schema)
@@ -159,7 +165,7 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
 
 
 def every_subschema(root: object) -> Iterator[dict[str, Any]]:
-    """Every object schema in `root`, itself included, as far as keywords lead; references are not followed."""
+    """Every object schema in `root`, itself included, that keywords lead to; references are not followed."""
     waiting: list[object] = [root]
     while waiting:
         node = waiting.pop()
@@ -170,9 +176,9 @@ def every_subschema(root: object) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _SchemaPlaces:
-    """Where references can lead: every schema of a document that has a name, by the name of the resource that it is of.
-    `top` is the document's own. `bases` says of each schema which resource that is; a schema stands there by its
-    identity, and each is one object of the parsed document."""
+    """The possible targets of references: every named schema of a document, by the name of its resource. `top` is the
+    document's own name. `bases` maps each schema to its resource, by the identity of the parsed object.
+    """
 
     dialect: str
     top: str = ""
@@ -182,7 +188,7 @@ class _SchemaPlaces:
     dynamic: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def note(self, root: dict[str, Any]) -> None:
-        """Walk the document. Raises SchemaRefused for names that two readers may understand otherwise."""
+        """Walk the document. Raises SchemaRefused for names that two readers may understand differently."""
         named = root.get("$id")
         self.top = named.removesuffix("#") if isinstance(named, str) else _NAMELESS
         self.resources[self.top] = root
@@ -198,7 +204,7 @@ class _SchemaPlaces:
                     waiting.append((child, base, f"{at}/{step}"))
 
     def _embed(self, node: dict[str, Any], base: str, at: str) -> str:
-        """The name of a resource inside the document."""
+        """Register a resource inside the document; returns its name."""
         if self.dialect not in _EMBEDS:
             raise SchemaRefused(f"{_place(at)}/$id stands below the top of the schema")
         name = self.joined(base, node["$id"].removesuffix("#"))
@@ -219,7 +225,7 @@ class _SchemaPlaces:
             self.dynamic.setdefault(_RECURSIVE_REF, []).append(node)
 
     def joined(self, base: str, name: str) -> str | None:
-        """A name as it is meant in a resource; None where readers may differ."""
+        """A name resolved against a resource; None if readers may differ."""
         if not name:
             return base
         if not _PLAIN_NAME.match(name):
@@ -266,7 +272,7 @@ class _Survey:
         patterns, branching = own_patterns, 0
         for keyword, step, child in _subschemas(node):
             below, within = self.weigh(child, f"{at}/{step}", level, base)
-            if keyword in _DEFINITIONS:  # costs nothing until something refers to it
+            if keyword in _DEFINITIONS:  # no cost until it is referred to
                 continue
             weight, patterns = weight + below, patterns + within
             branching += below if keyword in _BRANCHES else 0
@@ -278,7 +284,9 @@ class _Survey:
         return weight, patterns
 
     def _weigh_reference(self, keyword: str, node: dict[str, Any], at: str, level: int, base: str) -> tuple[int, int]:
-        """The heaviest of the schemas that a reference may lead to: where a dynamic one does, the call says."""
+        """The weight of a reference: the heaviest of its possible targets, as the target of a dynamic one depends on
+        the call.
+        """
         place = f"{at}/{keyword}"
         targets = self._targets(keyword, node[keyword], place, base)
         self.led.setdefault(id(node), []).extend(targets)
@@ -289,7 +297,7 @@ class _Survey:
         for keyword, dialect in _DIALECT_OF_REF.items():
             if keyword in node and dialect != self.places.dialect:
                 raise SchemaRefused(f"{_place(at)}/{keyword} is not of this dialect, but of {dialect}")
-        # A second base would give every "#/..." below it another meaning; one where no keyword leads has none.
+        # A second base would change the meaning of every "#/..." below it; a base that no keyword leads to has none.
         unnoted = node is not self._root and id(node) not in self.places.bases
         for keyword, refused in (("$id", unnoted), ("id", node is not self._root and not self._embeds)):
             if refused and isinstance(node.get(keyword), str):
@@ -337,7 +345,7 @@ class _Survey:
 
 
 def _dialect_of(schema: dict[str, Any], default: str) -> str:
-    """The dialect that a schema names, with or without the empty fragment; "" for what is no name."""
+    """The dialect that a schema names, with or without the empty fragment; "" if it is not a name."""
     dialect = schema.get("$schema", default)
     return dialect.removesuffix("#") if isinstance(dialect, str) else ""
 
@@ -369,7 +377,7 @@ def _mapping(node: dict[str, Any], keyword: str) -> dict[str, Any]:
 def _refuse_size(schema: dict[str, Any]) -> None:
     try:
         size = len(orjson.dumps(schema))
-    except TypeError:  # nested beyond what orjson writes, or an integer beyond 64 bits
+    except TypeError:  # nested too deep for orjson, or an integer beyond 64 bits
         raise SchemaRefused("the schema is no plain JSON, or nested too deeply") from None
     if size > MAX_SCHEMA_BYTES:
         raise SchemaRefused(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
@@ -397,12 +405,12 @@ def _extent(arguments: Any, enough: int) -> tuple[int, int, int]:
 
 def _pointer(path: list[str | int]) -> str:
     pointer = "".join(f"/{_escaped(str(token))}" for token in path)
-    # Below additionalProperties a name is the caller's own; it need not fill an answer.
+    # Below additionalProperties a name is the caller's own; a long one must not fill an error.
     return pointer if len(pointer) <= MAX_POINTER_CHARS else pointer[:MAX_POINTER_CHARS].rpartition("/")[0]
 
 
 def _place(at: str) -> str:
-    """A place in a schema, for people: its end where it is long."""
+    """A path in a schema for error texts, shortened to its end."""
     return at if len(at) <= MAX_POINTER_CHARS else f"...{at[-MAX_POINTER_CHARS:]}"
 
 
@@ -422,7 +430,7 @@ def _why_uncompiled(error: Exception) -> str:
 
 
 def _why_invalid(schema: dict[str, Any]) -> str:
-    """The second engine's explanation of what the meta-schema refuses. Imported late: rarely needed."""
+    """The second engine's explanation of what the meta-schema refuses. Imported late, as it is rarely needed."""
     import jsonschema
     from jsonschema.exceptions import best_match
 

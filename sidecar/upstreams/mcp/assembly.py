@@ -1,4 +1,4 @@
-"""Builds an MCP upstream from its transport outwards."""
+"""Builds an MCP upstream from its transport and the layers around it."""
 
 from __future__ import annotations
 

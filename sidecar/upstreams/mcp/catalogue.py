@@ -1,16 +1,16 @@
 """Keeps the tools of an upstream and their schemas.
 
-Learned from its own `tools/list`, kept while it is fresh, and shared by all callers: which of them may use a tool is
-policy's question. No call goes out unvalidated, so a call waits for the list, within its deadline.
+They are listed with the upstream's own `tools/list`, cached while fresh, and shared by all callers: policy decides
+which caller may use a tool. No call is sent unvalidated, so a call waits for the list, within its deadline.
 
     state                    a call of a known tool          a call of an unknown tool
     fresh                    at once                         one refresh, at most one in a second, then tool-unknown
-    older than its time      at once; refreshed behind it    waits for that refresh
+    older than its time      at once; background refresh     waits for that refresh
     changed, or too old      waits for a list begun since    the same
-    no list to be had        upstream-failed, upstream-timeout
+    no list available        upstream-failed, upstream-timeout
 
-Where the upstream says that it tells of changes, one stream of our own listens for them; elsewhere age must do, and
-what callers' own streams bring (`stale`).
+If the upstream announces changes, the sidecar listens for them on a stream of its own; otherwise the list is refreshed
+by age and when a caller's stream brings a change (`stale`).
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from sidecar.upstreams.mcp.spellings import Spellings
 from sidecar.upstreams.mcp.tools import Tool, tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
-# A list may serve this long beyond its time while the upstream does not give a newer one: an outage of tools/list
-# alone is no reason to refuse calls, and an old schema still validates. Then it is.
+# A list may serve this long beyond its time while the upstream does not give a newer one: an outage of tools/list alone
+# is no reason to refuse calls, and an old schema still validates. Afterwards calls are refused.
 MAX_STALE_S: Final = 600.0
 FORCED_EVERY_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 MAX_LISTEN_PAUSE_S: Final = 300.0
 SPELLINGS_EVERY_S: Final = 60.0
-MAX_EXPLORE_S: Final = 10.0  # in the conversation that tools are learned in: they must not wait for what nobody calls
-MAX_TOLD: Final = 200  # entries of one upstream that the log names
+MAX_EXPLORE_S: Final = 10.0  # it shares the conversation with the tool list, which must not wait for it
+MAX_TOLD: Final = 200  # entries of one upstream that are logged
 _CLOSING_S: Final = 3.0
 
 log = logging.getLogger("sidecar.upstreams")
 
 
 class ToolCatalogue:
-    """The tools of one upstream. `checks_output`: whether their `outputSchema` counts. `clock_mono` gives monotonic
-    seconds."""
+    """The tools of one upstream. `checks_output` says whether results are checked against `outputSchema`. `clock_mono`
+    gives monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -58,13 +59,13 @@ class ToolCatalogue:
     ) -> None:
         self._upstream = upstream
         self._refuse_hidden, self._checks_output = refuse_hidden, checks_output
-        self.lists = 0  # how many were learned: whoever watches for changes need only look at this
+        self.lists = 0  # the number of lists so far: a watcher for changes compares only this
         self._clock = clock_mono
         self._enquiry = OwnConversation(upstream)
         self._tools: Mapping[str, Tool] = {}
         self._fresh_until = self._serves_until = self._begun_at = self._forced_at = -inf
-        self._changes = 0  # how often we heard that the list changed
-        self._covered = -1  # how many of these the list we have was begun after
+        self._changes = 0  # the number of announced changes
+        self._covered = -1  # the number of changes that the current list includes
         self._flight: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._failure: Refusal | None = None
@@ -78,11 +79,11 @@ class ToolCatalogue:
 
     @property
     def greeting(self) -> Greeting | None:
-        """How our conversation with the upstream began; None before it did."""
+        """The handshake of our conversation with the upstream; None before it."""
         return self._enquiry.greeting
 
     def known(self, name: str) -> Tool | None:
-        """The tool, if its list may be used without waiting; a quarantined one too. No I/O."""
+        """The tool, quarantined or not, if the list may be used without waiting. No I/O."""
         now = self._clock()
         if not self._serves(self._changes, now):
             return None
@@ -91,17 +92,18 @@ class ToolCatalogue:
         return self._tools.get(name)
 
     def usable(self, name: str, digest: str | None = None) -> bool:
-        """Whether a call of this tool could be validated, as far as the list at hand says: for filtering lists. With a
-        `digest`, also whether the tool has that definition."""
+        """Whether a call of this tool could be validated by the current list: for filtering lists. With a `digest`,
+        also whether the tool has that definition.
+        """
         tool = self._tools.get(name)
         known = tool is not None and digest in (None, tool.definition.digest)
         if not known and self._may_force(self._clock()):
-            self._refresh(self._clock())  # somebody was shown a tool that we have not heard of
+            self._refresh(self._clock())  # a caller's list has a tool that ours has not
         return known and tool is not None and tool.schema is not None
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """What was learned last, by name, quarantined tools too."""
+        """The tools listed last, by name, quarantined tools too."""
         return self._tools
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
@@ -122,7 +124,7 @@ class ToolCatalogue:
         return tool
 
     async def learn(self, deadline_s: float) -> None:
-        """Wait until there is a list that may be used, and that was begun after the last change we heard of."""
+        """Wait until there is a usable list that was begun after the last announced change."""
         until, changes = self._clock() + deadline_s, self._changes
         while not self._serves(changes, now := self._clock()):
             if self._failure is not None and now - self._failed_at < RETRY_AFTER_S:
@@ -131,19 +133,19 @@ class ToolCatalogue:
 
     @property
     def capabilities(self) -> Mapping[str, Any] | None:
-        """What the upstream says it can do; None as long as it has not said so to us. Untrusted."""
+        """The upstream's declared capabilities; None before the first handshake. Untrusted."""
         return self._enquiry.capabilities
 
     def stale(self) -> None:
-        """The upstream said that its list changed: what we have is not used again."""
+        """The upstream announced a change of its list: the current one is not used again."""
         self._changes += 1
 
     async def probe(self, within_s: float) -> None:
-        """Ask the upstream whether it is there, in the conversation that its tools are learned in. Raises Refusal."""
+        """Check that the upstream answers, in the conversation that its tools are listed in. Raises Refusal."""
         await self._enquiry.probe(within_s)
 
     async def explore(self) -> None:
-        """Learn what else the upstream offers, for operators to see. Raises Refusal."""
+        """List the upstream's prompts and resources, for operators. Raises Refusal."""
         await self.learn(self._upstream.timeout_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_EXPLORE_S):
@@ -154,8 +156,9 @@ class ToolCatalogue:
         self._tell_of_left_out()
 
     async def learn_spellings(self, within_s: float) -> None:
-        """Have the upstream's resources listed before a URI that is not in normal form is read: it may be one that the
-        upstream writes so. Asked at most once in a minute; without an answer, the normal form goes on."""
+        """List the upstream's resources before a URI that is not in normal form is read, because the upstream may use
+        that spelling itself. Done at most once a minute; without an answer, the normal form is sent.
+        """
         async with self._spelling:
             if self._clock() < self._spelled_until:
                 return
@@ -165,28 +168,28 @@ class ToolCatalogue:
                     self.spellings.learn_all(named_in("resources", await self._enquiry.entries("resources")))
 
     def has(self, kind: str, name: str) -> bool | None:
-        """Whether the upstream lists a tool, prompt or resource of this name; None where no list says. No I/O."""
+        """Whether the upstream lists a tool, prompt or resource of this name; None if no list is known. No I/O."""
         if kind == "tool":
             return name in self._tools if self.lists else None
         listed = self._offers.get(f"{kind}s")
         if kind == "resource":
-            return (listed is not None and name in listed) or None  # a URI may come of a template
+            return (listed is not None and name in listed) or None  # a URI may come from a template
         return None if listed is None else name in listed
 
     def discovered(self) -> Mapping[str, Any]:
-        """For operators: what the upstream has, by name."""
+        """The upstream's tools, prompts and resources by name, for operators."""
         offers = {kind: list(self._offers.get(kind, ())) for kind in ("prompts", "resources")}
         return {"tools": sorted(self._tools), **offers}
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What no caller can use, and why: entries that no call can name, and quarantined tools."""
+        """Entries that no caller can use, with reasons: entries that no call can name, and quarantined tools."""
         unusable = (tool for tool in self._tools.values() if tool.schema is None)
         quarantined = (LeftOut("tool", tool.name, tool.quarantine_reason) for tool in unusable)
         return (*quarantined, *(one for each in self._left_out.values() for one in each))
 
     def _tell_of_left_out(self) -> None:
-        """In the log, each once, as many as a server has any business to bring."""
+        """Log each once, up to a bound."""
         fresh = [one for one in self.left_out if one not in self._told][: max(0, MAX_TOLD - len(self._told))]
         self._told.update(fresh)
         for one in fresh:
@@ -210,7 +213,7 @@ class ToolCatalogue:
         }
 
     async def close(self) -> None:
-        """Stop learning, and end our own session with the upstream."""
+        """Stop refreshing, and end our own session with the upstream."""
         tasks = {task for task in (self._flight, self._listener) if task is not None and not task.done()}
         for task in tasks:
             task.cancel()
@@ -222,16 +225,16 @@ class ToolCatalogue:
         return self._covered >= changes and now < self._serves_until
 
     def _may_force(self, now: float) -> bool:
-        # Names that nobody has may not be used to keep the upstream busy.
+        # Calls of unknown names must not keep the upstream busy.
         if now - self._forced_at < FORCED_EVERY_S:
             return False
         self._forced_at = now
         return True
 
     def _refresh(self, now: float) -> asyncio.Task[None]:
-        """The enquiry that is under way, or a new one. It belongs to nobody: whoever waits may leave."""
+        """The refresh in progress, or a new one. A waiting call that is cancelled does not end it."""
         if self._flight is None or self._flight.done():
-            self._fresh_until = now + RETRY_AFTER_S  # should it fail, the next try is not at once
+            self._fresh_until = now + RETRY_AFTER_S  # if it fails, the next try is not at once
             self._flight = asyncio.create_task(self._learn(self._changes, now), name=f"tools of {self._upstream.name}")
         return self._flight
 
@@ -247,7 +250,7 @@ class ToolCatalogue:
         try:
             async with asyncio.timeout(self._upstream.timeout_s):
                 listing = await self._enquiry.list_tools()
-                # Compiling two thousand schemas is seconds of work; the loop goes on meanwhile.
+                # Compiling two thousand schemas takes seconds; the event loop goes on meanwhile.
                 tools = await asyncio.to_thread(
                     tools_from,
                     listing.entries,
@@ -276,7 +279,7 @@ class ToolCatalogue:
         self._failure, self._failed_at = refusal, self._clock()
 
     async def _listen(self) -> None:
-        """Hear of changes as they come. A stream that ends is opened anew, ever less often while it ends at once."""
+        """Listen for changes. A stream that ends is reopened, at growing intervals while it ends at once."""
         pause_s = 1.0
         while True:
             opened_at = self._clock()
@@ -284,12 +287,12 @@ class ToolCatalogue:
                 async for _ in self._enquiry.changes():
                     self.stale()
             except Refusal:
-                pass  # no stream, or no longer: age will do until the next try
+                pass  # no stream: refresh by age until the next try
             pause_s = 1.0 if self._clock() - opened_at > MAX_LISTEN_PAUSE_S else min(pause_s * 2, MAX_LISTEN_PAUSE_S)
-            self._fresh_until = -inf  # a change may have gone unheard: the next call looks
+            self._fresh_until = -inf  # a change may have been missed: the next call refreshes
             await asyncio.sleep(pause_s)
 
 
 def _once_more(failure: Refusal) -> Refusal:
-    """A new one for each who waits: an exception that is raised by many grows with each."""
+    """A new exception for each waiting call: one that is raised repeatedly grows with each raise."""
     return Refusal(failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)

@@ -1,19 +1,20 @@
 """Makes a bidirectional message stream look like a Streamable HTTP server.
 
-A program on pipes and a 2024-11-05 HTTP+SSE server have one line for everything: requests, answers, progress, questions
-to the client. A `DuplexTransport` gives each request its own answer again, as `transport.py` draws it:
+A program on pipes and a 2024-11-05 HTTP+SSE server have one line for everything: requests, responses, progress and
+requests to the client. A `DuplexTransport` gives each request a response of its own, as `transport.py` defines it:
 
-    a request                                answered whole, or with events if something about it comes first
-    progress                                 by its token, to the request that asked for it
-    what names a subscription                to that subscription's stream (MCP 2026-07-28)
+    a request                                answered whole, or with events if a message about it comes first
+    progress                                 by its token, to the request that has that token
+    a message that names a subscription      to that subscription's stream (MCP 2026-07-28)
     lists changed, resources updated         to the session's own stream (GET), kept for it until it opens
-    a question to the client, a log line     to the newest request in flight, else as above
+    a request to the client, a log message   to the newest request in flight, else as above
 
-Ids and progress tokens on the line are ours, so that callers who share one cannot meet, and the server's questions are
-numbered anew for the client. Whoever leaves is `cancelled` there, and when the line breaks, everybody hears so at once.
+Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide, and the
+server's requests are renumbered for the client. A request whose caller leaves is `cancelled` at the server, and when
+the line breaks, every waiting caller gets the failure at once.
 
-A *shared* line has many sessions. There the sidecar itself is the client that the server knows, without capabilities:
-a question or a log line of such a server could be about anybody, so nobody gets it.
+A *shared* line has many sessions. Its client is the sidecar itself, without capabilities: a request or a log message of
+such a server could be about any caller, so it is dropped.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from sidecar.vocabulary import Caller
 
 MAX_IN_FLIGHT: Final = 1024
 MAX_SESSIONS: Final = 10_000
-MAX_STREAMS: Final = 4  # of one session: as many as it may have open with us
-MAX_ASKED: Final = 64  # questions to one client that it has not answered yet
-MAX_BACKLOG: Final = 256  # what waits for a session's stream to open; what came first is the first to go
+MAX_STREAMS: Final = 4  # of one session: as many as it may have open with the sidecar
+MAX_ASKED: Final = 64  # unanswered requests to one client
+MAX_BACKLOG: Final = 256  # messages that wait for a session's stream to open; the oldest is dropped first
 MAX_BACKLOG_BYTES: Final = 256 * 1024
-MAX_NOISE: Final = 1_000  # in a row: a banner is forgiven, a program that only logs there is not
-_SLICE_BYTES: Final = 64 * 1024  # how much is taken off the line before others have their turn
+MAX_NOISE: Final = 1_000  # in a row: a banner is tolerated, a program that only logs there is not
+_SLICE_BYTES: Final = 64 * 1024  # how much is read from the line before other tasks run
 _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _METHOD_NOT_FOUND: Final = -32601
-# MCP 2026-07-28, transports: the status that a code has over HTTP.
+# MCP 2026-07-28, transports: the HTTP status of each code.
 _STATUS: Final = {_METHOD_NOT_FOUND: 404, -32020: 400, -32021: 400, -32022: 400}
 _FOR_THE_SESSION: Final = frozenset(
     {
@@ -64,22 +65,23 @@ _OF_ONE_CLIENT: Final = frozenset(
 
 
 class DuplexWire(Protocol):
-    """A line to one server. Messages are whole JSON texts, without what frames them there."""
+    """A line to one server. Messages are whole JSON texts, without the framing of the line."""
 
     async def send(self, message: bytes, caller: Caller | None) -> None:
-        """Pass one message on, in the order of calls. `caller` is on whose behalf; None is whoever spoke on the line
-        before. Raises Refusal if it cannot be; waits for a slow reader."""
+        """Send one message, in the order of calls. `caller` is the caller that it is sent for; None is the last caller
+        on the line. Raises Refusal if it cannot be sent; waits for a slow reader.
+        """
 
     def messages(self) -> AsyncGenerator[bytes, None]:
-        """What comes, bounded in size. Ends with the line; a Refusal instead says why it ended."""
+        """The server's messages, bounded in size. Ends with the line; a Refusal instead gives the reason."""
 
     async def close(self) -> None:
-        """Hang up, and end what was started for it. Twice is no fault."""
+        """Close the line, and end what was started for it. Calling it twice is allowed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One session on the line. `asked` are the server's questions to its client: our number → the server's id."""
+    """One session on the line. `asked` are the server's requests to its client: our number → the server's id."""
 
     id: str
     asked: OrderedDict[int, Id] = field(default_factory=OrderedDict)
@@ -88,19 +90,19 @@ class _Session:
     backlog: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_BACKLOG))
 
     def tell(self, event: bytes) -> None:
-        """To its newest stream, or to the one that opens next."""
+        """Send an event on its newest stream, or on the next one to open."""
         for stream in reversed(self.streams):
             stream.write(event)
             if not stream.closed:
                 return
             self.streams.remove(stream)
-        if event not in self.backlog:  # that a list changed twice is no news
+        if event not in self.backlog:  # a repeated list change adds nothing
             self.backlog.append(event)
             while sum(map(len, self.backlog)) > MAX_BACKLOG_BYTES:
                 self.backlog.popleft()
 
     def listen(self) -> BuiltUpstream:
-        """A further stream of it, which begins with what was kept."""
+        """Open a further stream, which begins with the backlog."""
         pipe = AnswerPipe()
         while self.backlog:
             pipe.write(self.backlog.popleft())
@@ -134,22 +136,22 @@ class _Call:
 
     @property
     def opens(self) -> bool:
-        """Whether this begins the line's session. Nobody gets anything before it has."""
+        """Whether this begins the line's session. No message is delivered before that."""
         return self.request.method == "initialize"
 
     def pass_on(self, message: dict[str, Any]) -> None:
-        """Something about it, before its answer."""
+        """Pass on a message about the request, before its response."""
         if not self.head.done():
             left_s = self.until - self.head.get_loop().time()
             self.head.set_result(
                 BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, deadline_s=left_s, given_up=self.give_up)
             )
         self.pipe.write(sse.encode_event(jsonrpc.encode(message)))
-        if self.pipe.closed:  # it did not read
+        if self.pipe.closed:  # its reader did not read
             self.give_up()
 
     def answer(self, message: dict[str, Any], headers: Mapping[str, str]) -> None:
-        """Its answer, and its end."""
+        """Deliver the response and end the request."""
         body = jsonrpc.encode({**message, "id": self.request.id})
         if self.head.done():
             self.pipe.write(sse.encode_event(body))
@@ -172,8 +174,9 @@ class _Call:
 
 
 class DuplexTransport:
-    """One line. `lost` is called once, when nothing more can go over it; `failure` then says why. What fails on one
-    that leads to a caller's `own` server says nothing about any other (`transport.OfOneCaller`)."""
+    """One line. `lost` is called once, when nothing more can go over it; `failure` then gives the reason. A failure of
+    a line to a caller's `own` server says nothing about any other (`transport.OfOneCaller`).
+    """
 
     def __init__(
         self,
@@ -185,8 +188,8 @@ class DuplexTransport:
         new_id: Callable[[], str] = secrets.token_urlsafe,
     ) -> None:
         self.failure: Refusal | None = None
-        self.proven = False  # whether it ever answered anything but with an error
-        self.noise = 0  # what came since the last message, and is none
+        self.proven = False  # whether it ever answered with anything but an error
+        self.noise = 0  # invalid messages since the last valid one
         self._own = own
         self._wire = wire
         self._lost = lost
@@ -202,7 +205,7 @@ class DuplexTransport:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for something here."""
+        """Whether a request or a stream is open on the line."""
         return bool(self._calls) or any(session.streams for session in self._sessions.values())
 
     @property
@@ -234,14 +237,14 @@ class DuplexTransport:
         return BuiltUpstream(200)
 
     def end_session(self, session_id: str) -> bool:
-        """Forget it; whether it was there."""
+        """Forget the session; returns whether it existed."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.end()
         return session is not None
 
     async def close(self) -> None:
-        """Hang up. Who still waits hears so."""
+        """Close the line. Waiting callers get a refusal."""
         self._lose(Refusal(Reason.UPSTREAM_FAILED, "its connection was closed"))
         for task in (self._reading, *self._telling):
             if task is not asyncio.current_task():
@@ -281,7 +284,7 @@ class DuplexTransport:
             raise
 
     def _give_up(self, number: int) -> None:
-        """Nobody waits any more. An `initialize` cannot be cancelled (MCP 2025-11-25): its line goes."""
+        """The caller stopped waiting. An `initialize` cannot be cancelled (MCP 2025-11-25): its line is closed."""
         call = self._calls.pop(number, None)
         if call is None:
             return
@@ -295,7 +298,7 @@ class DuplexTransport:
         if message.method == "notifications/cancelled":
             numbers = [n for n, call in self._calls.items() if self._is_meant(call, session, params)]
             if not numbers:
-                return  # it is answered, or was never asked
+                return  # it is answered, or was never sent
             params = {**params, "requestId": numbers[-1]}
         elif self._shared and message.method in _OF_ONE_CLIENT:
             return
@@ -318,7 +321,7 @@ class DuplexTransport:
         return OfOneCaller() if self._own else None
 
     def _tell(self, message: Notification | Response, caller: Caller | None = None) -> None:
-        """Send what nobody waits for."""
+        """Send a message that no caller waits for."""
         if self.failure is None and len(self._telling) < MAX_IN_FLIGHT:
             task = asyncio.create_task(self._told(jsonrpc.encode_message(message), caller))
             self._telling.add(task)
@@ -328,7 +331,7 @@ class DuplexTransport:
         try:
             await self._wire.send(raw, caller)
         except Refusal:
-            return  # the line is lost, and its reader will say so
+            return  # the line is lost, and its reader reports that
 
     def _is_meant(self, call: _Call, session: _Session | None, params: Mapping[str, Any]) -> bool:
         return call.session is session and not call.opens and call.request.id == params.get("requestId")
@@ -336,7 +339,7 @@ class DuplexTransport:
     # --- what many sessions of one line have in common ----------------------------------------------------------------
 
     async def _for_all(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream | None:
-        """What of a shared server is answered here; None for what it must be asked itself."""
+        """Answer a request that a shared server's line answers itself; None if the server must answer it."""
         if request.method == "initialize":
             result = await self._greeted(outbound)
             if len(self._sessions) >= MAX_SESSIONS:
@@ -356,7 +359,7 @@ class DuplexTransport:
         return None
 
     async def _greeted(self, outbound: Outbound) -> dict[str, Any]:
-        """What the server said to our own `initialize`."""
+        """The result of the sidecar's own `initialize`."""
         async with self._greets:
             if self._greeting is None:
                 params = {
@@ -397,7 +400,7 @@ class DuplexTransport:
         self._lose(failure)
 
     def _came(self, raw: bytes) -> None:
-        """One message. Raises Refusal when too much of what comes is none."""
+        """Handle one message. Raises Refusal after too many invalid messages."""
         try:
             message = jsonrpc.parse_answer(raw)
         except Refusal:
@@ -419,7 +422,7 @@ class DuplexTransport:
         number = message.get("id")
         call = self._calls.pop(number, None) if type(number) is int else None
         if call is None:
-            return  # given up meanwhile, or never asked: it goes to nobody
+            return  # cancelled meanwhile, or never sent: dropped
         self.proven = self.proven or "result" in message
         headers = {}
         if call.opens and "result" in message and not self._shared:
@@ -428,7 +431,7 @@ class DuplexTransport:
         call.answer(message, headers)
 
     def _asked(self, message: dict[str, Any]) -> None:
-        """A question to the client, if there is exactly one whom it can be meant for."""
+        """A request to the client, delivered only if it can be meant for exactly one client."""
         try:
             asked = jsonrpc.message_from(message)
         except Refusal:
@@ -476,7 +479,7 @@ class DuplexTransport:
         return self._calls.get(number) if type(number) is int else None
 
     def _taken_back(self, message: dict[str, Any], params: dict[str, Any]) -> None:
-        """The server does not want to know any more."""
+        """The server cancelled its request."""
         for session in self._sessions.values():
             for number, theirs in session.asked.items():
                 if theirs == params.get("requestId"):
@@ -491,19 +494,19 @@ class DuplexTransport:
                 session.tell(event)
 
     def _to_client(self, message: dict[str, Any]) -> None:
-        """To the one client of this line, wherever it listens."""
+        """Deliver to the one client of this line, on whatever stream it listens."""
         for call in reversed(self._calls.values()):
             if not call.opens and not call.outbound.endless:
                 if (
                     call.session is not None or not call.outbound.is_anonymous
-                ):  # who share a line, and are not one client
+                ):  # anonymous callers share a line, but are not one client
                     call.pass_on(message)
                 return
         for session in self._sessions.values():
             session.tell(sse.encode_event(jsonrpc.encode(message)))
 
     def _lose(self, failure: Refusal) -> None:
-        """Nothing goes over this line any more."""
+        """Nothing more goes over this line."""
         if self.failure is not None:
             return
         failure.__cause__ = self._whose()
@@ -518,7 +521,7 @@ class DuplexTransport:
 
 
 def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id | None]:
-    """The parameters with our progress token, and the caller's own."""
+    """The parameters with the sidecar's progress token, and the caller's token."""
     meta = params.get("_meta")
     token = meta.get("progressToken") if isinstance(meta, dict) else None
     if not isinstance(meta, dict) or not isinstance(token, str | int):
@@ -527,7 +530,7 @@ def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id
 
 
 def _restore_subscription(holder: object, ours: object, theirs: Id) -> None:
-    """Put the caller's id where the server names the subscription by ours."""
+    """Put the caller's id where the server names the subscription by the sidecar's."""
     meta = holder.get("_meta") if isinstance(holder, dict) else None
     if isinstance(meta, dict) and meta.get(_SUBSCRIPTION) == ours:
         meta[_SUBSCRIPTION] = theirs

@@ -1,15 +1,15 @@
 """Wraps an MCP transport with a breaker, fair shares and accounting.
 
-An upstream around an upstream: it lets no caller have more than a share, and nothing through while the breaker is open,
-and tells the account what came of what it let through. Only what callers cannot cause is a fault:
+No caller gets more than its share, and nothing passes while the breaker is open. The account records the outcome of
+everything that passes. Only a failure that callers cannot cause is a fault:
 
     fault        it cannot be reached, broke off, ended, answered HTTP 5xx or no protocol; took longer than a call may,
                  and answered no caller meanwhile, however much of an answer it had sent
-    answer       anything else that it says to a request: 4xx, JSON-RPC errors, `isError`; the head of a stream, when
-                 the breaker wants to know whether it is there at all
-    neither      it took a notification or an answer, or opened a stream that has no end: a server whose calls all hang
-                 does that too; the caller left or had less patience, we refused the answer or hung up, our own line
-                 was full
+    answer       anything else that it sends for a request: 4xx, JSON-RPC errors, `isError`; the head of a stream, while
+                 the breaker tries whether it is there at all
+    neither      it accepted a notification or a response, or opened an endless stream: a server whose calls all hang
+                 does that too; the caller left or had a shorter deadline, the sidecar refused the answer or closed it,
+                 or its line was full
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from sidecar.upstreams.statuses import words_of
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 _UNAUTHORIZED: Final = 401
-WORDS_PART: Final = 8  # of a share, beside it, for what is no call
+WORDS_PART: Final = 8  # the part of a share for messages that are no calls, beside the share
 
 
 class GuardedTransport:
-    """One upstream, watched over. `inner` is the upstream itself, `account` what is known of it, `share` how many calls
-    of one caller it has at once."""
+    """A guarded upstream. `inner` is the transport itself, `account` its record, `share` the number of concurrent calls
+    of one caller.
+    """
 
     def __init__(self, inner: McpTransport, account: UpstreamAccount, share: int) -> None:
         self.inner = inner
         self.account = account
         self.shares = FairShares(share)
-        # Notifications and answers to the server take connections too. They never wait for calls: a call may wait for
-        # one of them. Together both shares leave room for others.
+        # Notifications and responses to the server take connections too. They never wait for calls, because a call may
+        # wait for one of them. Both shares together leave room for others.
         self.words = FairShares(max(1, share // WORDS_PART))
 
     @property
@@ -59,8 +60,9 @@ class GuardedTransport:
         return self.inner.max_response_bytes
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """As `McpTransport.exchange`. Raises Refusal also as UPSTREAM_OPEN and TOO_MANY_CONCURRENT, and then nothing
-        was sent."""
+        """See `McpTransport.exchange`. Also raises Refusal as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; in both cases
+        nothing was sent.
+        """
         if outbound.caller is None or outbound.endless or outbound.message is None:
             return await self._exchange(outbound, _nothing)
         shares = self.shares if isinstance(outbound.message, Request) else self.words
@@ -92,8 +94,8 @@ class GuardedTransport:
         return self.inner.roams(session_id)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """As `McpTransport.end_session`; not told to one that is given a rest, so that it holds up no other's."""
-        if not self.account.breaker.rest_s or isinstance(self.inner, LineTransport):  # there it is ours to hang up
+        """See `McpTransport.end_session`. Skipped while the breaker is open, so as to delay no other session's end."""
+        if not self.account.breaker.rest_s or isinstance(self.inner, LineTransport):  # a line is closed on our side
             await self.inner.end_session(session_id, version, deadline_s)
 
     def shows_the_same_as(self, other: McpTransport) -> bool:
@@ -105,7 +107,7 @@ class GuardedTransport:
 
 
 class ExchangeOutcome(CallOutcome):
-    """One exchange, as the account sees it."""
+    """The outcome of one exchange for the account."""
 
     __slots__ = ("_expired", "_waits")
 
@@ -116,7 +118,7 @@ class ExchangeOutcome(CallOutcome):
         super().__init__(account, outbound.deadline_s, timeout_s, own=own, counts=self._waits and not own)
 
     def head(self, answer: UpstreamAnswer) -> None:
-        """The answer has begun: often that says it all."""
+        """The head of the answer has arrived, which often decides the outcome."""
         status = answer.status
         if status >= 500:
             self.faulted(words_of(answer))
@@ -134,7 +136,7 @@ class ExchangeOutcome(CallOutcome):
             self._account.redirected(words_of(answer))
 
     def left(self, *, read_something: bool = False) -> None:
-        """Who waited reads no further: they have what was wanted, or the time is over."""
+        """The reader stopped: it has what it wanted, or its time is over."""
         if self._expired():
             self.refused(Refusal(Reason.UPSTREAM_TIMEOUT))
         elif read_something:
@@ -143,16 +145,16 @@ class ExchangeOutcome(CallOutcome):
             self.given_up()
 
     def complete(self) -> None:
-        """The whole answer is there, or as much of it as anybody wanted."""
+        """The whole answer was read, or as much of it as the caller wanted."""
         self.answered()
 
     def empty(self) -> None:
-        """The answer ended before it said anything."""
+        """The answer ended before its first byte."""
         self.faulted("its answer was empty")
 
 
 class GuardedAnswer:
-    """An answer whose end is told to the account. `leave` is called once, when it is over."""
+    """An answer that reports its end to the account. `leave` is called once, when it is over."""
 
     __slots__ = ("_inner", "_leave", "_visit", "headers", "media_type", "status")
 
@@ -174,7 +176,7 @@ class GuardedAnswer:
         return body
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """As `UpstreamAnswer.chunks`. Who has read something and reads no further had what was wanted."""
+        """See `UpstreamAnswer.chunks`. A reader that stops after the first bytes has what it wanted."""
         said_something = False
         try:
             async with aclosing(self._inner.chunks(deadline=deadline)) as chunks:
@@ -205,7 +207,7 @@ class GuardedAnswer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._visit.complete()  # a message that was taken, and whose answer nobody has to read
+            self._visit.complete()  # an accepted message without an answer to read
         elif isinstance(error, Refusal):
             self._visit.refused(error)
         else:
@@ -214,4 +216,4 @@ class GuardedAnswer:
 
 
 def _nothing() -> None:
-    """What has no share gives none back."""
+    """For exchanges that take no share."""

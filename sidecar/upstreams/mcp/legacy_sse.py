@@ -1,11 +1,11 @@
 """Speaks the HTTP+SSE transport of MCP 2024-11-05.
 
     GET  <url>         a stream: first `event: endpoint`, then one `event: message` for each message of the server
-    POST <endpoint>    each message of ours; what comes of it, comes on the stream
+    POST <endpoint>    each message to the server; its responses come on the stream
 
-Each session has a stream of its own (`line_sessions.py`), and what is on it is made to look like Streamable HTTP
-(`duplex_transport.py`). The endpoint is the server's word, so it is believed only where it leads to the very origin
-that the operator named: our credential goes with every POST. Nothing is followed elsewhere, redirects least of all.
+Each session has a stream of its own (`line_sessions.py`), which is adapted to Streamable HTTP (`duplex_transport.py`).
+The endpoint comes from the server, so it is accepted only within the configured origin: the upstream credential goes
+with every POST. No redirect is followed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from sidecar.vocabulary import Caller
 MAX_ENDPOINT_BYTES: Final = 8 * 1024  # of an event before the endpoint, and the endpoint itself
 MAX_PROLOGUE_BYTES: Final = 64 * 1024  # of all that comes before it
 MAX_ACKNOWLEDGEMENT_BYTES: Final = 64 * 1024  # "Accepted"
-# A line costs a connection, not a process: as many for one caller as it may have sessions.
+# A line costs a connection, not a process: a caller may have as many as it may have sessions.
 _PLAIN = re.compile(r"[!-~]+")
 BOUNDS: Final = LineBounds(max_per_caller=64, max_lines=MAX_STREAMS)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAddress:
-    """Where one server is, how it is called, how much it may say at once, in seconds and bytes, and what every request
-    to it says beside."""
+    """One server's address: its URL and name, the sizes in bytes and times in seconds that bound it, and the headers of
+    every request to it.
+    """
 
     url: str
     credential: CredentialSource | None = field(compare=False)
@@ -50,7 +51,7 @@ class MessageAddress:
     origin: TargetOrigin = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a URL that names no place."""
+        """Raises ValueError for an invalid URL."""
         object.__setattr__(self, "origin", parse_origin(self.url))
 
     def get(self, shown: Sequence[Header]) -> bytes:
@@ -58,9 +59,9 @@ class MessageAddress:
         return self._form("GET", self.origin.path, [("Accept", EVENT_STREAM)]).message(shown, None)
 
     def post_to(self, endpoint: str) -> RequestForm:
-        """The requests that go to the endpoint that a stream told. Raises Refusal(RESPONSE_REFUSED)."""
+        """The requests to the endpoint that a stream announced. Raises Refusal(RESPONSE_REFUSED)."""
         try:
-            if not _PLAIN.fullmatch(endpoint):  # what some readers would take out, and others not
+            if not _PLAIN.fullmatch(endpoint):  # characters that some readers strip, and others not
                 raise ValueError
             told = parse_origin(urljoin(self.url, endpoint))
         except ValueError:
@@ -73,22 +74,23 @@ class MessageAddress:
         return RequestForm(verb, path, self.origin.host_header, [*headers, *self.headers])
 
     async def shown(self, caller: Caller | None, deadline_s: float) -> tuple[Sequence[Header], float]:
-        """What one request shows, and the time that is left for it. Raises Unsent."""
+        """The credentials of one request, and the time that is left for it. Raises Unsent."""
         if self.credential is None:
             return (), deadline_s
         header, left_s = await shown_within(self.credential, caller, deadline_s)
         return (() if header is None else (header,)), left_s
 
     def heard(self, status: int, caller: Caller | None, shown: Sequence[Header]) -> None:
-        """How the server answered to that."""
+        """Record the status that the server answered with."""
         if status == 401 and self.credential is not None:
             for header in shown:
                 self.credential.refused(caller, header)
 
 
 class SseWire:
-    """A `channel.Wire`: one stream, and the POSTs that belong to it. `caller` is for whom it was opened; what nobody
-    in particular says on it shows the credential of who spoke last."""
+    """A `duplex_transport.DuplexWire`: one stream, and its POSTs. `caller` is the one it was opened for; messages of no
+    particular caller are sent with the credential of the last one.
+    """
 
     def __init__(
         self, stream: ClientResponse, address: MessageAddress, client: HttpClient, caller: Caller | None
@@ -124,7 +126,7 @@ class SseWire:
         except EgressError as failure:
             raise refusal_from(failure) from failure
         self._address.heard(taken.status, caller, shown)
-        if taken.status in (404, 410):  # it forgot the session; so what it still says is no use either
+        if taken.status in (404, 410):  # the server lost the session, so its further messages are of no use
             self._fail(Refusal(Reason.UPSTREAM_FAILED, "it forgot the session"))
         if not 200 <= taken.status < 300:
             raise refusal_of(taken)
@@ -132,7 +134,7 @@ class SseWire:
     async def messages(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._events):
             async for event in self._events:
-                if event.message:  # a second endpoint moves nothing
+                if event.message:  # a second endpoint is ignored
                     yield event.message.encode()
         if self._failure is not None:
             raise self._failure
@@ -145,7 +147,7 @@ class SseWire:
         self._stream.close()
 
     async def _read(self) -> AsyncGenerator[SseEvent, None]:
-        """Every event. Until the endpoint is known, little is taken: it is the first thing that a server says."""
+        """Every event. Until the endpoint arrives, the size is bounded tightly: it should be the first event."""
         heard = 0
         try:
             async with aclosing(self._stream.chunks(idle_s=None)) as chunks:
@@ -162,8 +164,9 @@ class SseWire:
 
 
 class SseUpstream:
-    """One MCP server over HTTP+SSE. It has the session era only. `offered` says whether it was a stream that the newest
-    GET was answered with."""
+    """One MCP server over HTTP+SSE. It has the session era only. `offered` says whether the newest GET was answered
+    with a stream.
+    """
 
     def __init__(self, name: str, address: MessageAddress, *, connect_timeout_s: float, max_connections: int) -> None:
         self.name = name
@@ -199,7 +202,7 @@ class SseUpstream:
         return await self._lines.exchange(outbound)
 
     def roams(self, session_id: str | None) -> bool:
-        """As `McpTransport.roams`: it is of a connection of ours."""
+        """See `McpTransport.roams`: a session is bound to a connection of this process."""
         return False
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:

@@ -1,16 +1,16 @@
 """Keeps connections to servers that speak over a stream, one for each session.
 
-An upstream of lines (`duplex_transport.py`): programs on pipes, HTTP+SSE servers. Nobody shares a line unless the
-operator says so: each session has its own, and so has each caller of the stateless era, while it is used. What a
-caller's calls leave behind at such a server is then their own (threats X6). The sidecar's own enquiry is a caller like
-any other.
+An upstream of lines (`duplex_transport.py`): programs on pipes, HTTP+SSE servers. Lines are not shared unless the
+operator configures it: each session has its own, and so has each caller of the stateless era, while it is used. State
+that a caller's calls leave behind at such a server is then the caller's own (threats X6). The sidecar's own
+conversation is a caller like any other.
 
-    exchange ──▶ session known?       its line                    404: begin anew
+    exchange ──▶ known session        its line                    404: begin anew
                  initialize           a new line, or the caller's own that has not said anything yet
                  stateless            the caller's line, opened when first needed
 
-A server may not know `server/discover`, and keep silent about it: then it has not the stateless era (MCP 2026-07-28,
-stdio), and the `initialize` that follows is said to the very same program.
+A server that does not know `server/discover` may not answer it: then it has no stateless era (MCP 2026-07-28, stdio),
+and the `initialize` that follows goes to the very same program.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from sidecar.vocabulary import Caller
 
 DISCOVER_S: Final = 10.0
 SWEEP_EVERY_S: Final = 5.0
-# Sessions are ended by who keeps them; this is for an end that got lost on its way here.
+# The owner of a session ends it; this is for an end that got lost on its way here.
 FORGOTTEN_S: Final = 7200.0
 _METHOD_NOT_FOUND: Final = -32601
 
 OpenWire = Callable[[str, Caller | None], Awaitable[DuplexWire]]
-"""Opens a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing if it is
-cancelled."""
+"""Opens a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing behind if it is
+cancelled.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LineBounds:
-    """How many lines at once, and for how long one of the stateless era is kept unused, in seconds."""
+    """How many lines at once, and how long an idle line of the stateless era is kept, in seconds."""
 
     max_per_caller: int = 8
     max_lines: int = 64
@@ -51,7 +52,7 @@ class LineBounds:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One line. `key` is what it is kept under; None belongs to one session."""
+    """One line. `key` is what it is stored under; None if it belongs to one session."""
 
     channel: DuplexTransport
     owner: str
@@ -61,12 +62,12 @@ class _Line:
 
     @property
     def takes_over(self) -> bool:
-        """Whether a session may begin on it: nothing that it was asked has changed anything."""
+        """Whether a session may begin on it: no request so far has changed its state."""
         return not self.channel.proven and not self.channel.busy and self.channel.failure is None
 
 
 class LineTransport:
-    """One MCP server that is spoken with over lines."""
+    """One MCP server that is reached over lines."""
 
     def __init__(
         self,
@@ -83,9 +84,10 @@ class LineTransport:
         shows: Mapping[str, str] | None = None,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shared`: one line for everybody. `stateless`: whether it may be asked for the stateless era at all.
-        `apart`: each line leads to a server of its own. `last_words` gives what it wrote beside its lines, for
-        operators; `shows` is what a program finds in its environment."""
+        """`shared`: one line for all callers. `stateless`: whether the stateless era may be tried at all. `apart`: each
+        line leads to a server of its own. `last_words` gives a server's error output, for operators; `shows` is the
+        environment that a program gets.
+        """
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
@@ -108,11 +110,11 @@ class LineTransport:
 
     @property
     def lines(self) -> int:
-        """How many are open."""
+        """The number of open lines."""
         return len(self._lines)
 
     def shows_the_same_as(self, other: McpTransport) -> bool:
-        """As `McpTransport.shows_the_same_as`: files of its definition may say other things than before."""
+        """See `McpTransport.shows_the_same_as`: files that the definition names may have changed."""
         return isinstance(other, LineTransport) and self._shows == other._shows
 
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
@@ -136,7 +138,7 @@ class LineTransport:
             raise
 
     def roams(self, session_id: str | None) -> bool:
-        """As `McpTransport.roams`: it is of a program that we started."""
+        """See `McpTransport.roams`: a session is bound to a line of this process."""
         return False
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
@@ -157,7 +159,7 @@ class LineTransport:
         for line in list(self._lines):
             self._drop(line)
         if self._closing:
-            await asyncio.wait(self._closing)  # whoever gives up waiting does not take them along
+            await asyncio.wait(self._closing)  # cancelling this wait does not cancel them
 
     async def _in_session(self, outbound: Outbound, session_id: str) -> BuiltUpstream:
         line = self._by_session.get(session_id)
@@ -170,7 +172,7 @@ class LineTransport:
         return await line.channel.exchange(outbound)
 
     async def _begin(self, outbound: Outbound) -> BuiltUpstream:
-        """A session begins, and with it, unless all share one, its line."""
+        """Begin a session, and its line unless all share one."""
         if self._shared:
             line = await self._kept_line(outbound, "session")
             answer = await line.channel.exchange(outbound)
@@ -198,7 +200,7 @@ class LineTransport:
         return await self._within(outbound.deadline_s, self._open(outbound, outbound.owner, None))
 
     async def _kept_line(self, outbound: Outbound, key: str) -> _Line:
-        """The line that is kept under `key`. Whoever asks while it is being opened waits for the same."""
+        """The line that is stored under `key`. Concurrent callers wait for the same opening."""
         line = self._kept.get(key)
         if line is None:
             task = self._opening.get(key)
@@ -221,7 +223,7 @@ class LineTransport:
     def _opened(self, key: str, task: asyncio.Task[_Line]) -> None:
         self._opening.pop(key, None)
         if not task.cancelled():
-            task.exception()  # whoever waited was told
+            task.exception()  # every waiting caller has it
 
     async def _open(self, outbound: Outbound, owner: str, key: str | None) -> _Line:
         self._make_room(owner)
@@ -230,7 +232,7 @@ class LineTransport:
             wire = await self._open_wire(owner, outbound.caller)
         finally:
             self._begun.remove(owner)
-        own = self._apart and owner != ""  # our own enquiry's program speaks for all of them
+        own = self._apart and owner != ""  # the conversation's program stands for all of them
         line = _Line(DuplexTransport(wire, self._lost, shared=self._shared, own=own), owner, key, self._clock())
         self._lines[line] = None
         if key is not None:
@@ -240,11 +242,11 @@ class LineTransport:
         return line
 
     def _make_room(self, owner: str) -> None:
-        """Raises Refusal(TOO_MANY_CONCURRENT) where none can be made without taking what somebody else uses."""
+        """Raises Refusal(TOO_MANY_CONCURRENT) if no room can be made without closing a line in use."""
         if self._closed:
             raise Refusal(Reason.UPSTREAM_FAILED, "it is being taken away")
         if owner == "":
-            return  # our own few: without them nobody could call anything
+            return  # the sidecar's few: without them no call is possible
         idle = [line for line in self._lines if not line.channel.busy]
         mine = sum(line.owner == owner for line in self._lines) + self._begun.count(owner)
         if mine >= self._bounds.max_per_caller:
@@ -266,7 +268,7 @@ class LineTransport:
                 self._drop(line)
 
     def _drop(self, line: _Line) -> None:
-        """Forget the line at once, and hang up behind it."""
+        """Forget the line at once, and close it in the background."""
         if line not in self._lines:
             return
         del self._lines[line]
@@ -279,7 +281,7 @@ class LineTransport:
         task.add_done_callback(self._closing.discard)
 
     async def _sweep(self) -> None:
-        """End what nobody uses, as long as there is anything."""
+        """End idle lines, as long as there are any lines."""
         while self._lines:
             await asyncio.sleep(SWEEP_EVERY_S)
             now = self._clock()
@@ -290,6 +292,6 @@ class LineTransport:
 
 
 def _unknown(message: Request) -> BuiltUpstream:
-    """As a server of the session era answers what it does not know."""
+    """The answer of a session-era server to an unknown method."""
     error = {"code": _METHOD_NOT_FOUND, "message": "Method not found"}
     return BuiltUpstream(404, jsonrpc.encode_response(Response(message.id, error=error)))

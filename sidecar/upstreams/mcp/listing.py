@@ -1,8 +1,8 @@
 """Lists an upstream's tools in a conversation of our own.
 
-With our own credential and, in the session era, a session of our own that no caller shares (threat S4). The era is
-found by asking: `server/discover` first, then `initialize` (MCP 2026-07-28, versioning). What comes back is untrusted:
-pages, tools and bytes are bounded, and whatever is out of shape ends the enquiry as `upstream-failed`.
+It uses the sidecar's own credential and, in the session era, a session that no caller shares (threat S4). The era is
+found by trying: `server/discover` first, then `initialize` (MCP 2026-07-28, versioning). Responses are untrusted:
+pages, tools and bytes are bounded, and an invalid response ends the listing as `upstream-failed`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Kind = Literal["tools", "prompts", "resources", "resourceTemplates"]
 MAX_PAGES: Final = 100
 MAX_TOOLS: Final = 2_000
 MAX_CAPABILITIES: Final = 64
-MAX_GREETING_BYTES: Final = 256 * 1024  # what a server says of itself, its instructions included; it is kept
+MAX_GREETING_BYTES: Final = 256 * 1024  # a server's description of itself, its instructions included; it is kept
 MAX_WORD_CHARS: Final = 256
 MAX_LIST_BYTES: Final = 10 * 2**20
 MAX_CURSOR_CHARS: Final = 4096
 DEFAULT_TTL_S: Final = 60.0
-# An upstream that says "0, ask every time" would double every call's cost; one that says "for ever" would never change.
+# A TTL of 0 would double every call's cost; an endless one would hide every change.
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 3600.0
 MAX_NOTICE_BYTES: Final = 64 * 1024
-LISTEN_S: Final = 3600.0  # a stream that died without a word is noticed at the latest when it is opened anew
+LISTEN_S: Final = 3600.0  # a stream that died silently is noticed at the latest when it is reopened
 _FAREWELL_S: Final = 2.0
 _OFFERED: Final[Mapping[Kind, str]] = {
     "prompts": "prompts",
@@ -66,15 +66,15 @@ _FORGOTTEN: Final = frozenset({400, 404, 405})
 
 CHANGED: Final = "notifications/tools/list_changed"
 OURSELVES: Final = {"name": "sidecar", "version": __version__}
-# Servers list some tools only to clients that can be asked what those ask: the list is to be of all that any caller may
-# see. Nothing is called here, so what a server asks us all the same (its client's roots, mostly) is declined.
+# Servers list some tools only to clients that can answer those tools' requests: the list must hold all that any caller
+# may see. Nothing is called here, so a request that a server sends anyway (mostly for its client's roots) is declined.
 ABILITIES: Final[Mapping[str, Any]] = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
 _DECLINED: Final = {"code": _METHOD_NOT_FOUND, "message": "Method not found"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolListing:
-    """Every entry of every page, unchecked, and for how long the upstream lets it stand."""
+    """Every entry of every page, unchecked, and how long the upstream allows it to be cached."""
 
     entries: list[object]
     ttl_s: float
@@ -82,8 +82,9 @@ class ToolListing:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """How a conversation began: the revision agreed on, what the server calls itself ("" where it does not say) and
-    which capabilities it names, and the seconds from our first word to the agreement."""
+    """The handshake of a conversation: the revision agreed on, the server's name for itself ("" if it gives none), the
+    capabilities that it declares, and the seconds from the first request to the agreement.
+    """
 
     version: str
     server: str
@@ -93,7 +94,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What one request came to. Without `result` and `error` the HTTP status is all there is."""
+    """The response to one request. Without `result` and `error`, only the HTTP status is known."""
 
     status: int
     headers: Mapping[str, str]
@@ -108,9 +109,10 @@ class _Reply:
 
 @dataclass(slots=True)
 class OwnConversation:
-    """Our own conversation with one upstream. `version` is the revision agreed on, "" before the first answer;
-    `announces` whether the upstream says that it tells of changes of its list; `greeting` how it last began, and
-    `capabilities` all that it named then, None before. One question is asked at a time."""
+    """The sidecar's own conversation with one upstream. `version` is the revision agreed on, "" before the first
+    answer; `announces` whether the upstream declares that it announces changes of its list; `greeting` the last
+    handshake, and `capabilities` all that the server declared then, None before. Requests are sent one at a time.
+    """
 
     upstream: McpTransport
     clock_mono: Callable[[], float] = time.monotonic
@@ -133,8 +135,9 @@ class OwnConversation:
         return await self._list("tools")
 
     async def offers(self) -> AsyncIterator[tuple[Kind, list[object]]]:
-        """Every list beside tools that the server says it has, with its entries unchecked. One that cannot be had is
-        passed over: a server need not know templates because it has resources."""
+        """Every list beside tools that the server declares, with its entries unchecked. A list that fails is skipped: a
+        server with resources need not have templates.
+        """
         named = self.greeting.capabilities if self.greeting else ()
         for kind, capability in _OFFERED.items():
             if capability in named:
@@ -146,8 +149,9 @@ class OwnConversation:
         return (await self._list(kind)).entries
 
     async def probe(self, within_s: float) -> None:
-        """Ask whether it is there, at most `within_s` for each message. Any answer of the protocol is a sign of life,
-        also that it knows no `ping`; a conversation that it forgot is begun anew. Raises Refusal."""
+        """Check that the upstream answers, at most `within_s` for each message. Any response of the protocol is a
+        success, also the error that `ping` is unknown; a lost conversation is begun anew. Raises Refusal.
+        """
         async with self._turn:
             self._left_bytes = MAX_LIST_BYTES
             if not self.version:
@@ -165,7 +169,7 @@ class OwnConversation:
 
     @property
     def _sign_of_life(self) -> str:
-        """What is asked to hear whether it is there. A server that said nothing to a ping may not know what one is."""
+        """The method to probe with. A server that did not answer a ping may not know the method."""
         if self.stateless:
             return "server/discover"
         return "tools/list" if self._mute else "ping"
@@ -185,7 +189,7 @@ class OwnConversation:
             return await self._pages(kind, first)
 
     async def changes(self) -> AsyncIterator[None]:
-        """One item for each change of the list that the upstream tells of, while its stream lasts. Raises Refusal."""
+        """One item for each announced change of the list, while the stream lasts. Raises Refusal."""
         if not self.version:
             raise _failed("there is no conversation to listen in")
         with await self._subscribe() as answer:
@@ -197,7 +201,7 @@ class OwnConversation:
                     if _tells_of_change(event.message):
                         yield
                     elif self._session_id is not None and (asked := _question(event.message)) is not None:
-                        await self._decline(asked)  # without a session it may be a caller whom it asks
+                        await self._decline(asked)  # without a session the request may be meant for a caller
 
     async def close(self) -> None:
         """End our session, if there is one."""
@@ -223,7 +227,7 @@ class OwnConversation:
         self.greeting = Greeting(self.version, _server(result), _capabilities(result), self.clock_mono() - begun_at)
 
     async def _discover(self, within_s: float | None) -> Mapping[str, Any] | None:
-        """What a server of the stateless era says of itself; nothing if it is none."""
+        """The result of `server/discover`; None if the server has no stateless era."""
         self.version = STATELESS_VERSIONS[-1]
         reply = await self._call("server/discover", {}, within_s)
         offered = reply.result.get("supportedVersions") if reply.result else None
@@ -233,7 +237,7 @@ class OwnConversation:
                     self.version = version
                     return reply.result
         self.version = ""
-        if reply.status in (401, 403):  # our credential; asking in another era would not mend it
+        if reply.status in (401, 403):  # our credential is rejected; another era would not help
             raise refusal_of(reply)
         return None
 
@@ -259,7 +263,7 @@ class OwnConversation:
         cursors: set[str] = set()
         while True:
             if page.method_unknown and not cursors:
-                return ToolListing([], DEFAULT_TTL_S)  # a server without any
+                return ToolListing([], DEFAULT_TTL_S)  # a server without tools
             result = page.result
             if result is None:
                 raise _failed(f"it has no list of {kind}") if page.error else refusal_of(page)
@@ -303,7 +307,7 @@ class OwnConversation:
 
     async def _decline(self, question: Id) -> None:
         with await self._send(Response(question, error=dict(_DECLINED))):
-            pass  # whatever it says to that
+            pass  # the answer does not matter
 
     async def _send(
         self, message: Request | Notification | Response, within_s: float | None = None, *, endless: bool = False
@@ -314,7 +318,7 @@ class OwnConversation:
         )
 
     async def _message(self, answer: UpstreamAnswer, request_id: Id, within_s: float | None) -> Mapping[str, Any]:
-        """The message that answers our request, whichever way it came; empty where there is none."""
+        """The response to our request, from a body or a stream; empty if there is none."""
         if answer.media_type == JSON:
             body = await answer.read(self._left_bytes)
             self._spend(len(body))
@@ -340,8 +344,9 @@ class OwnConversation:
 
 
 def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
-    """The response to `request_id`, else nothing: an upstream may interleave what it likes. It may hold as much as an
-    answer to a caller: a parser lets nobody else have a turn, on whatever thread (threats I11)."""
+    """The response to `request_id`, else an empty mapping: an upstream may interleave other messages. It may be as
+    large as an answer to a caller, no larger: a parser blocks every other task, on whatever thread (threats I11).
+    """
     if not raw:
         return {}
     try:
@@ -350,7 +355,7 @@ def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
         raise _failed(f"its answer cannot be read: {refusal.detail}") from None
     if not isinstance(message, dict) or "method" in message:
         return {}
-    unnamed = message.get("id") is None and message.get("error") is not None  # our one request is all it can be about
+    unnamed = message.get("id") is None and message.get("error") is not None  # it can only be about our one request
     return message if unnamed or (type(message.get("id")) is int and message["id"] == request_id) else {}
 
 
@@ -372,7 +377,7 @@ def _tells_of_change(data: str) -> bool:
 
 
 def _question(data: str) -> Id | None:
-    """The id of a request of the server's."""
+    """The id of a request that the server sends."""
     if '"method"' not in data:
         return None
     try:
@@ -384,7 +389,7 @@ def _question(data: str) -> Id | None:
 
 
 def _server(result: Mapping[str, Any]) -> str:
-    """What the server calls itself, on one line: a name and a version, where each era says them."""
+    """The server's name and version on one line, from the members of either era."""
     meta = result.get("_meta")
     info = result.get("serverInfo") or (meta.get(META_SERVER) if isinstance(meta, dict) else None)
     words = [info.get("name"), info.get("version")] if isinstance(info, dict) else []
@@ -397,7 +402,7 @@ def _capabilities(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _line(word: str) -> str:
-    """A word of the server's as a terminal may show it."""
+    """A text of the server's, made safe for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in word[:MAX_WORD_CHARS])
 
 

@@ -1,9 +1,9 @@
 """Learns how a server reports sessions that it lost.
 
-MCP names 404. Many servers answer 400 instead, to any request in a session that they do not know, as they also do to a
-request that is wrong in itself. A 400 in a session is therefore followed by a `ping` in the same session, and an error
-status for that `ping` means that the session is lost: the answer becomes a 404. Everything behind this upstream needs
-to know 404 alone. Lost sessions are counted and logged, each once.
+MCP specifies 404. Many servers answer 400 instead to any request in a session that they do not know, as they also do to
+an invalid request. A 400 in a session is therefore followed by a `ping` in the same session, and an error status for
+that `ping` means that the session is lost: the answer becomes a 404. The layers around this upstream handle 404 alone.
+Lost sessions are counted and logged, each once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LostSessions:
         answer = await self.inner.exchange(outbound)
         session_id = outbound.session_id
         if session_id is None:
-            if SESSION_ID in answer.headers:  # a server may count its sessions anew after a restart
+            if SESSION_ID in answer.headers:  # a server may reuse session ids after a restart
                 self._lost.pop(answer.headers[SESSION_ID], None)
             return answer
         if answer.status not in _LOST or outbound.verb == "DELETE":
@@ -117,10 +117,10 @@ class LostSessions:
 
 
 async def _kept(answer: UpstreamAnswer) -> BuiltUpstream:
-    """The same answer, read and its connection given back, so that a `ping` need not wait for it."""
+    """The same answer, read, with its connection released so that a `ping` need not wait for it."""
     with answer:
         try:
             body = await answer.read(MAX_ERROR_BYTES)
-        except Refusal:  # it is too large or broke off: what is left of it is its status
+        except Refusal:  # too large or broken off: only its status is left
             body = b""
     return BuiltUpstream(answer.status, body, media_type=answer.media_type, headers=answer.headers)

@@ -1,15 +1,15 @@
 """Compares tools with their pinned definitions.
 
-A server may show one description while it is looked at and another afterwards (threat L6), and what a description says
-a model obeys. So a tool's definition can be pinned: a SHA-256 over the RFC 8785 form of the members that a model or a
-client acts upon, each as the server lists it. A member that is absent is left out, so absent and `null` differ; key
+A server may show one description when it is reviewed and another afterwards (threat L6), and a model follows what a
+description says. So a tool's definition can be pinned: a SHA-256 over the RFC 8785 form of the members that a model or
+a client acts upon, each as the server lists it. A member that is absent is left out, so absent and `null` differ; key
 order and white space don't matter. Some clients read keys in any case, so every spelling of a member counts as well.
-What else stands in an entry (`icons`, `execution`, `_meta`) may change.
+The other members of an entry (`icons`, `execution`, `_meta`) may change.
 
     setting          without pins of the server                   with pins
     (none)           as `warn`                                    as `require`
-    "require"        no tool may be used                          a tool that is not as pinned may not be used
-    "warn"           told: what differs from the first list       told: what differs from the pins
+    "require"        no tool may be used                          a tool that differs from its pin may not be used
+    "warn"           reports differences from the first list      reports differences from the pins
     "off"            nothing                                      nothing
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
 
 MEMBERS: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
-MEMBER_DIGEST_CHARS: Final = 16  # only to say which members differ; what is pinned is the whole
+MEMBER_DIGEST_CHARS: Final = 16  # only shows which members differ; the pin covers the whole
 MAX_SIGHTINGS: Final = 100
 _FOLDED: Final = {member.casefold(): member for member in MEMBERS}
 
@@ -31,7 +31,7 @@ Mode = Literal["require", "warn", "off"]
 
 
 class Definition(NamedTuple):
-    """One tool's definition in digests: of the whole in 64 hex digits ("" for what cannot be pinned), and by member."""
+    """One tool's definition in digests: of the whole in 64 hex digits ("" if it cannot be pinned), and by member."""
 
     digest: str
     members: Mapping[str, str]
@@ -41,12 +41,12 @@ UNPINNABLE: Final = Definition("", {})
 
 
 def pinned_part(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of a list entry that are pinned, in every spelling that they have."""
+    """The pinned members of a list entry, in every spelling that they have."""
     return {key: value for key, value in entry.items() if key.casefold() in _FOLDED}
 
 
 def digest_of(entry: Mapping[str, Any]) -> str:
-    """The digest of a list entry, 64 hex digits; "" for what is not JSON that every reader reads alike."""
+    """The digest of a list entry, 64 hex digits; "" if it is not JSON that every reader reads alike."""
     try:
         return sha256(canonical_json(pinned_part(entry))).hexdigest()
     except NotCanonicalError:
@@ -83,18 +83,19 @@ def pin_of(entry: Mapping[str, Any], *, at: str, by: str) -> Pin | None:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Every pin, by server and tool. A server that stands here without a tool is pinned to having none.
-    `source` is the digest of the file."""
+    """Every pin, by server and tool. A server without tools here is pinned to having none. `source` is the digest of
+    the file.
+    """
 
     servers: Mapping[str, Mapping[str, Pin]] = field(default_factory=dict)
     source: str = field(default="", compare=False)
 
     def mode(self, server: str, setting: Mode | None) -> Mode:
-        """What holds for a server, by its setting."""
+        """The mode of a server, by its setting."""
         return setting or ("require" if server in self.servers else "warn")
 
     def required(self, settings: Mapping[str, Mode | None]) -> Mapping[str, Mapping[str, str]]:
-        """For each server whose tools must be as pinned: the digest that each tool must have."""
+        """For each server whose tools must match their pins: the digest that each tool must have."""
         return {
             server: {tool: pin.digest for tool, pin in self.servers.get(server, {}).items()}
             for server, setting in settings.items()
@@ -102,7 +103,7 @@ class Pins:
         }
 
     def changes(self, old: Pins) -> tuple[list[str], list[str]]:
-        """What is pinned anew, and what is no longer pinned, as `<server>/<tool>`."""
+        """The added or changed pins and the removed pins, as `<server>/<tool>`."""
         before, now = set(old._digests()), set(self._digests())
         gone = {name for name, _ in before} - {name for name, _ in now}
         return sorted(name for name, _ in now - before), sorted(gone)
@@ -117,7 +118,7 @@ NO_PINS: Final = Pins()
 
 
 class Defined(Protocol):
-    """What a tool is compared with, or compared: a pin, or a definition."""
+    """One side of a comparison: a pin, or a definition."""
 
     @property
     def digest(self) -> str: ...
@@ -126,7 +127,7 @@ class Defined(Protocol):
 
 
 class Drift(NamedTuple):
-    """A tool that is not as it was. `old` is "" for a new one, `new` for one whose definition cannot be pinned."""
+    """A tool that differs. `old` is "" for a new one, `new` is "" for one whose definition cannot be pinned."""
 
     old: str
     new: str
@@ -134,7 +135,7 @@ class Drift(NamedTuple):
 
 
 def drift_between(old: Defined | None, new: Defined) -> Drift | None:
-    """What is different; None if nothing is."""
+    """The difference between two definitions; None if there is none."""
     if old is not None and old.digest == new.digest and new.digest:
         return None
     before = {} if old is None else old.members
@@ -150,8 +151,9 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class Sightings:
-    """Definitions that a server showed in a caller's list and that were kept back, until somebody looks. Bounded: the
-    names are the server's."""
+    """Definitions that a server showed in a caller's list and that were withheld, until they are taken. Bounded, as the
+    names are the server's.
+    """
 
     _seen: dict[str, Definition] = field(default_factory=dict)
 
@@ -160,6 +162,6 @@ class Sightings:
             self._seen[tool] = definition_of(entry)
 
     def take(self) -> dict[str, Definition]:
-        """Those since the last time."""
+        """The definitions since the last call."""
         seen, self._seen = self._seen, {}
         return seen

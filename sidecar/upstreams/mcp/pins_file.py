@@ -1,4 +1,4 @@
-r"""What does policies/pins.yaml say, and how is it written?
+r"""Reads and writes policies/pins.yaml.
 
 version: 1
 servers:
@@ -12,9 +12,9 @@ servers:
           "description": "Search.",
           …
 
-The definition itself stands there, so that a pull request shows what changes in it. It is JSON in which hidden
-characters are seen as `\u200b`; the digest must be its own and its spelling the one that is written here, so that what
-a reviewer reads is what is pinned. `sidecar mcp tools SERVER --pin` writes the file.
+The file holds the definition itself, so that a pull request shows its changes. It is JSON in which hidden characters
+are escaped as `\u200b`; the digest must match it and its spelling must be the one that is written here, so that a
+reviewer reads exactly what is pinned. `sidecar mcp tools SERVER --pin` writes the file.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _BY_COMMAND: Final = "sidecar mcp tools SERVER --pin writes this file"
 
 
 def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
-    """Read pins.yaml; without the file nothing is pinned. A file that says what it said when `known` was read gives
-    `known`: a thousand definitions take a third of a second. Raises PolicyError with every fault and its position."""
-    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no pins"
+    """Read pins.yaml; without the file nothing is pinned. A file that has not changed since `known` was read gives
+    `known`: a thousand definitions take a third of a second. Raises PolicyError with every fault and its position.
+    """
+    if not path.exists() and not path.is_symlink():  # a dangling link does not mean "no pins"
         return NO_PINS
     content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES, inside=path.parent)
     source = sha256(content).hexdigest()
@@ -62,21 +63,22 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
-    """The text of pins.yaml with these pins for the server in place of what it had. The rest stays as it is written,
-    comments too. Raises PolicyError if the file that is there cannot be read."""
+    """The text of pins.yaml with these pins for the server in place of the old ones. The rest stays as it is written,
+    comments too. Raises PolicyError if the existing file cannot be read.
+    """
     if not path.exists():
         return HEAD + _server_block(server, pins)
     document = _document(path)
     wanted = {**_pins_in(document).servers, server: pins}
     text = _replaced(document, server, _server_block(server, pins))
-    if _says(path, text) != wanted:  # it is written in a form of somebody's own
+    if _says(path, text) != wanted:  # it is written in another form of YAML
         text = HEAD + "".join(_server_block(name, wanted[name]) for name in wanted)
         _pins_in(_document(path, text))
     return text
 
 
 def readable(value: object) -> str:
-    """A JSON value as people review it: keys in order, one thing a line, what is hidden written as an escape."""
+    """A JSON value for review: keys in order, one item a line, hidden characters escaped."""
     lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
     return "\n".join(map(revealed, lines))
 
@@ -147,13 +149,13 @@ class PinEntry(Section):
             yield ValidationFinding(
                 "the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",)
             )
-        elif readable(definition) != self.definition:  # a key twice, say: read by people one way and here another
+        elif readable(definition) != self.definition:  # a duplicate key, say: readers may differ on it
             yield ValidationFinding(
                 "the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",)
             )
 
     def pin(self) -> Pin:
-        """What it says."""
+        """The pin of this entry."""
         pin = pin_of(orjson.loads(self.definition), at=self.pinned_at, by=self.pinned_by)
         assert pin is not None  # its digest was compared
         return pin
@@ -200,7 +202,7 @@ def _tool_block(tool: str, pin: Pin) -> str:
 
 
 def _replaced(document: Document, server: str, block: str) -> str:
-    """The lines of the file with those of one server exchanged, or added at the end."""
+    """The file's text with the lines of one server replaced, or added at the end."""
     lines = list(document.lines)
     while lines and not lines[-1].strip():
         lines.pop()
@@ -209,11 +211,11 @@ def _replaced(document: Document, server: str, block: str) -> str:
     begin = document.position_of(("servers", server), key=True)[0] - 1 if server in servers else len(lines)
     end = next((start for start in starts if start > begin), len(lines))
     while end < len(lines) and end - 1 > begin and _is_remark(lines[end - 1]):
-        end -= 1  # what stands above the next server belongs to it
+        end -= 1  # comments above the next server belong to it
     head = [] if "servers" in document.data else ["servers:"]
     return "\n".join([*lines[:begin], *head, block.rstrip("\n"), *lines[end:], ""])
 
 
 def _is_remark(line: str) -> bool:
-    # Not one that is deeper: the text of a definition may look like it.
+    # Only at this depth: the text of a definition may look like it.
     return not line.strip() or (line.lstrip().startswith("#") and len(line) - len(line.lstrip()) <= 2)

@@ -1,13 +1,13 @@
 """Shares session records between replicas.
 
-By its record in the store that replicas share: whose it is, at which server, in which revision, and the upstream's own
-id of it. The record lies under a digest of the session's id and is sealed with a key made of that id (32 random bytes
-that only its client has): whoever reads the store learns neither whose sessions there are nor the ids that would open
-them at an upstream, and whoever writes into it can end sessions and forge none.
+A record in the shared store holds a session's owner, server and revision, and the upstream's own id of it. It is stored
+under a digest of the session's id and sealed with a key made of that id (32 random bytes that only its client has). A
+reader of the store learns neither the sessions nor the ids that would open them at an upstream, and a writer can end
+sessions but forge none.
 
-Every request of such a session asks the store, so that what one replica ended is over at all of them. A store that is
-out answers for none: 503. What lives in one process has no record (open streams, programs, HTTP+SSE, sessions that we
-play for a server that has none), and is found at its own replica alone.
+Every request of such a session queries the store, so that a session ended at one replica is over at all of them. While
+the store is unavailable, requests are refused with 503. State that lives in one process has no record (open streams,
+programs, HTTP+SSE, emulated sessions), and is found at its own replica alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sidecar.vocabulary import Caller
 
 SCRIPT: Final = script_text("sessions")
 VERSION: Final = 1
-LOOK_EVERY_S: Final = 5.0  # how long a stream may outlive its session, which another replica ended
+LOOK_EVERY_S: Final = 5.0  # how long a stream may outlive its session, if another replica ended it
 LOOKED_AT_ONCE: Final = 64
 MAX_FORGETTING: Final = 10_000
 _OURS: Final = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -41,8 +41,9 @@ _ABOUT: Final = b"sidecar session v1"
 
 
 class SessionRecord(NamedTuple):
-    """What another replica must know. `started_at` is in seconds since the epoch; the last two are of a session at the
-    address of all servers."""
+    """The record of a session for other replicas. `started_at` is in seconds since the epoch; the last two are of a
+    session at the address of all servers.
+    """
 
     owner: str
     server: str
@@ -53,15 +54,16 @@ class SessionRecord(NamedTuple):
     level: str
 
     def sealed(self, session_id: str) -> str:
-        """As the store has it."""
+        """The record in its stored form."""
         plain = orjson.dumps({"v": VERSION, **self._asdict()})
         nonce = os.urandom(_NONCE_BYTES)
         return (nonce + AESGCM(_digest(_SEALED, session_id)).encrypt(nonce, plain, _ABOUT)).hex()
 
 
 def opened(session_id: str, sealed: object) -> SessionRecord | None:
-    """The record; None for what nobody sealed who had this id, or a newer release wrote in another way. A member that
-    is unknown says nothing that we must know."""
+    """The record; None if it was not sealed with this id, or a newer release wrote it in another form. Unknown members
+    are ignored.
+    """
     if not isinstance(sealed, bytes):
         return None
     try:
@@ -85,14 +87,15 @@ def opened(session_id: str, sealed: object) -> SessionRecord | None:
 
 
 def key_of(session_id: str) -> str:
-    """Where the record lies."""
+    """The store's key of the record."""
     return f"session:{_digest(_NAMED, session_id).hex()}"
 
 
 @dataclass(slots=True)
 class SessionStore:
-    """The sessions that replicas share. `run` asks the store, None where nothing is shared; `clock` gives seconds since
-    the epoch."""
+    """The sessions that replicas share. `run` queries the store, None if nothing is shared; `clock` gives seconds since
+    the epoch.
+    """
 
     sessions: Sessions
     run: Run | None
@@ -102,8 +105,9 @@ class SessionStore:
     _forgetting: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def keep(self, session: Session) -> None:
-        """From now on every replica knows it. Raises Refusal(STORE_UNAVAILABLE): a session that only one of them knew
-        would be gone for its client at the next request."""
+        """Publish the session to every replica. Raises Refusal(STORE_UNAVAILABLE): a session that only one replica knew
+        would be gone for its client at the next request.
+        """
         if self.run is None:
             return
         session.roams = True
@@ -113,8 +117,9 @@ class SessionStore:
         await self._ask("keep", session.id, self._ttl_ms, record.sealed(session.id))
 
     async def recall(self, session_id: str, caller: Caller, server: str) -> Sequence[Session]:
-        """Have the session here, if it is one that roams and the caller's; and no longer, if it was ended elsewhere.
-        Those that had to go for it. Raises Refusal: STORE_UNAVAILABLE, TOO_MANY_CONCURRENT."""
+        """Load the session here if it is shared and the caller's; drop it if it was ended elsewhere. Returns the
+        sessions that were ended to make room. Raises Refusal: STORE_UNAVAILABLE, TOO_MANY_CONCURRENT.
+        """
         if self.run is None or not _OURS.fullmatch(session_id):
             return ()
         known = self.sessions.get(session_id)
@@ -125,7 +130,7 @@ class SessionStore:
             if known is not None:
                 self.sessions.end(known)
             return ()
-        if self.sessions.get(session_id) is not None:  # also if another request of it was quicker
+        if self.sessions.get(session_id) is not None:  # a concurrent request may have loaded it
             return ()
         record = opened(session_id, sealed)
         if record is None or (record.owner, record.server) != (caller.binding, server):
@@ -133,28 +138,30 @@ class SessionStore:
         return self._take(session_id, caller, record)
 
     async def forget(self, session: Session) -> None:
-        """It is over, everywhere. Raises Refusal(STORE_UNAVAILABLE)."""
+        """End the session at every replica. Raises Refusal(STORE_UNAVAILABLE)."""
         if session.roams and self.run is not None:
             await self._ask("drop", session.id)
 
     def forget_soon(self, session: Session) -> None:
-        """The same, where nobody waits; what the store does not hear ends there with its idle time."""
+        """The same in the background; if it fails, the record expires with its idle time."""
         if session.roams and self.run is not None and len(self._forgetting) < MAX_FORGETTING:
             task = asyncio.create_task(self._forget_quietly(session))
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
 
     async def is_used(self, session: Session) -> bool:
-        """Whether a session that nobody used here is used elsewhere, or may be."""
+        """Whether a session that is idle here is, or may be, in use elsewhere."""
         if not session.roams or self.run is None:
             return False
         try:
             return bool(await self._ask("look", session.id))
         except Refusal:
-            return True  # nobody can say: its upstream has a time-out of its own
+            return True  # unknown: its upstream has a time-out of its own
 
     async def look(self) -> None:
-        """Keep those whose streams are open here, and end those that another replica ended. Once in a while."""
+        """Renew the records of sessions with open streams here, and end the sessions that another replica ended. Runs
+        periodically.
+        """
         now = self.sessions.clock_mono()
         if self.run is None or now - self._looked_mono_s < LOOK_EVERY_S:
             return
@@ -167,7 +174,7 @@ class SessionStore:
         try:
             gone = await self._ask("touch", session.id, self._ttl_ms) is None
         except Refusal:
-            return  # no call goes through meanwhile; what is open stays
+            return  # calls are refused meanwhile; open streams stay
         if gone:
             self.sessions.end(session)
 

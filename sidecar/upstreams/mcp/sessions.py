@@ -1,8 +1,8 @@
 """Keeps sessions and their owners.
 
-A session of the session era (MCP 2024-11-05 to 2025-11-25) is ours: a random id, bound to the whole chain and the
-server, mapped to exactly one upstream session. It never identifies anybody: every request proves its caller anew,
-and another chain's session looks like none at all (threats S1-S6, S9, S10).
+A session of the session era (MCP 2024-11-05 to 2025-11-25) is the sidecar's: a random id, bound to the whole chain and
+the server, mapped to exactly one upstream session. It never identifies a caller: every request is authenticated anew,
+and another chain's session is the same as none (threats S1-S6, S9, S10).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from sidecar.vocabulary import Caller, Question
 
 SESSION_ID_BYTES = 32
 MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
-MAX_AWAITED = 64  # questions of one server that its client has not answered yet
-MAX_STREAMS = 4  # of one session at once; a client needs one, and another while it does not know that the first broke
+MAX_AWAITED = 64  # requests of one server that its client has not answered yet
+MAX_STREAMS = 4  # of one session; a client needs one, and another while it does not know that the first broke
 _EVENT_MAC_BYTES = 12
 _EVENTS = b"sidecar session events\0"
-_UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit the header that bears it
-_EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID can carry back
+_UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit a header
+_EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # the characters that Last-Event-ID can carry
 
 
 class PendingRequest(NamedTuple):
-    """What a request of the caller's was, for who looks at its answer: a method, and the question that named it, as
-    `without_arguments` leaves it; `decision_id` and `args_hash` as the audit has them."""
+    """A request of the caller, kept for checking its answer: its method, and the question that policy decided, as
+    `without_arguments` leaves it; `decision_id` and `args_hash` are those of the audit record.
+    """
 
     method: str
     question: Question
@@ -49,14 +50,15 @@ class PendingRequest(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Session:
     """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
-    one it was asked on; `creators` are what those asked that may be answered with a task. `awaited` are the server's
-    requests that the caller may still answer (id → method). `streams` are what ends each stream that is open of it,
-    oldest first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed on (`version` is
-    "" until then), and is none at another address. One that `roams` other replicas know too (`session_store.py`).
+    one it was requested on; `creators` are the questions of requests that may be answered with a task. `awaited` are
+    the server's requests that the caller may still answer (id → method). `streams` are the functions that close each of
+    its open streams, oldest first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed
+    on (`version` is "" until then), and does not exist at another address. One that `roams` is known to other replicas
+    too (`session_store.py`).
 
-    A session on the address of all servers has none at an upstream itself. It has `parts`, one at each server that it
-    reached, by name, each of this `whole`; what they begin with is what its client `declared`, and the `level` of
-    logging that it set.
+    A session on the address of all servers has no upstream session itself. It has `parts`, one at each server that it
+    reached, by name, each of this `whole`; a part begins with what the client `declared`, and the `level` of logging
+    that it set.
     """
 
     id: str
@@ -81,12 +83,13 @@ class Session:
 
     @property
     def has_streams(self) -> bool:
-        """Whether anything is open of it."""
+        """Whether it has open streams."""
         return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
-        """The upstream agreed on a revision. Raises Refusal: MALFORMED_CALL if one had been before, SESSION_UNKNOWN if
-        the session ended meanwhile; either way the upstream's session is nobody's."""
+        """The upstream agreed on a revision. Raises Refusal: MALFORMED_CALL if it had begun before, SESSION_UNKNOWN if
+        the session ended meanwhile; in both cases the upstream's session has no owner.
+        """
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self.version:
@@ -94,9 +97,10 @@ class Session:
         self.version, self.upstream_id = version, upstream_id
 
     def remember(self, request_id: Id, asked: PendingRequest, creator: Question | None = None) -> None:
-        """The caller asked: an answer with this id may come, and it is to this; it may be a task, if there is a
-        `creator`. Of an id that is used twice (MCP forbids it) nobody can say what an answer is to: else one could be
-        fetched under the rules of another call."""
+        """Expect an answer with this id; it may be a task if there is a `creator`. If an id is used twice (MCP forbids
+        it), its answer is assigned to neither request: otherwise an answer could be fetched under the rules of another
+        call.
+        """
         twice = self.sent.pop(request_id, asked) != asked
         self.sent[request_id] = None if twice else asked
         self.creators.pop(request_id, None)
@@ -107,15 +111,16 @@ class Session:
             self.creators.pop(oldest, None)
 
     def expect(self, request_id: Id, method: str) -> None:
-        """The server asked: the caller may answer this id, once."""
+        """Let the caller answer this request of the server, once."""
         self.awaited[request_id] = method
         if len(self.awaited) > MAX_AWAITED:
             self.awaited.popitem(last=False)
 
     def open_stream(self, close: Callable[[], None]) -> None:
-        """One more stream; `close` ends it. Beyond MAX_STREAMS the oldest gives way: its reader is the likeliest to
-        be gone, and refusing the new one would lock out who reconnects (threats S10). Raises Refusal(SESSION_UNKNOWN)
-        if the session ended meanwhile: nobody would end the stream."""
+        """Add a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the likeliest to be
+        gone, and refusing the new one would lock out a client that reconnects (threats S10). Raises
+        Refusal(SESSION_UNKNOWN) if the session ended meanwhile, as the stream would never be closed.
+        """
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if len(self.streams) >= MAX_STREAMS:
@@ -124,25 +129,26 @@ class Session:
         self.streams[close] = None
 
     def close_stream(self, close: Callable[[], None]) -> None:
-        """The stream is over. Twice is no fault."""
+        """Remove a stream that ended. Calling it twice is allowed."""
         self.streams.pop(close, None)
 
     def close(self) -> None:
-        """It is over, and so is every stream of it."""
+        """End the session and every stream of it."""
         self.ended = True
         for close in list(self.streams):
             close()
 
     def sealed_event_id(self, upstream_event_id: str) -> str | None:
-        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there.
-        None for one that no header could bring back."""
+        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there. None
+        for one that no header could carry.
+        """
         if not _EVENT_ID.fullmatch(upstream_event_id):
             return None
         raw = upstream_event_id.encode()
         return base64url.encode(self._event_mac(raw) + raw)
 
     def opened_event_id(self, event_id: str) -> str | None:
-        """The upstream's event id; None for one that this session never saw."""
+        """The upstream's event id; None for one that this session never issued."""
         try:
             raw = base64url.decode(event_id)
             mac, upstream = raw[:_EVENT_MAC_BYTES], raw[_EVENT_MAC_BYTES:]
@@ -182,8 +188,8 @@ class Sessions:
         id: str = "",
         age_s: float = 0.0,
     ) -> tuple[Session, list[Session]]:
-        """A new session, and those of the same owner that had to go for it, oldest first. One that began at another
-        replica has its `id` and its age.
+        """A new session, and those of the same owner that were ended to make room, oldest first. One that began at
+        another replica has its `id` and its age.
 
         Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
         """
@@ -209,7 +215,7 @@ class Sessions:
         return part
 
     def get(self, session_id: str) -> Session | None:
-        """The session of this id, whoever asks: nothing that a caller may be told of."""
+        """The session of this id, for any caller: callers must not learn of it."""
         return self._open.get(session_id)
 
     def _fresh(
@@ -230,15 +236,16 @@ class Sessions:
         )
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
-        """The caller's session. Another chain's, another server's, another transport's and none are the same
-        Refusal(SESSION_UNKNOWN)."""
+        """The caller's session. An unknown session and one of another chain, server or transport are the same
+        Refusal(SESSION_UNKNOWN).
+        """
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if session.paired is not paired:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self._is_over(session):
-            # The sweep may not have come by yet; over is over.
+            # The sweep may not have run yet, but an expired session is over.
             raise Refusal(Reason.SESSION_UNKNOWN)
         session.used_mono_s = self.clock_mono()
         mine = self._by_owner[session.owner]
@@ -246,7 +253,7 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Forget it and close what is open of it; of a part, it alone. Ending twice is no fault."""
+        """Forget a session and close its streams; of a part, it alone. Ending twice is allowed."""
         if session.whole is not None:
             if session.whole.parts.get(session.server) is session:
                 del session.whole.parts[session.server]
@@ -262,7 +269,7 @@ class Sessions:
             one.close()
 
     def sweep(self) -> list[Session]:
-        """End what is over, and say what that was, so that the upstream can be told."""
+        """End expired sessions; returns them, so that the upstream can be notified."""
         over = [session for session in self._open.values() if self._is_over(session)]
         for session in over:
             self.end(session)
@@ -278,8 +285,9 @@ class Sessions:
 
 
 def upstream_id_from(header: str | None) -> str | None:
-    """The id that an upstream gave its session; None where it keeps none. Raises Refusal(RESPONSE_REFUSED) for one
-    that could not be sent back to it."""
+    """The id that an upstream gave its session; None if it has no session. Raises Refusal(RESPONSE_REFUSED) for one
+    that could not be sent back to it.
+    """
     if header is not None and not _UPSTREAM_ID.fullmatch(header):
         raise Refusal(Reason.RESPONSE_REFUSED, "its session id is not 1 to 1,024 visible ASCII characters")
     return header

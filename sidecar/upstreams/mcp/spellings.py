@@ -1,7 +1,8 @@
-"""How an upstream itself writes a resource URI whose normal form was decided on.
+"""Maps the normal form of a resource URI to the upstream's own spelling.
 
-Calls go on in normal form. A server that lists `docs://README` and compares texts would not find `docs://readme`, so
-what an upstream lists in another spelling is sent back to it in that spelling. Only its own lists are believed.
+Calls are sent in normal form. A server that lists `docs://README` and compares texts would not find `docs://readme`, so
+a URI that an upstream lists in another spelling is sent back to it in that spelling. Only its own lists are trusted for
+this.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Spellings:
         self._by_form: OrderedDict[str, str] = OrderedDict()
 
     def learn(self, form: str, written: str) -> None:
-        """The upstream lists a URI of this normal form so. Where it lists the normal form too, that one is meant."""
+        """Record the upstream's spelling of a normal form. If it lists the normal form too, that one is used."""
         if written == form:
             if form in self._by_form:
                 self._by_form[form] = form
@@ -33,7 +34,7 @@ class Spellings:
             self._by_form.popitem(last=False)
 
     def learn_all(self, written: tuple[str, ...]) -> None:
-        """A whole list of resources."""
+        """Record a whole list of resources."""
         for uri in written:
             if not fault_in_uri(uri):
                 self.learn(normal_uri(uri), uri)

@@ -1,12 +1,12 @@
 """Runs programs as MCP servers on pipes.
 
 One message a line, UTF-8, both ways (MCP, transports). The program comes from configuration alone, is started without a
-shell, and is given what `settings/programs.py` says. Whatever else it writes is bounded: a line, what is no message
-(`duplex_transport.py`), what it wrote to its error output (`StderrLines`). Both pipes are always read, so that it never
-waits for us.
+shell, and gets the environment that `settings/programs.py` defines. All its output is bounded: a line, lines that are
+no messages (`duplex_transport.py`), and error output (`StderrLines`). Both pipes are always read, so that the program
+never blocks on a full pipe.
 
-When a program ends without being asked to, its calls fail at once, and its caller's next one is started after a pause
-that doubles each time. Another caller's program is none of theirs.
+When a program ends unexpectedly, its calls fail at once, and its caller's next program is started after a pause that
+doubles each time. Other callers' programs are not affected.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sidecar.upstreams.mcp.line_sessions import LineBounds, LineTransport
 from sidecar.upstreams.processes import Process, Processes, Program, StartFailed
 from sidecar.vocabulary import Caller
 
-# A program that does not read: what it is sent is kept up to here, and then refused (threats X5).
+# A program that does not read: its input is buffered up to here, and then refused (threats X5).
 MAX_UNREAD_BYTES: Final = 8 * 2**20
-ENVELOPE_BYTES: Final = 64 * 1024  # what stands around an answer's body in its line
+ENVELOPE_BYTES: Final = 64 * 1024  # the size around an answer's body in its line
 MAX_TAIL_LINES, MAX_TAIL_CHARS = 100, 400
-TOLD_LINES: Final = 5  # of its last words, in the log
-LAST_WORDS_S: Final = 0.2  # after its end, for what it wrote before
-STEADY_S: Final = 60.0  # who lived so long did not end because of how it began
+TOLD_LINES: Final = 5  # the lines of its last error output in the log
+LAST_WORDS_S: Final = 0.2  # after its end, for output written before
+STEADY_S: Final = 60.0  # a program that lived so long did not end because of its start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 MAX_STREAKS: Final = 1024
 _READ_BYTES: Final = 64 * 1024
@@ -42,7 +42,7 @@ log = logging.getLogger("sidecar.stdio")
 
 
 class StderrLines:
-    """The last lines of what programs said to nobody, safe to show: control characters are spelt out (threats X8)."""
+    """The last lines of programs' error output, made safe: control characters are escaped (threats X8)."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MAX_TAIL_LINES)
@@ -54,12 +54,12 @@ class StderrLines:
             self._lines.append(shown[:MAX_TAIL_CHARS])
 
     def lines(self, count: int = MAX_TAIL_LINES) -> list[str]:
-        """The newest, oldest first."""
+        """The newest lines, oldest first."""
         return list(self._lines)[-count:]
 
 
 class ProgramWire:
-    """A `channel.Wire` to a running program. `ended` is called with how, if it ended without being asked to."""
+    """A `duplex_transport.DuplexWire` to a running program. `ended` is called with the reason of an unexpected end."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ProgramWire:
         ]
 
     async def send(self, message: bytes, caller: Caller | None) -> None:
-        """As `Wire.send`: a program is shown nothing of its caller."""
+        """See `DuplexWire.send`. A program gets no credential of its caller."""
         stdin = self._process.stdin
         if stdin.is_closing():
             raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more")
@@ -93,7 +93,7 @@ class ProgramWire:
             raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more") from None
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
-        """As `Wire.messages`: each line that is not blank."""
+        """Each line that is not blank."""
         how = "it was of no use"
         try:
             rest = bytearray()
@@ -130,14 +130,14 @@ class ProgramWire:
             raise Refusal(Reason.RESPONSE_REFUSED, "it sent a line beyond the size bound")
 
     async def _how_it_ended(self) -> str:
-        """Its end, once its last words are read: whoever hears of the end may ask for them."""
+        """How it ended, after its last error output is read, so that the report of its end can include that."""
         how = "it closed its output"
         try:
             async with asyncio.timeout(LAST_WORDS_S):
                 how = str(await self._process.wait())
                 await asyncio.wait({self._beside[0]})
         except TimeoutError:
-            pass  # what it started may hold its pipes open
+            pass  # its descendants may hold its pipes open
         return how
 
     async def _keep_errors(self) -> None:
@@ -151,7 +151,7 @@ class ProgramWire:
         self._tail.add(rest)
 
     async def _cut_off(self) -> None:
-        """What it started may hold its pipes open; it is over all the same."""
+        """Its descendants may hold its pipes open; it is over all the same."""
         await self._process.wait()
         await asyncio.sleep(LAST_WORDS_S)
         self._process.stop_reading()
@@ -159,7 +159,7 @@ class ProgramWire:
 
 @dataclass(slots=True)
 class _Streak:
-    """How often one caller's programs ended by themselves, one after the other, and from when the next may begin."""
+    """How many of one caller's programs ended unexpectedly in a row, and when the next may begin."""
 
     count: int
     until_mono_s: float
@@ -167,7 +167,7 @@ class _Streak:
 
 
 class ProgramLauncher:
-    """Starts the program of one upstream, for whoever needs one."""
+    """Starts the program of one upstream for its callers."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class ProgramLauncher:
         streak = self._streaks.get(owner)
         if streak is not None and began < streak.until_mono_s:
             left_s = streak.until_mono_s - began
-            # Nothing was tried, so it says nothing new of the server: who asks again and again opens no breaker.
+            # Nothing was tried, so this is no fault of the server: a caller that retries does not open the breaker.
             raise Unsent(
                 Reason.UPSTREAM_FAILED,
                 f"its program keeps ending: {streak.how}; it is not started again for {left_s:.0f} s",
@@ -215,7 +215,7 @@ class ProgramLauncher:
     def _count(self, owner: str, began: float, how: str) -> None:
         now, before = self._clock(), self._streaks.pop(owner, None)
         count = 1 if before is None or now - began >= STEADY_S else before.count + 1
-        # The first time is forgiven: who calls next finds it there again.
+        # The first unexpected end causes no pause: the next call starts it at once.
         pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2.0 ** min(count - 2, 16), MAX_PAUSE_S)
         self._streaks[owner] = _Streak(count, now + pause_s, how)
         if len(self._streaks) > MAX_STREAKS:

@@ -1,8 +1,8 @@
 """Sends messages to MCP servers over Streamable HTTP.
 
-The request is built from what we decided: allow-listed headers, the upstream's own Host, our credential. Nothing of the
-caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure below becomes one of
-three refusals; none is ever retried, because the upstream may have executed what it did not answer.
+The request is built from what was decided: allow-listed headers, the upstream's own Host, the upstream credential.
+Nothing of the caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure below
+becomes one of three refusals; none is ever retried, because the upstream may have executed what it did not answer.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport, Ou
 _EXTRA = frozenset({"traceparent", "tracestate"})
 _PARAMETER_PREFIX = "mcp-param-"
 _ACCEPTED = {"POST": f"{JSON}, {EVENT_STREAM}", "GET": EVENT_STREAM, "DELETE": JSON}
-# Streams that stay open have connections of their own: however many callers listen, none keeps another's call waiting
-# (threats D3). `settings.streams` bounds them where they are opened; this bounds what nobody foresaw.
+# Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).
+# `settings.streams` bounds them where they are opened; this is a last bound.
 MAX_STREAMS: Final = 65_536
-MAX_FORMS: Final = 64  # verbs by revisions by what they accept are fewer
+MAX_FORMS: Final = 64  # there are fewer combinations of verb, revision and Accept
 
 
 class HttpAnswer:
-    """A `transport.Answer` whose body comes over a connection."""
+    """A `transport.UpstreamAnswer` whose body comes over a connection."""
 
     __slots__ = ("_response", "headers", "media_type", "status")
 
@@ -73,7 +73,7 @@ class HttpAnswer:
             raise refusal_from(failure) from failure
 
     def close(self) -> None:
-        """As `Answer.close`: the connection closes at once."""
+        """See `UpstreamAnswer.close`: the connection closes at once."""
         self._response.close()
 
     def __enter__(self) -> HttpAnswer:
@@ -100,7 +100,7 @@ class HttpUpstream:
         connect_timeout_s: float = 5.0,
         max_connections: int = 100,
     ) -> None:
-        """`headers` go with every request. Raises ValueError for a URL that names no place."""
+        """`headers` go with every request. Raises ValueError for an invalid URL."""
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
@@ -122,8 +122,9 @@ class HttpUpstream:
         return isinstance(other, HttpUpstream) and same(self._credential, other._credential)
 
     async def exchange(self, outbound: Outbound) -> HttpAnswer:
-        """As `McpTransport.exchange`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED;
-        MALFORMED_CALL for what no header holds; Unsent where there is no credential for it."""
+        """See `McpTransport.exchange`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED;
+        MALFORMED_CALL for a value that no header can carry; Unsent if there is no credential for it.
+        """
         verb, message, deadline_s = outbound.verb, outbound.message, outbound.deadline_s
         headers = []
         if outbound.session_id is not None:
@@ -153,7 +154,7 @@ class HttpUpstream:
         return HttpAnswer(response)
 
     def _form(self, verb: str, version: str, has_body: bool) -> RequestForm:
-        """What all requests of one kind have in common. Raises InvalidRequest."""
+        """The common part of all requests of one kind. Raises InvalidRequest."""
         kind = (verb, version, has_body)
         form = self._forms.get(kind)
         if form is None:
@@ -173,8 +174,7 @@ class HttpUpstream:
         return True
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """As `McpTransport.end_session`. Nobody's call is ended with it, so it shows what the sidecar shows for
-        itself."""
+        """See `McpTransport.end_session`. It is no caller's call, so it is sent with the sidecar's own credential."""
         try:
             answer = await self.exchange(Outbound("DELETE", None, version, deadline_s, session_id))
         except Refusal:
@@ -214,12 +214,12 @@ def http_upstream_from(
 
 
 def media_type_of(response: ClientResponse) -> str:
-    """In lower case, without its parameters; "" where there is none."""
+    """The media type in lower case, without its parameters; "" if there is none."""
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def hold(share: Share, size: int, deadline: Deadline) -> None:
-    """Wait for room for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
+    """Wait for buffer space for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
     try:
         await share.hold(size, deadline.at)
     except TimeoutError:
@@ -227,7 +227,7 @@ async def hold(share: Share, size: int, deadline: Deadline) -> None:
 
 
 def refusal_from(failure: EgressError) -> Refusal:
-    """What a caller hears of trouble on the upstream's side: what kind, never where or with what bytes."""
+    """The caller's refusal for a failure of the upstream: only its kind, never addresses or bytes."""
     match failure:
         case ClientTimeout():
             return Refusal(Reason.UPSTREAM_TIMEOUT)

@@ -1,7 +1,7 @@
 """One tool of an upstream: its compiled schema, or why it is quarantined.
 
-Built from the upstream's own `tools/list`. A tool whose entry we cannot trust is kept, without a schema and with the
-reason: calls of it are refused, the others are not touched (report BL-010).
+Tools are built from the upstream's own `tools/list`. A tool whose entry is not trusted is kept, without a schema and
+with the reason: calls of it are refused, and other tools are not affected (report BL-010).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _MIRRORED_TYPES = frozenset({"string", "integer", "boolean"})
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `schema` is None while it is quarantined, and `quarantine_reason` says why, in our words.
+    """One tool. `schema` is None while it is quarantined, and `quarantine_reason` gives the reason in the sidecar's
+    words.
 
     `param_headers` maps the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden`
-    says which hidden characters stand in which of its texts. `output` is its
-    `outputSchema`, where it has one and results are checked.
+    lists the hidden characters in each of its texts. `output` is its `outputSchema`, if it has one and results are
+    checked.
     """
 
     name: str
@@ -52,10 +53,10 @@ def tools_from(
     refuse_hidden: bool = False,
     checks_output: bool = False,
 ) -> dict[str, Tool]:
-    """The tools of a whole list, by name. What has not changed is taken from `known`, as compiling is work.
+    """The tools of a whole list, by name. Unchanged tools are taken from `known`, as compiling is expensive.
 
-    Entries without a name that could ever be called (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with
-    hidden characters in its texts is quarantined.
+    Entries without a name that a call can have (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with hidden
+    characters in its texts is quarantined.
     """
     tools: dict[str, Tool] = {}
     patterns = 0
@@ -63,7 +64,7 @@ def tools_from(
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(entry, dict) or not isinstance(name, str) or not NAME.fullmatch(name):
             continue
-        if name in tools:  # whichever we took, the upstream might run the other (threat L5)
+        if name in tools:  # whichever is chosen, the upstream might run the other (threat L5)
             tools[name] = Tool(name, None, "the tool is listed twice")
             continue
         output = entry.get("outputSchema") if checks_output else None
@@ -89,7 +90,7 @@ def _tool_from(name: str, schema: object, output: object, known: Tool | None) ->
         digest = blake2b(orjson.dumps([schema, output]), digest_size=16).digest()
     except TypeError:
         return Tool(name, None, "the schema is no plain JSON, or nested too deeply")
-    # Bytes and not values are compared: to Python 1, 1.0 and True are the same schema.
+    # Bytes are compared, not values: to Python 1, 1.0 and True are the same schema.
     if known is not None and known.digest == digest:
         return known
     try:
@@ -100,7 +101,7 @@ def _tool_from(name: str, schema: object, output: object, known: Tool | None) ->
     try:
         compiled_output = None if output is None else compile_schema(output, of_object=False)
     except SchemaRefused as refused:
-        # A result that nobody can check would be refused; so the tool is not run for nothing.
+        # A result that cannot be checked would be refused, so the tool is not run in vain.
         return Tool(name, None, f"its outputSchema: {refused.reason}", {}, digest)
     return Tool(name, compiled, "", mirrored, digest, output=compiled_output)
 
@@ -114,7 +115,7 @@ def _hidden_in(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def mirrored_in(schema: object) -> dict[str, tuple[str, ...]]:
-    """The `x-mcp-header` annotations. MCP 2026-07-28: a tool with a misplaced or ambiguous one is not to be used."""
+    """The `x-mcp-header` annotations. MCP 2026-07-28: a tool with a misplaced or ambiguous one must not be used."""
     found: dict[str, tuple[str, ...]] = {}
     _collect(schema, (), found)
     placed = sum(HEADER_KEYWORD in node for node in every_subschema(schema))
@@ -124,7 +125,7 @@ def mirrored_in(schema: object) -> dict[str, tuple[str, ...]]:
 
 
 def _collect(node: Any, path: tuple[str, ...], found: dict[str, tuple[str, ...]]) -> None:
-    """Only a pure chain of `properties` leads to one place in the arguments, whatever they are."""
+    """Only a pure chain of `properties` leads to one place in all possible arguments."""
     if not isinstance(node, dict):
         return
     header, kind = node.get(HEADER_KEYWORD), node.get("type")

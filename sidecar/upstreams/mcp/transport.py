@@ -1,11 +1,12 @@
 """The interface of an MCP upstream.
 
-Like a Streamable HTTP server: one message out, an answer with a status, a media type and a body or a stream of events
-back; a session that begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET for what comes unasked. A
-program on pipes and an HTTP+SSE server are made to look so (`duplex_transport.py`), and so is a server of the other era
-(`bridging/`). Each of these is an `McpTransport`, and what watches over one (`upstreams/breaker.py`) is one again.
+It works like a Streamable HTTP server: a message goes out; an answer with a status, a media type and a body or an event
+stream comes back. A session begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET opens a stream of
+unsolicited messages. Adapters give programs on pipes and HTTP+SSE servers (`duplex_transport.py`) and servers of the
+other era (`bridge/`) the same interface. Each of these is an `McpTransport`, and so is a wrapper around one
+(`guarded_transport.py`).
 
-    exchange(Outbound) ──▶ Answer      raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, …
+    exchange(Outbound) ──▶ UpstreamAnswer      raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, …
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from sidecar.vocabulary import Caller
 JSON: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 SESSION_ID: Final = "mcp-session-id"
-MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer at its largest, and what comes around it
-MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is a sentence, not a document
-# Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
+MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer of the largest size, and the messages around it
+MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is short
+# A caller that waited nearly as long as a call may take counts as patient: deciding and listing the tools take some of
+# that time.
 FULL_PATIENCE: Final = 0.9
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -40,11 +42,11 @@ class Outbound(NamedTuple):
     """One message on its way to an upstream; a GET or DELETE has none.
 
     `version` is the revision that this message is in, "" before one was agreed on. `session_id` is the upstream's own.
-    `caller` is on whose behalf it goes, None is the sidecar itself. `deadline_s` from now bounds the wait for the
-    answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or what is `endless`, asks for a
-    stream that stays open. `own` marks what the sidecar says by itself with a caller's credential: no caller sent it,
-    and it is not counted as a call. `expired` tells of an exchange that is given up whether that is for the server's
-    being late.
+    `caller` is the caller that it is sent for, None is the sidecar itself. `deadline_s` is in seconds from now and
+    bounds the wait for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or a
+    message that is `endless`, opens a stream that stays open. `own` marks a message that the sidecar sends by itself
+    with a caller's credential: no caller sent it, and it is not counted as a call. `expired` says of a cancelled
+    exchange whether it is cancelled because the server was late.
     """
 
     verb: Literal["POST", "GET", "DELETE"]
@@ -61,25 +63,26 @@ class Outbound(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """Whose state this may touch at the upstream: a chain's, or "" for the sidecar's own."""
+        """The owner of the state that this may touch at the upstream: a chain, or "" for the sidecar itself."""
         return "" if self.caller is None else self.caller.binding
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether its owner is everybody who did not say who they are."""
+        """Whether its owner stands for all anonymous callers."""
         return self.caller is not None and self.caller.is_anonymous
 
 
 class OfOneCaller(Exception):
-    """The cause of a Refusal that says nothing about the server as others meet it: it is about a program that only this
-    caller has, and may have broken."""
+    """The cause of a Refusal that says nothing about the server for other callers: it is about a program that only this
+    caller uses, and may have broken.
+    """
 
 
 class UpstreamAnswer(Protocol):
     """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
 
     Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
-    is in lower case, without its parameters; "" where there is none.
+    is in lower case, without its parameters; "" if there is none.
     """
 
     @property
@@ -93,10 +96,10 @@ class UpstreamAnswer(Protocol):
         """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
 
     def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, up to a deadline that may be moved meanwhile. Raises Refusal."""
+        """The body as it arrives, until a deadline that may be moved meanwhile. Raises Refusal."""
 
     def close(self) -> None:
-        """Give up what has not arrived: the upstream can see it at once. Twice is no fault."""
+        """Cancel what has not arrived: the upstream sees that at once. Calling it twice is allowed."""
 
     def __enter__(self) -> UpstreamAnswer: ...
     def __exit__(
@@ -105,8 +108,9 @@ class UpstreamAnswer(Protocol):
 
 
 async def whole_of(answer: UpstreamAnswer, max_bytes: int) -> bytes:
-    """As `UpstreamAnswer.read`, of one that comes piece by piece. What is too large is closed there and then: nobody
-    reads on, and who sends it should hear so."""
+    """See `UpstreamAnswer.read`, for an answer that comes in pieces. An answer that is too large is closed at once, so
+    that its sender notices.
+    """
     pieces, size = [], 0
     async with aclosing(answer.chunks()) as coming:
         async for piece in coming:
@@ -119,21 +123,21 @@ async def whole_of(answer: UpstreamAnswer, max_bytes: int) -> bytes:
 
 @runtime_checkable
 class WaitingCall(Protocol):
-    """An `UpstreamAnswer` that may end with a question: something waits at the upstream for its caller's next word."""
+    """An `UpstreamAnswer` that may end with an input request: a call waits at the upstream for its caller's input."""
 
     def withhold(self) -> None:
-        """The caller was not given the question: whatever waits need not wait."""
+        """The caller did not get the input request, so the call need not wait."""
 
 
 @runtime_checkable
 class Counted(Protocol):
-    """An `McpTransport` that counts what is dropped of what it says."""
+    """An `McpTransport` that counts its dropped messages."""
 
     def message_dropped(self, why: str) -> None: ...
 
 
 def count_dropped(upstream: McpTransport, why: str) -> None:
-    """A message of the upstream was dropped."""
+    """Count a dropped message of the upstream."""
     if isinstance(upstream, Counted):
         upstream.message_dropped(why)
 
@@ -149,24 +153,28 @@ class McpTransport(Protocol):
     def max_response_bytes(self) -> int: ...
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """Send one message; the answer is here as soon as its head is. Never retried: the upstream may have executed
-        what it did not answer. Raises Refusal."""
+        """Send one message; returns when the answer's head is here. Never retried: the upstream may have executed what
+        it did not answer. Raises Refusal.
+        """
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
+        """Notify the upstream that a session is over. Best effort: it has a time-out of its own for sessions that do
+        not end.
+        """
 
     def roams(self, session_id: str | None) -> bool:
-        """Whether a session of this id is the upstream's own, so that another replica of ours could go on with it."""
+        """Whether a session of this id is the upstream's own, so that another replica could continue it."""
 
     def shows_the_same_as(self, other: McpTransport) -> bool:
-        """Whether both show the upstream the same credentials: a file's content changes, its path does not."""
+        """Whether both send the upstream the same credentials: a file's content changes, its path does not."""
 
     async def close(self) -> None:
-        """Let go of everything: connections and children, those in use included."""
+        """Close everything: connections and child processes, those in use included."""
 
 
 class AnswerPipe:
-    """Bytes from one side of the process to the other, bounded: whoever does not read loses the rest, and hears so.
+    """Bytes from one side of the process to the other, bounded: a reader that does not read loses the rest, and gets a
+    refusal.
 
     One writer, one reader. The writer never waits, because it also writes for others.
     """
@@ -187,7 +195,7 @@ class AnswerPipe:
         return self._closed
 
     def write(self, piece: bytes) -> None:
-        """Pass a piece on. What is too much for its reader ends the pipe with RESPONSE_REFUSED."""
+        """Pass a piece on. If the reader is too slow, the pipe ends with RESPONSE_REFUSED."""
         if self._closed:
             return
         self._size += len(piece)
@@ -198,7 +206,7 @@ class AnswerPipe:
         self._wake()
 
     def end(self, failure: Refusal | None = None) -> None:
-        """Nothing more comes; the reader still has what came before. The first end counts."""
+        """End the pipe; the reader still gets the earlier pieces. Only the first end counts."""
         if not self._closed:
             self._closed, self._end = True, failure
             self._wake()
@@ -225,7 +233,7 @@ class AnswerPipe:
             async with asyncio.timeout_at(at):
                 await self._waiter
         except TimeoutError:
-            return  # the deadline may have been moved meanwhile: look again
+            return  # the deadline may have moved: check again
         finally:
             self._waiter = None
 
@@ -235,7 +243,7 @@ class AnswerPipe:
 
 
 class BuiltUpstream:
-    """An answer that an adapter of ours makes: a whole `body`, or what comes through a `pipe`.
+    """An answer made by an adapter: a whole `body`, or the pieces of a `pipe`.
 
     `given_up` is called once if it is closed before the pipe ended.
     """

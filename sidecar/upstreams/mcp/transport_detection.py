@@ -1,11 +1,11 @@
 """Detects whether a server speaks Streamable HTTP or HTTP+SSE.
 
-Found out as MCP 2025-11-25 tells clients to: what opens a conversation is POSTed; where the answer is 400, 404 or 405
-and no JSON-RPC error, a GET that is told an endpoint says that it is HTTP+SSE. An upstream that answers in JSON-RPC has
-said what it is, and an operator may say it too (`transport`).
+This follows the procedure of MCP 2025-11-25 for clients: the opening message is POSTed; if the answer is 400, 404 or
+405 and no JSON-RPC error, a GET that returns an endpoint event shows that it is HTTP+SSE. An answer in JSON-RPC shows
+Streamable HTTP, and the operator may also configure the transport (`transport`).
 
     first refused POST ──▶ GET ──▶ endpoint      HTTP+SSE, until a stream cannot be opened any more
-                                ──▶ nothing      the POST's own answer; asked again after a while
+                                ──▶ nothing      the POST's own answer; tried again after a while
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
 from sidecar.vocabulary import Caller
 
-PROBE_S: Final = 5.0  # a server tells its endpoint at once
-# How often a server that has no such stream is asked for one: it may be replaced, and a route may appear late.
+PROBE_S: Final = 5.0  # a server sends its endpoint at once
+# How often to retry the GET at a server without such a stream: it may be replaced, and a route may appear late.
 PROBE_EVERY_S: Final = 30.0
 _OPENERS: Final = frozenset({"initialize", "server/discover"})
 _ELSEWHERE: Final = frozenset({400, 404, 405})
 
 
 class DetectingUpstream:
-    """One MCP server at an address whose transport nobody named. `clock_mono` gives monotonic seconds."""
+    """One MCP server whose transport is not configured. `clock_mono` gives monotonic seconds."""
 
     def __init__(
         self, http: HttpUpstream, legacy: SseUpstream, *, clock_mono: Callable[[], float] = time.monotonic
@@ -83,12 +83,12 @@ class DetectingUpstream:
         try:
             return await self._legacy.exchange(outbound)
         except Refusal:
-            if not self._legacy.offered:  # it was replaced by another version of itself: look again
+            if not self._legacy.offered:  # it was replaced by another version of itself: detect again
                 self._is_legacy, self._next_probe_s = False, 0.0
             raise
 
     async def _finds_a_stream(self, caller: Caller | None, within_s: float) -> bool:
-        """Whoever comes while it is being found out waits for that."""
+        """Whether the GET finds an endpoint; concurrent callers wait for the same detection."""
         until = asyncio.get_running_loop().time() + min(within_s, PROBE_S)
         try:
             async with asyncio.timeout_at(until), self._probing:
@@ -101,12 +101,12 @@ class DetectingUpstream:
 
 
 def _opens(outbound: Outbound) -> bool:
-    """Whether this is what a conversation begins with, in either era. Later a 404 is about what was asked."""
+    """Whether this opens a conversation, in either era. Later a 404 is about the request."""
     return isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
 
 
 async def _kept(answer: UpstreamAnswer) -> bytes:
-    """The body of a refusal, if it is one that we read."""
+    """The body of a refusal whose status is examined; empty otherwise."""
     return await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
 
 

@@ -1,8 +1,8 @@
-"""Starts programs through the warden, and talks with them.
+"""Starts programs through the warden, and communicates with them.
 
-`Processes` keeps one warden (`warden.py`), started when the first program is, and again should it ever die. Each
-program has a line to its keeper: to break it is enough to end everything, which is why a start that is given up, or a
-sidecar that is killed, leaves nothing.
+`Processes` keeps one warden (`warden.py`), started with the first program and restarted if it dies. Each program has a
+line to its keeper. Closing the line ends everything, so a start that is cancelled, or a sidecar that is killed, leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from sidecar.upstreams.processes import warden
 from sidecar.upstreams.processes.output_share import OutputShare
 
 MAX_SHEBANG_BYTES: Final = 256  # as Linux reads
-START_S: Final = 10.0  # how long fork and exec may take, on a machine that does much else
+START_S: Final = 10.0  # the longest that fork and exec may take on a busy machine
 READ_SIZE: Final = 64 * 1024
-ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the loop
-# After its input was closed, a program may end by itself; then it is asked to; then it is not asked.
+ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the event loop
+# After its input is closed, a program may end by itself; then it is signalled to end; then it is killed.
 PATIENCE_S: Final = 0.5
 GRACE_S: Final = 2.0
-_LAST_S: Final = 5.0  # for what the kernel does not let go of
+_LAST_S: Final = 5.0  # for what the kernel is slow to end
 _WARDEN: Final = Path(warden.__file__)
 
 
 class StartFailed(Exception):
-    """The program cannot be started; the text says why, in our words. `number` is the operating system's (errno), where
-    it was its no."""
+    """The program cannot be started; the text gives the reason. `number` is the operating system's errno, if any."""
 
     def __init__(self, why: str, number: int | None = None) -> None:
         super().__init__(why)
@@ -46,8 +45,9 @@ class StartFailed(Exception):
 
 
 class WaitLimit(NamedTuple):
-    """When a program is asked to end, and when it is killed, by `time.monotonic`: by its keeper, also where the sidecar
-    stands still."""
+    """When a program is signalled to end and when it is killed, by `time.monotonic`. Its keeper does that, even if the
+    sidecar hangs.
+    """
 
     asks_mono_s: float
     kills_mono_s: float
@@ -55,9 +55,10 @@ class WaitLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to start. `path` is the executable's own, `env` is all of the environment. Without `cwd` it gets an empty
-    folder of its own, which goes when it does. Both are absolute: who starts it works elsewhere. `limits` are
-    setrlimit's, by the end of their names: {"CPU": 60}. `until` is how long it may live if nobody says more."""
+    """A program to start. `path` is the absolute path of the executable, `env` the whole environment. Without `cwd`,
+    which is absolute too, the program gets an empty folder of its own, which is removed with it. `limits` are
+    setrlimit's, by the end of their names: {"CPU": 60}. `until` is how long it may live unless that is extended.
+    """
 
     path: str
     argv: Sequence[str]
@@ -73,7 +74,7 @@ class Program:
 
 
 class Exit(NamedTuple):
-    """How a program ended: its exit code, or the signal that ended it; neither where nobody saw it."""
+    """How a program ended: its exit code, or the signal that ended it; neither if its end was not observed."""
 
     code: int | None = None
     signal: int | None = None
@@ -87,8 +88,9 @@ class Exit(NamedTuple):
 
 
 class ProcessUsage(NamedTuple):
-    """What a program took with everything that it started, as the kernel counted it when the last of them was gone.
-    The peak is that of the largest of its processes, and never below a keeper's own (some 10 MB)."""
+    """The resources that a program and all its descendants used, as the kernel counted them when the last of them had
+    ended. The peak is that of the largest of its processes, and never below a keeper's own (some 10 MB).
+    """
 
     cpu_s: float
     peak_memory_bytes: int
@@ -100,8 +102,9 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Process:
-    """A running program. Both of its outputs must be read: one that is full stops it. What is done with a
-    piece of what it says is done in `answer`, or in `aside` if it is no part of an answer."""
+    """A running program. Both of its outputs must be read, because a full pipe blocks the program. Process each piece
+    of output in `answer`, or in `aside` if it is no part of an answer.
+    """
 
     def __init__(
         self, line: _Line, pid: int, pipes: _Pipes, until: WaitLimit | None, answers: OutputShare, asides: OutputShare
@@ -116,34 +119,36 @@ class Process:
         self._hear, self._tell = line
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = loop.create_future()
-        self.used: ProcessUsage | None = None  # once nothing is left of it, and only if its keeper lived to say so
+        self.used: ProcessUsage | None = None  # set once all of it has ended, if its keeper reports it
         self.followed = loop.create_task(self._follow(), name=f"follows process {pid}")
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, None while it runs."""
+        """How it ended; None while it runs."""
         return self._exit.result() if self._exit.done() else None
 
     def answer(self) -> AbstractAsyncContextManager[None]:
-        """Has a part in the loop's share for answers."""
+        """Counts against the event loop's share for answers."""
         return self._answers.piece()
 
     def aside(self) -> AbstractAsyncContextManager[None]:
-        """Has a part in the loop's share for all else. What a program left in its pipe that has ended is had at once:
-        it may say why."""
+        """Counts against the event loop's share for all other output. What is left in the pipe of a program that has
+        ended is read at once, since it may give the reason.
+        """
         return nullcontext() if self.exit is not None else self._asides.piece()
 
     async def wait(self) -> Exit:
-        """Until the program itself has ended; what it started may live a little longer."""
+        """Wait until the program itself has ended; its descendants may live a little longer."""
         return await asyncio.shield(self._exit)
 
     async def gone(self) -> None:
-        """Until nothing of it is left."""
+        """Wait until nothing of it is left."""
         await asyncio.shield(self.followed)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
-        """Close its input, then ask it to end, then end it, with everything that it started. Twice is no fault; who
-        does not wait for it has it end sooner."""
+        """Close its input, then signal it to end, then kill it, with all its descendants. Calling it twice is allowed;
+        if this is cancelled, the program is ended sooner.
+        """
         try:
             self.stdin.close()
             if self.exit is None:
@@ -155,22 +160,22 @@ class Process:
             self.abandon()
 
     def may_live(self, until: WaitLimit | None) -> None:
-        """So long from now on, whoever hears no more; None is for as long as it likes."""
+        """Extend its life until then, unless extended again; None removes the limit."""
         if until != self._until and not self._tell.is_closing():
             self._until = until
             self._tell.write(json.dumps({"until": until}).encode() + b"\n")
 
     def abandon(self) -> None:
-        """Let go of it at once: its keeper sees to the rest."""
+        """Drop it at once: its keeper ends it."""
         self._pipes.close()
         self._tell.close()
 
     def stop_reading(self) -> None:
-        """Take no more of its output: what it started may hold its pipes open for ever."""
+        """Stop reading its output: its descendants may hold its pipes open for ever."""
         self._pipes.close_outputs()
 
     async def _follow(self) -> None:
-        """What its keeper says, to the end."""
+        """Read its keeper's messages to the end."""
         exit_ = Exit()
         try:
             while line := await self._hear.readline():
@@ -181,15 +186,16 @@ class Process:
                 elif "used" in said:
                     self.used = ProcessUsage(*said["used"])
         except (OSError, ValueError):
-            pass  # the line broke: so it ends, and nobody will say how
+            pass  # the line broke: the program ends, and its exit is unknown
         finally:
             if not self._exit.done():
                 self._exit.set_result(exit_)
 
 
 class Processes:
-    """Every program that runs for this sidecar. `environ` is the sidecar's own; nothing of it reaches a program unless
-    somebody names it."""
+    """Every program that runs for this sidecar. `environ` is the sidecar's own environment; a program gets only the
+    variables of it that its definition names.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -206,14 +212,14 @@ class Processes:
         return None if self._warden is None else self._warden.pid
 
     async def start(self, program: Program) -> Process:
-        """Start it. Raises StartFailed. Whoever is cancelled leaves nothing behind."""
+        """Start a program. Raises StartFailed. A cancelled start leaves nothing behind."""
         starting = asyncio.create_task(self._start(program), name=f"starts {program.path}")
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_abandon)  # half of a start cannot be taken back: the whole one can
+            starting.add_done_callback(_abandon)  # a partial start cannot be undone: the complete one can
             raise
 
     async def _start(self, program: Program) -> Process:
@@ -242,7 +248,7 @@ class Processes:
             if "started" not in answer:
                 raise _failed(answer)
             process = Process(line, answer["started"], pipes, program.until, *self._shares)
-            self._running.add(process)  # also one that nobody holds any more is followed to its end
+            self._running.add(process)  # a program that has no more users is followed to its end too
             process.followed.add_done_callback(lambda _: self._running.discard(process))
             return process
         except BaseException:
@@ -251,7 +257,7 @@ class Processes:
             raise
 
     async def close(self) -> None:
-        """Break every line, and see the warden go: whatever still runs ends."""
+        """Break every line and wait for the warden to end: every program that still runs ends."""
         self._closed = True
         await asyncio.gather(*self._starting, return_exceptions=True)
         for process in list(self._running):
@@ -268,14 +274,14 @@ class Processes:
             orders = await self._with_warden()
             try:
                 sent = await _sent(orders, frame, fds)
-            except ConnectionError:  # it has just died, and has not seen any of this
+            except ConnectionError:  # it has just died, and has received none of this
                 self._forget_warden()
                 orders = await self._with_warden()
                 sent = await _sent(orders, frame, fds)
             try:
                 await asyncio.get_running_loop().sock_sendall(orders, frame[sent:])
             except BaseException:
-                self._forget_warden()  # it would take the next order for the rest of this one
+                self._forget_warden()  # it would read the next order as the rest of this one
                 raise
 
     def _forget_warden(self) -> None:
@@ -284,7 +290,7 @@ class Processes:
         self._orders = None
 
     async def _with_warden(self) -> socket.socket:
-        """The line to the warden, who is there."""
+        """The line to the warden, started if needed."""
         if self._closed:
             raise StartFailed("the sidecar is ending")
         if self._orders is not None and self._warden is not None and self._warden.returncode is None:
@@ -292,8 +298,7 @@ class Processes:
         self._forget_warden()
         ours, theirs = socket.socketpair()
         with theirs:
-            # -I -S: nothing of the environment or of installed packages has a say in it. A terminal's signals are
-            # for the sidecar alone.
+            # -I -S: ignores the environment and installed packages. A terminal's signals are for the sidecar alone.
             self._warden = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
@@ -313,7 +318,7 @@ class Processes:
 
 
 class _Pipes:
-    """Our ends of a program's three streams."""
+    """The sidecar's ends of a program's three streams."""
 
     def __init__(self) -> None:
         self.stdin: asyncio.StreamWriter
@@ -324,7 +329,7 @@ class _Pipes:
 
     @classmethod
     async def opened(cls) -> tuple[_Pipes, list[int]]:
-        """Ours, and the program's ends. Raises OSError."""
+        """The sidecar's ends and the program's. Raises OSError."""
         made: list[int] = []
         try:
             for _ in range(3):
@@ -356,7 +361,7 @@ class _Pipes:
 
     def close(self) -> None:
         if self._input is not None:
-            # asyncio's pipe may be aborted only while it has something to lose.
+            # asyncio's pipe may be aborted only while it has data to write.
             if self._input.get_write_buffer_size():
                 self._input.abort()
             self._input.close()
@@ -364,8 +369,9 @@ class _Pipes:
 
 
 def _file(fd: int, mode: str, loop: asyncio.AbstractEventLoop) -> IO[bytes]:
-    """A descriptor as a loop's pipes want it. asyncio closes the file; uvloop closes the descriptor, and then the file
-    as well: by then another thread may have opened something under the same number."""
+    """A descriptor as the event loop's pipes need it. asyncio closes the file; uvloop closes the descriptor and then
+    the file as well: by then another thread may have opened something under the same number.
+    """
     return os.fdopen(fd, mode, 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
 
 
@@ -415,7 +421,9 @@ def _failed(answer: Mapping[str, Any]) -> StartFailed:
 
 
 def _interpreter_of(program: str) -> str:
-    """Of a program that is there, and of which the system says that it is not: what is not there. "" of any other."""
+    """The missing interpreter of a program that exists, but that the system reports as not found; "" for any other
+    program.
+    """
     try:
         if not Path(program).is_file():
             return ""
@@ -432,7 +440,7 @@ def _interpreter_of(program: str) -> str:
 
 
 async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:
-    """Send the beginning of a frame, and the descriptors with it; how much of it went. Raises OSError."""
+    """Send the beginning of a frame with the descriptors; returns the number of bytes sent. Raises OSError."""
     while True:
         try:
             return socket.send_fds(orders, [frame], fds)

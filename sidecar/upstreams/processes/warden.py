@@ -1,21 +1,21 @@
 """A small process that starts programs and ends their descendants, even after the sidecar is gone.
 
-Run as a file of its own, `python -I -S warden.py FD`: nothing of the sidecar is imported here, so that it is small and
-forked quickly.
+It is run as a file, `python -I -S warden.py FD`, and imports nothing of the sidecar, so that it is small and forks
+quickly.
 
-    sidecar ──orders──▶ warden ──fork──▶ keeper ──fork, exec──▶ program ──▶ whatever it starts
+    sidecar ──orders──▶ warden ──fork──▶ keeper ──fork, exec──▶ program ──▶ its descendants
        └───────────── one line for each program ──┘
 
 An order on FD is a length, JSON, and four descriptors: the program's three streams and the keeper's end of its line.
-The keeper says on it `{"started": pid}` or `{"failed": errno, "where": …}`, then `{"exited": status}`, then what all of
-it took, `{"used": […]}`, and hangs up when nothing is left. What it hears is `{"end": grace_s}`; that the line breaks
-means the same, with a short grace. `{"until": [asks, kills]}` is how long the program may live unless more is said,
-in two times of the monotonic clock that all processes of a machine have in common: when it is asked to end, and when it
-is not asked. So it ends in time also where the sidecar stands still.
+The keeper writes `{"started": pid}` or `{"failed": errno, "where": …}` to its line, then `{"exited": status}`, then the
+resources used, `{"used": […]}`, and closes the line when nothing is left. It accepts `{"end": grace_s}`; a broken line
+means the same, with a short grace. `{"until": [asks, kills]}` limits the program's life unless it is extended, in two
+times of the monotonic clock that all processes of a machine share: when the program is signalled to end, and when it is
+killed. So it ends in time even if the sidecar hangs.
 
-Keeper and warden are subreapers (Linux): whatever is orphaned below them becomes their own child, so "no child left"
-means "nothing left". They signal only their own children, whose ids nobody else can have meanwhile, because nobody
-else can reap them; what stands below those becomes theirs as soon as its parent is dead.
+Keeper and warden are subreapers (Linux): a process orphaned below them becomes their own child, so "no child left"
+means "nothing left". They signal only their own children, whose ids cannot be reused meanwhile, because only the parent
+can reap them; a grandchild becomes their child as soon as its parent is dead.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from typing import Any, NoReturn
 
 LINUX = sys.platform == "linux"
 HEADER = struct.Struct("!I")
-MAX_ORDER_BYTES = 4 * 2**20  # arguments and environment: the kernel takes 128 KiB of each, 2 MiB of all
+MAX_ORDER_BYTES = 4 * 2**20  # arguments and environment: the kernel takes 128 KiB of each, 2 MiB in all
 STREAMS_AND_LINE = 4
-ORPHANED_GRACE_S = 1.0  # the sidecar is gone, or the program: everything ends within two seconds
+ORPHANED_GRACE_S = 1.0  # the sidecar or the program is gone: everything ends within two seconds
 STEP_S = 0.02
 NEVER = (float("inf"), float("inf"))
-LONGEST_S = 3600.0  # of one poll: the kernel does not take any number
-_BLOCK_BYTES = 512  # of getrusage
+LONGEST_S = 3600.0  # of one poll: the kernel limits the number
+_BLOCK_BYTES = 512  # the unit of getrusage
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a terminal's and a supervisor's: the sidecar gets them too
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by a terminal or supervisor to the sidecar too
 
 
 def main(orders: socket.socket) -> None:
-    """Fork a keeper for each order, until nobody can give orders any more and nothing is left."""
+    """Fork a keeper for each order, until the order socket is closed and nothing is left."""
     _settle()
     alarm = _Alarm()
     keepers: dict[int, str] = {}
@@ -74,7 +74,7 @@ def main(orders: socket.socket) -> None:
 
 
 def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
-    """Collect who has ended. Only a keeper that was killed leaves anything: processes are ended, `folders` removed."""
+    """Reap ended children. After a keeper that was killed, end its processes and remove its `folders`."""
     left = True
     while left:
         try:
@@ -116,7 +116,7 @@ def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
 
 
 def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
-    """The keeper of a program; None where the system gives us no process, which the line says."""
+    """The pid of a program's new keeper; None if the system refuses to fork, which is reported on the line."""
     pid = None
     try:
         pid = os.fork()
@@ -128,7 +128,7 @@ def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
             _settle()
             ProcessKeeper(order, fds).run()
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # a bug; what it kept, the warden ends
+            sys.excepthook(*sys.exc_info())  # a bug; the warden ends what this keeper kept
         finally:
             os._exit(0)
     for fd in fds:
@@ -137,7 +137,7 @@ def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
 
 
 class ProcessKeeper:
-    """Keeps one program. `_kill_at` is when asking ends and killing begins; None while nothing must end."""
+    """Keeps one program. `_kill_at` is when signalling ends and killing begins; None while nothing must end."""
 
     def __init__(self, order: Mapping[str, Any], fds: list[int]) -> None:
         self._order = order
@@ -153,11 +153,11 @@ class ProcessKeeper:
         self._heard = b""
 
     def run(self) -> None:
-        """From the start to when nothing of it is left."""
+        """Run from the start until nothing of the program is left."""
         folder = self._order["cwd"]
         private = folder is None
         try:
-            if self._is_overdue():  # whoever ordered it stood still meanwhile
+            if self._is_overdue():  # the sidecar hung meanwhile
                 raise OSError(errno.ETIMEDOUT, "overdue")
             if private:
                 folder = self._order["private"]
@@ -191,7 +191,7 @@ class ProcessKeeper:
             self._alarm.clear()
 
     def _listen(self) -> bool:
-        """Take an order; False when there will be none any more."""
+        """Read an order; False when there will be none any more."""
         try:
             heard = self._line.recv(4096)
         except BlockingIOError:
@@ -215,7 +215,7 @@ class ProcessKeeper:
         return time.monotonic() >= self._until[0]
 
     def _patience_ms(self) -> float | None:
-        """How long nothing is to be done unless something happens."""
+        """How long to wait for an event, in milliseconds; None for no limit."""
         if self._kill_at is not None:
             return STEP_S * 1000
         return None if self._until is NEVER else min(max(0.0, self._until[0] - time.monotonic()), LONGEST_S) * 1000
@@ -227,7 +227,7 @@ class ProcessKeeper:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def _press(self) -> None:
-        """Ask everything that is ours to end, each once; when the time is over, do not ask."""
+        """Signal every child to end, once each; after the grace, kill them."""
         assert self._kill_at is not None
         killing = time.monotonic() >= self._kill_at
         number = signal.SIGKILL if killing else signal.SIGTERM
@@ -241,8 +241,8 @@ class ProcessKeeper:
                     _signal(pid, number)
 
     def _press_group(self, number: int) -> None:
-        # Once the program has been reaped, its group's id may be another's; on Linux nothing is missed by that, as
-        # what was in the group is our child by then.
+        # Once the program has been reaped, its group's id may be reused; on Linux nothing is missed by that, as the
+        # members of the group are our children by then.
         self._asked.add(self._pid)
         if self._exited and LINUX:
             return
@@ -252,7 +252,7 @@ class ProcessKeeper:
             _signal(self._pid, number)
 
     def _reap(self) -> bool:
-        """Collect who has ended; False when nothing is left."""
+        """Reap ended children; False when nothing is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -279,7 +279,7 @@ class ProcessKeeper:
         try:
             self._line.send(_line(what))
         except OSError:
-            return  # nobody listens; that the line is broken is heard where it is read
+            return  # the line is closed; that is noticed when it is read
 
 
 def _line(what: dict[str, Any]) -> bytes:
@@ -287,15 +287,15 @@ def _line(what: dict[str, Any]) -> bytes:
 
 
 def _used() -> list[float]:
-    """Seconds of CPU, and bytes: the largest process's peak, read from disk, written to it. Of all that was reaped."""
+    """Seconds of CPU, and bytes: the largest process's peak, read from disk, written to it. Of all reaped processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = used.ru_maxrss * 1024 if LINUX else used.ru_maxrss
-    blocks = _BLOCK_BYTES if LINUX else 0  # elsewhere these are operations, of no known size
+    blocks = _BLOCK_BYTES if LINUX else 0  # elsewhere these are operations of unknown size
     return [used.ru_utime + used.ru_stime, peak, used.ru_inblock * blocks, used.ru_oublock * blocks]
 
 
 def _launch(order: Mapping[str, Any], streams: list[int], folder: str) -> int:
-    """Start the program; its id. Raises OSError that says why it cannot be."""
+    """Start the program; returns its pid. Raises OSError with the reason."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -311,7 +311,7 @@ def _launch(order: Mapping[str, Any], streams: list[int], folder: str) -> int:
 
 
 def _become(order: Mapping[str, Any], streams: list[int], folder: str, writer: int) -> NoReturn:
-    """In the new process: give up everything that is ours, then become the program."""
+    """In the new process: drop everything that is the keeper's, then exec the program."""
     where = folder
     try:
         os.setsid()
@@ -338,11 +338,11 @@ def _become(order: Mapping[str, Any], streams: list[int], folder: str, writer: i
 
 
 def _limit(limits: Mapping[str, int]) -> None:
-    """What this process may take, never more than we may ourselves."""
+    """Limit this process's resources, never above the current limits."""
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
-        # Beyond the soft limit of CPU time a program is told (SIGXCPU); a second later, at the hard one, it is killed.
+        # At the soft limit of CPU time a program gets SIGXCPU; a second later, at the hard one, it is killed.
         own = most + 1 if name == "CPU" else most
         hard = own if hard == resource.RLIM_INFINITY else min(own, hard)
         resource.setrlimit(kind, (min(most, hard), hard))
@@ -352,13 +352,13 @@ def _default(number: int) -> None:
     try:
         signal.signal(number, signal.SIG_DFL)
     except (OSError, ValueError):
-        return  # one that the C library keeps for itself
+        return  # a signal that the C library reserves
 
 
 def remove(folder: str) -> None:
-    """A folder and what is in it, as far as it lets itself be removed. Of a link in its place, the link.
+    """Remove a folder and its content, as far as possible. Of a symbolic link, only the link.
 
-    A folder in a folder is lifted to the top before it is emptied: a program can nest them deeper than a path reaches.
+    A nested folder is moved to the top before it is emptied: a program can nest folders deeper than a path may be long.
     """
     if os.path.islink(folder):
         _quietly(os.unlink, folder)
@@ -381,7 +381,7 @@ def remove(folder: str) -> None:
 
 
 def _emptied_of_files(folder: str) -> list[str]:
-    """Remove what is no folder there, and open what is: their paths."""
+    """Remove the files in a folder and make its subfolders accessible; returns their paths."""
     folders = []
     try:
         with os.scandir(folder) as found:
@@ -405,7 +405,7 @@ def _quietly(what: Any, *arguments: Any) -> None:
 
 
 class _Alarm:
-    """Readable when a child has ended."""
+    """A descriptor that is readable when a child has ended."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
@@ -426,7 +426,7 @@ class _Alarm:
 
 
 def _children() -> list[int]:
-    """Our own children, dead ones included. On Linux only."""
+    """The pids of our children, dead ones included. On Linux only."""
     if not LINUX:
         return []
     me = os.getpid()
@@ -453,7 +453,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _settle() -> None:
-    """What warden and keeper are: parents of orphans, deaf to what is meant for the sidecar, without core dumps."""
+    """Set up warden and keeper: adopt orphans, ignore signals meant for the sidecar, disable core dumps."""
     gc.disable()
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER)

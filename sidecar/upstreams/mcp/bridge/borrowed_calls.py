@@ -1,9 +1,9 @@
 """Reads the answer of one stateless caller's call at a session-based server.
 
 A `BorrowedCall` reads the server's answer in a task of its own, because it may outlive the request that began it: when
-the server asks its client something, the caller's answer ends with that question, the course is held, and the caller's
-retry goes on reading where it stopped. What arrives waits in a short queue, so that a held course costs the server's
-patience and not our memory.
+the server asks its client for input, the caller's answer ends with that request, the call is held, and the caller's
+retry reads on where it stopped. Messages wait in a short queue, so that a held call applies back pressure to the server
+instead of filling memory.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from sidecar.upstreams.mcp.bridge.translation import received_in
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer, count_dropped
 
 MAX_WAITING: Final = 64  # messages that were read and not yet passed on
-MAX_WAITING_BYTES: Final = 2**20  # of them together, but for the last: one message may be larger
+MAX_WAITING_BYTES: Final = 2**20  # of them together, except the last: one message may be larger
 MAX_RESUMPTIONS: Final = 64
 MAX_PAUSE_S: Final = 5.0
 
 
 class StreamMark(Enum):
-    """What arrives beside messages."""
+    """Items of a stream other than messages."""
 
     OPENED = "its answer is a stream"
     ALIVE = "a keep-alive"
 
 
 class CallBody(NamedTuple):
-    """An answer that is no stream."""
+    """An answer that is not an event stream."""
 
     status: int
     media_type: str
@@ -51,9 +51,10 @@ Arrival = Message | StreamMark | CallBody | Refusal
 
 @dataclass(slots=True, eq=False)
 class BorrowedCall:
-    """One call at the server. `upstream_id` is its id there, `request_id` the caller's, which is another with each
-    retry; so may be `level` and the progress token (`token_now`; the server knows `token`). `expired`: it is stopped
-    because the server did not answer in time, and its caller `is_patient`: it waited as long as a call may take."""
+    """One call at the server. `upstream_id` is its id there, `request_id` the caller's, which may change with each
+    retry, as may `level` and the progress token (`token_now`; the server knows `token`). `expired` says that it is
+    stopped because the server did not answer in time; `is_patient` that its caller waited as long as a call may take.
+    """
 
     upstream: McpTransport
     outbound: Outbound
@@ -78,11 +79,11 @@ class BorrowedCall:
         self._task = asyncio.create_task(self._run(), name=f"{self.method} at {self.upstream.name}")
 
     def offer(self, message: Message) -> bool:
-        """Something about this call came another way; False where its queue is full."""
+        """Queue a message about this call that came on another stream; False if the queue is full."""
         return self._put_now(message)
 
     async def next(self, deadline: Deadline) -> Arrival:
-        """What comes next. Raises Refusal: what ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
+        """The next item. Raises the Refusal that ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
         loop = asyncio.get_running_loop()
         while self._arrived.empty():
             if self.over:
@@ -94,11 +95,11 @@ class BorrowedCall:
                 async with asyncio.timeout_at(at):
                     return self._taken(await self._arrived.get())
             except TimeoutError:
-                continue  # the deadline may have been moved meanwhile: look again
+                continue  # the deadline may have moved: check again
         return self._taken(self._arrived.get_nowait())
 
     def stop(self, why: str = "the exchange was given up") -> None:
-        """The call is over; the server's stream closes, and who waits for more hears that there is none."""
+        """End the call: the server's stream closes, and a waiting reader gets a refusal."""
         self.over = True
         self._put_now(Refusal(Reason.UPSTREAM_FAILED, why))
         if self._task is not None:
@@ -148,7 +149,7 @@ class BorrowedCall:
         return arrival
 
     async def _messages(self, answer: UpstreamAnswer, place: CallPlace) -> AsyncGenerator[Arrival, None]:
-        """Every message of the answer, also when the server lets its client fetch the rest by GET."""
+        """Every message of the answer, also if the server has its client fetch the rest by GET."""
         async with aclosing(events(answer, place, self.upstream.max_response_bytes)) as first:
             async for arrival in first:
                 yield arrival
@@ -167,9 +168,10 @@ class BorrowedCall:
 
 @dataclass(slots=True)
 class CallPlace:
-    """How far a stream of `upstream` was read, and how long its server wants to be left alone before it is asked for
-    the rest. `answers` is the id of the request whose answer it is, None where it is none. `event_bytes` is how large
-    the newest event was."""
+    """The position in a stream of `upstream`, and how long the server asks its client to wait before it fetches the
+    rest. `answers` is the id of the request that the stream answers, None if there is none. `event_bytes` is the size
+    of the newest event.
+    """
 
     upstream: McpTransport
     answers: Id | None = None
@@ -178,7 +180,7 @@ class CallPlace:
     event_bytes: int = 0
 
     def reader(self) -> Streamed:
-        """What reads its messages."""
+        """The parser of the stream's messages."""
         own = self.answers
         return Streamed(() if own is None else (own,), own, partial(count_dropped, self.upstream))
 
@@ -186,7 +188,7 @@ class CallPlace:
 async def events(
     answer: UpstreamAnswer, place: CallPlace, max_bytes: int, deadline: Deadline = ENDLESS
 ) -> AsyncGenerator[Message | StreamMark, None]:
-    """The messages of a stream, as long as it lasts. Raises Refusal."""
+    """The messages of a stream until it ends. Raises Refusal."""
     parser, reader = SseParser(max_bytes), place.reader()
     async with aclosing(answer.chunks(deadline=deadline)) as chunks:
         async for event in _parsed(chunks, parser):

@@ -1,10 +1,10 @@
 """Keeps the sessions that stateless callers share.
 
-One that we keep for its owner (the caller's whole chain) and the set of capabilities that the caller declares: opened
-with the first call, shared by that owner's further ones and by nobody else's, ended when nobody has used it for long.
+The bridge keeps a session for each owner (the caller's whole chain) and set of capabilities that the caller declares.
+It is opened with the first call, shared by that owner's further calls only, and ended when it has been idle for long.
 
-A session that the server lost takes no further call. Calls that are under way in it go on to their answers: the server
-may have lost the session for new requests only, and it may be executing what it took before.
+A session that the server lost takes no further call. Calls in progress in it go on to their answers: the server may
+have lost the session for new requests only, and it may be executing the requests that it has.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ _FAREWELL_S: Final = 5.0
 
 
 class SessionDoubt(Protocol):
-    """Called when the server does not behave like one of its era."""
+    """Called when the server does not behave as its era requires."""
 
     def __call__(self, *, at_once: bool = False) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class BorrowedSession:
-    """One session that we keep. `server` is what `initialize` answered; `level` what was set last; `uris` counts who
-    subscribed to what."""
+    """One session that the bridge keeps. `server` is the result of `initialize`; `level` the log level that was set
+    last; `uris` counts the subscribers of each URI.
+    """
 
     key: tuple[str, bytes]
     outbound: Outbound
@@ -72,11 +73,11 @@ class BorrowedSession:
 
     @property
     def may_ask(self) -> bool:
-        """Whether the client declared anything that the server may ask for."""
+        """Whether the client declared any capability that lets the server send it requests."""
         return any(name in self.capabilities for name in translation.CAPABILITY_OF.values())
 
     def offers(self, capability: str, feature: str = "") -> bool:
-        """What the server declared."""
+        """Whether the server declared a capability, or a feature of it."""
         offered = self.server.get("capabilities", {}).get(capability)
         return isinstance(offered, dict) and (not feature or offered.get(feature) is True)
 
@@ -85,8 +86,9 @@ class BorrowedSession:
         return self._last_id
 
     def only_course(self) -> BorrowedCall | None:
-        """The call that something unasked belongs to: the one there is that does not wait for its caller. None in a
-        session of anonymous callers: they share it, and are not one client."""
+        """The call that an unsolicited message belongs to: the only one that does not wait for its caller. None in a
+        session of anonymous callers, who share it and are not one client.
+        """
         if self.outbound.is_anonymous:
             return None
         running = [course for course in self.courses.values() if not course.held]
@@ -94,8 +96,9 @@ class BorrowedSession:
 
 
 class BorrowedSessions:
-    """All lent sessions of one server. `heard` gets what comes on their own streams; `ended` is called with each that
-    we end."""
+    """All borrowed sessions of one server. `heard` is called with the messages of their own streams; `ended` with each
+    session that the bridge ends.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class BorrowedSessions:
             self.end(lent)
 
     async def of(self, outbound: Outbound, request: Request) -> BorrowedSession:
-        """The owner's session with these capabilities; whoever comes first opens it, and the others wait for it."""
+        """The owner's session with these capabilities. The first call opens it, and concurrent ones wait for that."""
         meta = request.params.get("_meta", {})
         capabilities = translation.lent_capabilities(meta)
         key = (outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS))
@@ -152,14 +155,14 @@ class BorrowedSessions:
         return lent
 
     def speak_for(self, lent: BorrowedSession, outbound: Outbound) -> None:
-        """Its owner is here: what the session shows from now on is as fresh as this."""
+        """Use this call's caller, and so its current credential, for the session's own messages from now on."""
         lent.outbound = lent.outbound._replace(caller=outbound.caller)
         lent.used_s = asyncio.get_running_loop().time()
 
     def _opened(self, key: tuple[str, bytes], task: asyncio.Task[BorrowedSession]) -> None:
         self._opening.pop(key, None)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; if nobody did any more, it is nobody's
+            task.exception()  # every waiting call has it; without one it is dropped
 
     async def _open(
         self, key: tuple[str, bytes], outbound: Outbound, capabilities: dict[str, Any], client: object
@@ -196,7 +199,7 @@ class BorrowedSessions:
         return lent
 
     def _make_room(self, owner: str) -> None:
-        """Raises Refusal(TOO_MANY_CONCURRENT) where every session is in use."""
+        """Raises Refusal(TOO_MANY_CONCURRENT) if every session is in use."""
         mine = [lent for key, lent in self._lent.items() if key[0] == owner]
         opening = [key for key in self._opening if key[0] == owner]
         if len(mine) + len(opening) > MAX_LENT_OF_ONE:
@@ -211,7 +214,7 @@ class BorrowedSessions:
         self.end(idle)
 
     async def _sweep(self) -> None:
-        """End what nobody uses, as long as there is anything."""
+        """End idle sessions, as long as there are any sessions."""
         while self._lent:
             await asyncio.sleep(min(SWEEP_EVERY_S, self._idle_s))
             now_s = asyncio.get_running_loop().time()
@@ -222,7 +225,7 @@ class BorrowedSessions:
                     self.end(lent)
 
     def end(self, lent: BorrowedSession) -> None:
-        """End a session of ours with every call in it, and tell the server."""
+        """End a session and every call in it, and notify the server."""
         self.lose(lent)
         self._ended(lent)
         for course in list(lent.courses.values()):
@@ -235,7 +238,7 @@ class BorrowedSessions:
             self._chores.add(self._inner.end_session(lent.session_id, lent.outbound.version, _FAREWELL_S))
 
     def lose(self, lent: BorrowedSession) -> None:
-        """The server lost the session: no further call goes in it. Twice is no fault."""
+        """The server lost the session: no further call uses it. Calling it twice is allowed."""
         lent.lost = True
         if self._lent.get(lent.key) is lent:
             del self._lent[lent.key]
@@ -246,14 +249,14 @@ class BorrowedSessions:
         lent.subscriptions.clear()
 
     async def tell(self, lent: BorrowedSession, message: Notification | Response) -> None:
-        """Something that has no answer. Raises Refusal."""
+        """Send a message that has no answer. Raises Refusal."""
         asked = lent.outbound._replace(verb="POST", message=message, endless=False)
         with await self._inner.exchange(asked) as answer:
             if not 200 <= answer.status < 300:
                 raise refusal_of(answer)
 
     async def ask(self, lent: BorrowedSession, method: str, params: dict[str, Any]) -> bool:
-        """A request of our own in the session; whether the server did it."""
+        """Send a request of the sidecar's in the session; returns whether it succeeded."""
         request = Request(lent.next_id(), method, params)
         asked = lent.outbound._replace(verb="POST", message=request, endless=False)
         with await self._inner.exchange(asked) as answer:

@@ -1,13 +1,13 @@
 """Sends each message directly or over a bridge, depending on the server's era.
 
     the caller's era   the server speaks      the message goes
-    stateless          stateless, or both     as it is
-    stateless          sessions only          over `StatelessToSession`: a session that we keep for its owner
-    session            sessions, or both      as it is
-    session            stateless only         over `SessionToStateless`: a session that we play for its caller
+    stateless          stateless, or both     unchanged
+    stateless          sessions only          over `StatelessToSession`: a session that is kept for its owner
+    session            sessions, or both      unchanged
+    session            stateless only         over `SessionToStateless`: a session that is emulated for its caller
 
-What the sidecar asks for itself goes as it is, whatever the server speaks: our enquiry speaks both eras. Its answers,
-and callers', show which eras those are.
+The sidecar's own requests go unchanged, whatever the server speaks: its own conversation handles both eras. Their
+answers and those to callers show which eras the server speaks.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sidecar.upstreams.mcp.transport import (
 )
 
 DISCOVER: Final = "server/discover"
-FRESH_S: Final = 60.0  # for so long our own enquiry believes what a caller's question has shown
+FRESH_S: Final = 60.0  # for so long our own conversation reuses what a caller's request has shown
 _KEPT: Final = (SESSION_ID, "retry-after", "location")
 _PARAMETER_PREFIX: Final = "mcp-param-"
 _NOT_FOUND: Final = {"code": -32601, "message": "Method not found"}
 
 
 class BridgeDeadlines(NamedTuple):
-    """For how long state of callers is kept: an unanswered question, and a session that nobody uses."""
+    """How long state of callers is kept: an unanswered input request, and an idle session."""
 
     question_s: float = 300.0
     idle_s: float = 1800.0
@@ -58,7 +58,7 @@ PATIENT: Final = BridgeDeadlines()
 
 
 class Bridge:
-    """An upstream that callers of either era can speak to. `clock_mono` gives monotonic seconds."""
+    """An upstream that callers of either era can use. `clock_mono` gives monotonic seconds."""
 
     def __init__(
         self, inner: McpTransport, patience: BridgeDeadlines = PATIENT, *, clock_mono: Callable[[], float] | None = None
@@ -94,7 +94,7 @@ class Bridge:
         return await self.inner.exchange(_without_parameters(outbound))
 
     def roams(self, session_id: str | None) -> bool:
-        """As `McpTransport.roams`: not one that we play."""
+        """See `McpTransport.roams`: an emulated session does not."""
         return session_id not in self._player and self.inner.roams(session_id)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
@@ -130,7 +130,7 @@ class Bridge:
         return answer
 
     async def _discover(self, outbound: Outbound, message: Request) -> UpstreamAnswer | None:
-        """The server's own answer; None where a caller must have one that we make."""
+        """The server's own answer; None if the caller must get a synthesised one."""
         own = outbound.caller is None
         if self.eras.stateless is False:
             if not own:
@@ -156,7 +156,7 @@ class Bridge:
             await self._asked(asked, question)
 
     async def _asked(self, outbound: Outbound, message: Request) -> UpstreamAnswer:
-        """The answer to `server/discover`, and what it shows is learned."""
+        """The answer to `server/discover`; the eras that it shows are recorded."""
         with await self.inner.exchange(outbound) as answer:
             body, response = await whole_answer(answer, message.id, self.inner, outbound.deadline_s)
             if answer.status == 200 and speaks_stateless(response):
@@ -180,8 +180,8 @@ class Bridge:
             if outbound.caller is None or answer.status not in REFUSALS:
                 return told
             if answer.status == 200 and (response is None or response.error is None):
-                return told  # it broke off, or agreed on what we do not know: that is no word about eras
-            if self.eras.sessions:  # it has its reasons; or it is another version of itself now, and the next one asks
+                return told  # it broke off, or agreed on an unknown revision: that shows no era
+            if self.eras.sessions:  # an ordinary failure, or a new version of the server: the next call asks
                 self._doubt()
                 return told
             if self.eras.stateless is None:
@@ -199,21 +199,21 @@ class Bridge:
 
 
 def _again(answer: UpstreamAnswer, body: bytes) -> BuiltUpstream:
-    """An answer that was read, to be read once more."""
+    """An answer with its body, which was read, to be read again."""
     media_type = "application/json" if answer.media_type == EVENT_STREAM and body else answer.media_type
     headers = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
     return BuiltUpstream(answer.status, body, media_type=media_type, headers=headers)
 
 
 def _refuse_tasks(outbound: Outbound) -> None:
-    """The two eras' tasks are different things, and one that was created in the other is not to be had here."""
+    """The two eras' tasks differ, and a task created in one era cannot be used in the other."""
     message = outbound.message
     if isinstance(message, Request) and message.method.startswith("tasks/"):
         raise Refusal(Reason.METHOD_UNKNOWN, "tasks do not cross from one era to the other")
 
 
 def _without_parameters(outbound: Outbound) -> Outbound:
-    """A server of sessions knows no mirrored arguments."""
+    """A server with sessions only knows no mirrored arguments."""
     if not outbound.extra:
         return outbound
     extra = [header for header in outbound.extra if not header[0].lower().startswith(_PARAMETER_PREFIX)]

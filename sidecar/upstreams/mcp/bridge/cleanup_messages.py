@@ -1,7 +1,7 @@
 """Sends messages to servers that no caller waits for.
 
-A call that its caller gave up, an answer to a ping, the end of a session: each is sent behind, within a bound of time
-and of number. What is too much is not said: the server has time-outs of its own.
+A cancellation, the answer to a ping, the end of a session: each is sent in the background, bounded in time and in
+number. Messages beyond the bound are dropped: the server has time-outs of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CLOSING_S: Final = 2.0
 
 
 class CleanupMessages:
-    """Tasks that belong to nobody but their server."""
+    """Background tasks of one server."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do it behind. Its refusals are nobody's."""
+        """Run it in the background; its refusals are ignored."""
         if len(self._tasks) >= MAX_CHORES:
             work.close()
             return
@@ -34,7 +34,7 @@ class CleanupMessages:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Wait a little for what is under way, and give up the rest."""
+        """Wait a little for the tasks in progress, and cancel the rest."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(set(self._tasks), timeout=_CLOSING_S)

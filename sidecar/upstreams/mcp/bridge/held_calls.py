@@ -1,12 +1,12 @@
 """Holds calls that wait for input until their caller returns.
 
-`requestState` names a held call: it cannot be guessed, is good once, for its owner and for the same call. To anybody
-else it says nothing.
+`requestState` names a held call: it cannot be guessed, is valid once, for its owner and for the same call. To any other
+caller it is an unknown value.
 
     a held call        becomes
-    retried            answers are posted to the server, and its answer is read on
+    retried            input is posted to the server, and its answer is read on
     retried by others  -32602, nothing reaches the server, the call stays held
-    not retried        cancelled when its time is over, or when its owner holds too many
+    not retried        cancelled when it expires, or when its owner holds too many
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ STATE_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldCall:
-    """A call that waits for its caller. `asked` maps keys of `inputRequests` to ids of the server's requests. Without
-    a course the server itself said "come back later", and the retry is a new call there."""
+    """A call that waits for its caller. `asked` maps keys of `inputRequests` to ids of the server's requests. Without a
+    `BorrowedCall`, the server itself asked for a later retry, and the retry is a new call there.
+    """
 
     owner: str
     fingerprint: bytes
@@ -42,8 +43,9 @@ class HeldCall:
 
 
 class HeldCalls:
-    """The held calls of one server. Each lapses after `question_s`; `dropped` is called with every one that is dropped,
-    then or before."""
+    """The held calls of one server. Each expires after `question_s`; `dropped` is called with every one that expires or
+    is dropped earlier.
+    """
 
     def __init__(self, question_s: float, dropped: Callable[[HeldCall], None]) -> None:
         self._question_s = question_s
@@ -55,11 +57,11 @@ class HeldCalls:
 
     @property
     def full(self) -> bool:
-        """Whether the server's callers hold as many as they may together."""
+        """Whether the held calls of all the server's callers have reached their bound."""
         return len(self._held) >= MAX_HELD
 
     def make_room(self, owner: str) -> None:
-        """An owner's oldest held call goes for its next."""
+        """Drop the owner's oldest held call if it holds too many."""
         mine = [state for state, held in self._held.items() if held.owner == owner]
         if len(mine) >= MAX_HELD_OF_ONE:
             self.drop(mine[0])
@@ -67,7 +69,7 @@ class HeldCalls:
     def hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None
     ) -> str:
-        """The state that names the call from now on; `lent` is None where the call itself is over."""
+        """Hold a call; returns the state that names it. `lent` is None if the call itself is over."""
         state = secrets.token_urlsafe(STATE_BYTES)
         lapse = asyncio.get_running_loop().call_later(self._question_s, self.drop, state)
         waiting = None if lent is None else course
@@ -75,22 +77,24 @@ class HeldCalls:
         return state
 
     def find(self, state: object, owner: str, fingerprint: bytes) -> HeldCall | None:
-        """The call that this caller holds by this state; another's, another call's and none are the same."""
+        """The call that this caller holds under this state. None for an unknown state, another caller's or another
+        call's.
+        """
         held = self._held.get(state) if isinstance(state, str) else None
         return held if held is not None and (held.owner, held.fingerprint) == (owner, fingerprint) else None
 
     def take(self, state: str) -> None:
-        """Its caller is back: it is held no more."""
+        """Its caller is back: remove it."""
         self._held.pop(state).lapse.cancel()
 
     def drop(self, state: str) -> None:
-        """Nobody came back for it. What is not held is no fault."""
+        """Its caller did not return. An unknown state is ignored."""
         held = self._held.pop(state, None)
         if held is not None:
             held.lapse.cancel()
             self._dropped(held)
 
     def drop_all_in(self, lent: BorrowedSession) -> None:
-        """Their session is over."""
+        """Drop every call of a session that ended."""
         for state in [state for state, held in self._held.items() if held.lent is lent]:
             self.drop(state)

@@ -1,8 +1,8 @@
 """Runs the input rounds of a session's call at a stateless server.
 
-The server ends its answer with questions, and wants the call once more with the answers. Its caller waits on one
-stream: the questions go there as requests of the server, the caller's POSTed answers come in here, and the call is sent
-again until there is a result, or there were too many rounds.
+The server ends its answer with input requests, and expects the call again with the responses. Its caller waits on one
+stream: the input requests go there as requests of the server, the caller's POSTed responses come in here, and the call
+is sent again until there is a result, or there were too many rounds.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ Questions = dict[Id, "asyncio.Future[Response]"]
 
 
 class InputRounds:
-    """One call. It is a `transport.Answer` too, where it needs a stream: for what comes in between, and for questions.
+    """One call. It is also a `transport.UpstreamAnswer` if it needs a stream: for intermediate messages, and for input
+    requests.
 
-    `outbound` is the call as it is first sent; `over` is called once, when nothing of it is under way any more.
+    `outbound` is the call as it is first sent; `over` is called once, when nothing of it is in progress any more.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class InputRounds:
         self._sent_id = request.id
 
     async def begin(self) -> UpstreamAnswer:
-        """The head of the answer: whole where the server gave it whole and asked nothing. Raises Refusal."""
+        """The head of the answer: whole if the server answered in one body and needs no input. Raises Refusal."""
         try:
             answer = await self._send(self._outbound)
             if answer.status == 200 and answer.media_type == EVENT_STREAM:
@@ -130,7 +131,7 @@ class InputRounds:
             self.close()
 
     def cancel(self) -> None:
-        """The caller does not want it any more: the exchange with the server is closed, which is how it hears."""
+        """The caller cancelled the call: the exchange with the server is closed, which tells the server."""
         self._cancelled = True
         if self._post is not None:
             self._post.cancel()
@@ -163,7 +164,9 @@ class InputRounds:
     # --- with the server --------------------------------------------------------------------------------------------
 
     async def _send(self, outbound: Outbound) -> UpstreamAnswer:
-        """In a task, so that it can be cancelled before the server has said a word: many say none before the last."""
+        """Send in a task, so that the call can be cancelled before the server answers: many send nothing before the
+        last.
+        """
         if self._cancelled or self._closed:
             raise self._gone("the exchange was given up")
         self._post = asyncio.create_task(_exchange(self._inner, outbound))
@@ -178,7 +181,7 @@ class InputRounds:
         return self._answer
 
     async def _whole(self, answer: UpstreamAnswer) -> Response | BuiltUpstream:
-        """An answer that is no stream: as the caller has it, or the response that asks something."""
+        """An answer that is no stream: as the caller gets it, or the response that asks for input."""
         body = await answer.read(self._inner.max_response_bytes)
         if answer.media_type != JSON:
             # A 404 would tell the caller that its session is over, which it is not.
@@ -199,7 +202,7 @@ class InputRounds:
         return BuiltUpstream(200, encode_response(self._final(message)))
 
     async def _between(self, deadline: Deadline) -> AsyncGenerator[bytes | Response, None]:
-        """What comes before the response, and then that."""
+        """The intermediate messages, and then the response."""
         assert self._answer is not None
         stream = events(self._answer, CallPlace(self._inner, self._sent_id), self._inner.max_response_bytes, deadline)
         async with aclosing(stream) as messages:
@@ -216,7 +219,7 @@ class InputRounds:
                 raise self._gone(refusal.detail, refusal.reason) from None
 
     async def _again(self, answers: dict[str, Any], state: str | None, deadline: Deadline) -> Response | None:
-        """Send the call once more; its response where that came whole, None where there is a stream to read."""
+        """Send the call again; returns its response if that came whole, None if there is a stream to read."""
         params = dict(self._outbound.message.params) if isinstance(self._outbound.message, Request) else {}
         if answers:
             params["inputResponses"] = answers
@@ -263,7 +266,7 @@ class InputRounds:
     # --- with the caller --------------------------------------------------------------------------------------------
 
     def _put(self, asked: Mapping[str, Any]) -> list[Request]:
-        """The questions, as requests of a server; their answers are awaited from now on."""
+        """The input requests as requests of a server; their responses are expected from now on."""
         requests, self._waiting = [], {}
         for entry in asked.values():
             method, params = translation.played_question(entry, self._version)
@@ -273,9 +276,10 @@ class InputRounds:
         return requests
 
     async def _gathered(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any] | Response:
-        """The caller's answers by the server's keys; an error of the caller's is the call's: the server has no word
-        for it. Raises Refusal: UPSTREAM_TIMEOUT when they do not come in time."""
-        if not asked:  # the server only wants to be asked again
+        """The caller's responses by the server's keys. An error of the caller's becomes the call's error, as the server
+        has no form for it. Raises Refusal: UPSTREAM_TIMEOUT if they do not come in time.
+        """
+        if not asked:  # the server only wants the call to be sent again
             await asyncio.sleep(FIRST_PAUSE_S * self._count)
             return {}
         answers = {}
@@ -293,7 +297,7 @@ class InputRounds:
             left_s = None if deadline.at is None else deadline.at - loop.time()
             if left_s is not None and left_s <= 0:
                 raise Refusal(Reason.UPSTREAM_TIMEOUT, "the client did not answer in time")
-            await asyncio.wait({waiting}, timeout=left_s)  # the deadline may be moved meanwhile: look again
+            await asyncio.wait({waiting}, timeout=left_s)  # the deadline may have moved: check again
         if waiting.cancelled():
             raise self._gone("the session is over")
         return waiting.result()

@@ -1,7 +1,7 @@
 """The table of how each method crosses between eras.
 
-The table that `docs/mcp.md` shows and that `tests/flow/test_crossings.py` walks. `down` is a stateless caller before a
-server that knows sessions only, `up` the caller of a session before a server that is stateless only.
+`docs/mcp.md` shows it and `tests/flow/test_crossings.py` walks it. `down` is a stateless caller in front of a server
+with sessions only, `up` the caller of a session in front of a stateless server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidecar.errors import Reason
 
 
 class BridgeDirection(StrEnum):
-    """What becomes of a message at the bridge."""
+    """How the bridge handles a message."""
 
     PASSES = "passes"
     BECOMES = "becomes"
@@ -25,7 +25,7 @@ class BridgeDirection(StrEnum):
 
 
 class MethodCrossing(NamedTuple):
-    """`becomes` is what reaches the other side instead, `reason` how it is refused, `note` what else to know."""
+    """`becomes` is what reaches the other side instead, `reason` how it is refused, `note` further detail."""
 
     way: BridgeDirection
     becomes: str = ""
@@ -34,7 +34,7 @@ class MethodCrossing(NamedTuple):
 
 
 class MethodRow(NamedTuple):
-    """One message; `of_server` where it is the server that sends it."""
+    """One message; `of_server` if the server sends it."""
 
     name: str
     down: MethodCrossing

@@ -1,8 +1,8 @@
 """Tracks which eras a server speaks.
 
-A server shows it by what it answers to `server/discover` and `initialize`, whoever asked: callers' own messages and our
-own enquiry teach alike, so that nothing is asked twice. What was learned may become wrong when the server is replaced
-by another version of itself; an answer that does not fit puts it in doubt.
+A server shows them by its answers to `server/discover` and `initialize`. Callers' own messages and the sidecar's
+conversation both count, so that nothing is asked twice. The result may become wrong when the server is replaced by
+another version of itself; an answer that does not fit puts it in doubt.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sidecar.protocols.streamed import Streamed
 from sidecar.upstreams.mcp.bridge.translation import received, received_in
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport, UpstreamAnswer, count_dropped
 
-# What says "I do not know this era", rather than "not you" (401, 403) or "not now" (429, 5xx).
+# The codes that mean "unknown era", rather than "not you" (401, 403) or "not now" (429, 5xx).
 REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
 VERSION_UNSUPPORTED: Final = -32022
-# An answer that does not fit may also be an ordinary error: doubt costs one more question, and not for each of them.
+# An answer that does not fit may be an ordinary error: doubt costs one more request, but not after each of them.
 DOUBT_AFTER_S: Final = 30.0
 
 
 @dataclass(slots=True)
 class ServerEras:
-    """None is not known yet. `learned_at_s` is monotonic."""
+    """The eras of one server; None is not known yet. `learned_at_s` is monotonic."""
 
     stateless: bool | None = None
     sessions: bool | None = None
@@ -40,7 +40,7 @@ class ServerEras:
         self.stateless, self.learned_at_s = speaks, now_s
 
     def doubt(self, now_s: float, *, after_s: float = DOUBT_AFTER_S) -> None:
-        """Something did not fit: ask again, if what is known is not quite new."""
+        """An answer did not fit: ask again, unless what is known is quite new."""
         if now_s - self.learned_at_s >= after_s:
             self.stateless = self.sessions = None
 
@@ -48,8 +48,9 @@ class ServerEras:
 async def whole_answer(
     answer: UpstreamAnswer, request_id: Id, upstream: McpTransport, within_s: float
 ) -> tuple[bytes, Response | None]:
-    """The one message of `upstream` that answers a request, out of a body or a stream, as it came and as it was read;
-    None where there is none. Raises Refusal."""
+    """The one message of `upstream` that answers a request, from a body or a stream, as bytes and parsed; None if there
+    is none. Raises Refusal.
+    """
     if answer.media_type == EVENT_STREAM:
         reader = Streamed((request_id,), request_id, partial(count_dropped, upstream))
         return await _from_stream(answer, reader, upstream.max_response_bytes, within_s)
@@ -59,7 +60,7 @@ async def whole_answer(
     try:
         message = received(body)
     except Refusal:
-        return body, None  # whoever relays it says what is wrong
+        return body, None  # its consumer reports what is wrong with it
     return body, message if isinstance(message, Response) else None
 
 
@@ -79,12 +80,12 @@ async def _from_stream(
 
 
 def speaks_stateless(response: Response | None) -> bool:
-    """Whether this answer to `server/discover` offers a stateless revision that we know."""
+    """Whether this answer to `server/discover` offers a known stateless revision."""
     return _names_stateless(_result(response).get("supportedVersions"))
 
 
 def offers_stateless_instead(response: Response | None) -> bool:
-    """Whether this refusal of a revision names a stateless one that we know: the era is the right one."""
+    """Whether this refusal of a revision names a known stateless one: the era is the right one."""
     error = response.error if response is not None and response.error is not None else {}
     data = error.get("data")
     return (

@@ -1,7 +1,7 @@
 """Routes unsolicited messages of a session-based server to its subscribers.
 
-One GET stream for each session that we lend, opened when somebody subscribes, or when the server may ask its client
-something: some servers ask on that stream and not on the call's. It is opened anew as often as it ends.
+Each borrowed session has one GET stream, opened with the first subscription, or if the server may send its client
+requests: some servers send those on that stream and not on the call's. It is reopened whenever it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sidecar.upstreams.mcp.bridge.borrowed_calls import CallPlace, events
 from sidecar.upstreams.mcp.bridge.translation import META_SUBSCRIPTION
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, AnswerPipe, McpTransport, Outbound
 
-READY_WITHIN_S: Final = 2.0  # a server that lets its stream's head wait is not waited for
+READY_WITHIN_S: Final = 2.0  # the longest wait for the stream's head
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 30.0
 MAX_UNREAD_BYTES: Final = 2**20
 MAX_EARLY: Final = 64
@@ -34,7 +34,7 @@ ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """One `subscriptions/listen`: what its caller hears. Nothing goes out before the acknowledgement does."""
+    """One `subscriptions/listen` and the messages for its caller. Nothing is sent before the acknowledgement."""
 
     request_id: Id
     flags: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class Subscription:
     _early: list[Notification] = field(default_factory=list)
 
     def acknowledge(self) -> None:
-        """The stream begins: with what of the wish can be fulfilled."""
+        """Begin the stream with the part of the subscription that can be served."""
         honoured: dict[str, Any] = dict.fromkeys(sorted(self.flags), True)
         if self.uris:
             honoured["resourceSubscriptions"] = sorted(self.uris)
@@ -54,7 +54,7 @@ class Subscription:
             self.hear(notification)
 
     def hear(self, notification: Notification) -> None:
-        """Something was said; it goes to the caller, if that is among what was asked for."""
+        """Send a notification to the caller if the subscription includes it."""
         flag = LIST_FLAGS.get(notification.method)
         uri = notification.params.get("uri")
         updated = notification.method == UPDATED and isinstance(uri, str) and uri in self.uris
@@ -66,7 +66,7 @@ class Subscription:
             self._early.append(notification)
 
     def end(self) -> None:
-        """Nothing more will come, and that is no fault."""
+        """End the stream without a fault."""
         result = {"resultType": "complete", "_meta": {META_SUBSCRIPTION: self.request_id}}
         self.pipe.write(sse.encode_event(encode_response(Response(self.request_id, result))))
         self.pipe.end()
@@ -78,8 +78,9 @@ class Subscription:
 
 
 class ServerMessages:
-    """The unasked stream of one session. `outbound` gives what asks for it, which may show another credential than the
-    last time; `heard` gets every message; `lost` is called when the session is gone."""
+    """The GET stream of one session. `outbound` gives the request that opens it, which may show another credential than
+    the last time; `heard` is called with every message; `lost` when the session is gone.
+    """
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class ServerMessages:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> bool:
-        """Whether the server has such a stream; it is open then, or not yet after a short while."""
+        """Whether the server has such a stream; it is open, or still opening after a short wait."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(self._ready), name=f"stream of {self._upstream.name}")
@@ -123,7 +124,7 @@ class ServerMessages:
                     self._lost()
                 return
             lasted = loop.time() - began_s > MAX_PAUSE_S
-            pause_s = MIN_PAUSE_S if lasted else min(pause_s * 2, MAX_PAUSE_S)  # ever less often while it ends at once
+            pause_s = MIN_PAUSE_S if lasted else min(pause_s * 2, MAX_PAUSE_S)  # grows while the stream ends at once
             await asyncio.sleep(max(pause_s, place.pause_s))
 
     async def _listen(self, ready: asyncio.Future[bool], place: CallPlace) -> int:

@@ -1,8 +1,8 @@
 """Emulates sessions in front of a stateless server.
 
-We do. `initialize` is answered from `server/discover`; the session's id is ours; what the caller declared is repeated
-in each request; the level that it set, and the resources that it subscribed to, are kept here. Its GET is a
-`subscriptions/listen` at the server, opened anew whenever the caller subscribes to something else.
+`initialize` is answered from `server/discover`; the session's id is the sidecar's; what the caller declared is repeated
+in each request; the log level that it set, and the resources that it subscribed to, are kept here. Its GET becomes a
+`subscriptions/listen` at the server, reopened whenever the subscriptions change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 
 STATELESS: Final = STATELESS_VERSIONS[-1]
 MAX_PLAYED: Final = 10_000
-MAX_URIS: Final = 100  # what one subscriptions/listen may name
+MAX_URIS: Final = 100  # the most that one subscriptions/listen may name
 MAX_EARS: Final = 4  # as many streams as a session may have open
 ID_BYTES: Final = 32
 PREFIX: Final = "sidecar-played-"
@@ -56,7 +56,9 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 30.0
 
 @dataclass(slots=True, eq=False)
 class EmulatedSession:
-    """One session that we play. `calls` are what its caller waits for; `questions` what the server waits for."""
+    """One emulated session. `calls` are those that its caller waits for; `questions` the requests that the server waits
+    for.
+    """
 
     id: str
     owner: str
@@ -72,7 +74,7 @@ class EmulatedSession:
     _last_question: int = 0
 
     def stated(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as the stateless era wants them."""
+        """Parameters as the stateless era requires them."""
         meta = {**params.get("_meta", {}), **self.meta}
         if self.level is not None:
             meta[translation.META_LEVEL] = self.level
@@ -83,7 +85,7 @@ class EmulatedSession:
         return f"question-{self._last_question}"
 
     def wish(self) -> dict[str, Any]:
-        """What its stream listens for: all that the server announces."""
+        """The filter of its stream: everything that the server announces."""
         wish: dict[str, Any] = {}
         for flag in LIST_FLAGS.values():
             if _offers(self.offered, flag.removesuffix("ListChanged"), "listChanged"):
@@ -98,7 +100,7 @@ class EmulatedSession:
 
 
 class SessionToStateless:
-    """All played sessions of one server."""
+    """All emulated sessions of one server."""
 
     def __init__(self, inner: McpTransport, idle_s: float) -> None:
         self._inner = inner
@@ -106,7 +108,7 @@ class SessionToStateless:
         self._played: OrderedDict[str, EmulatedSession] = OrderedDict()
 
     def __contains__(self, session_id: str | None) -> bool:
-        """Whether it is a session of ours; one that is over is one too, for the server never knew it."""
+        """Whether it is an emulated session, ended ones included: the server knows none of them."""
         return session_id is not None and session_id.startswith(PREFIX)
 
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ class SessionToStateless:
 
     def _start(self, owner: str, version: str, meta: Mapping[str, Any], offered: Mapping[str, Any]) -> EmulatedSession:
         now_s = asyncio.get_running_loop().time()
-        # Whoever ends a session says so; this is for those that were not told of, and touches none in use.
+        # Sessions are normally ended explicitly; this removes those whose end was missed, and none in use.
         for old in list(self._played.values()):
             if now_s - old.used_s <= self._idle_s:
                 break
@@ -173,7 +175,7 @@ class SessionToStateless:
         return BuiltUpstream(204)
 
     def end(self, session_id: str) -> None:
-        """Forget the session, and end what is open of it. Twice is no fault."""
+        """Forget the session and close its streams and calls. Calling it twice is allowed."""
         played = self._played.pop(session_id, None)
         if played is None:
             return
@@ -238,7 +240,7 @@ class SessionToStateless:
 
     async def _listen(self, played: EmulatedSession, outbound: Outbound) -> UpstreamAnswer:
         if not played.has_stream or outbound.last_event_id is not None or len(played.ears) >= MAX_EARS:
-            return BuiltUpstream(405)  # nothing is kept to be told again
+            return BuiltUpstream(405)  # nothing is stored for a replay
         ear = EmulatedStream(
             self._inner, played, outbound._replace(verb="POST", version=STATELESS, session_id=None, endless=True)
         )
@@ -247,7 +249,7 @@ class SessionToStateless:
         return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=ear.pipe, given_up=ear.close)
 
     async def _listen_anew(self, played: EmulatedSession) -> None:
-        """Whoever subscribed hears of every update from now on, so the streams are waited for."""
+        """Reopen the streams and wait for that, so that the subscriber gets every update from now on."""
         if played.ears:
             await asyncio.wait(
                 [asyncio.ensure_future(ear.renew()) for ear in list(played.ears)], timeout=HEARD_WITHIN_S
@@ -255,7 +257,7 @@ class SessionToStateless:
 
 
 class EmulatedStream:
-    """One GET of a session: the server's `subscriptions/listen`, one after another."""
+    """One GET of a session: a series of `subscriptions/listen` at the server."""
 
     def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound) -> None:
         self.pipe = AnswerPipe(MAX_UNREAD_BYTES)
@@ -267,7 +269,7 @@ class EmulatedStream:
         self._renewing = asyncio.Lock()
 
     async def open(self) -> bool:
-        """Whether the server takes the wish. Raises Refusal."""
+        """Whether the server accepts the subscription. Raises Refusal."""
         self._played.ears.add(self)
         try:
             if self._played.wish():
@@ -275,13 +277,13 @@ class EmulatedStream:
                 if not ready:
                     self.close()
                 return ready
-            return True  # so far there is nothing to listen for; a subscription may come
+            return True  # nothing to listen for yet; a subscription may come
         except BaseException:
             self.close()
             raise
 
     async def renew(self) -> None:
-        """Listen for what is wished for now; the old stream goes on until the new one has begun."""
+        """Listen for the current subscriptions; the old stream goes on until the new one has begun."""
         async with self._renewing:
             if self.pipe.closed:
                 return
@@ -325,7 +327,7 @@ class EmulatedStream:
                 ready.set_result(False)
 
     async def _hear(self, ready: asyncio.Future[bool]) -> bool:
-        """One stream to its end; False where the server offers none."""
+        """Read one stream to its end; False if the server offers none."""
         self._number += 1
         params = self._played.stated({"notifications": self._played.wish()})
         request = Request(f"listen-{self._number}", "subscriptions/listen", params)
@@ -343,7 +345,7 @@ class EmulatedStream:
             if message is StreamMark.ALIVE:
                 self.pipe.write(sse.KEEP_ALIVE)
             elif isinstance(message, Response):
-                return  # it ends the subscription, and has no words for it in a session
+                return  # it ends the subscription, which a session cannot express
             elif isinstance(message, Notification):
                 if message.method == ACKNOWLEDGED and not ready.done():
                     ready.set_result(True)
@@ -354,7 +356,7 @@ class EmulatedStream:
 
 
 def _unmarked(notification: Notification) -> Notification:
-    """Without the subscription that it belongs to: the session has one stream for all."""
+    """Without its subscription id: the session has one stream for all."""
     params = dict(notification.params)
     meta = {key: value for key, value in params.pop("_meta", {}).items() if key != translation.META_SUBSCRIPTION}
     return Notification(notification.method, {**params, "_meta": meta} if meta else params)

@@ -1,6 +1,6 @@
 """Writes the answer of a bridged call for a stateless caller.
 
-As far as it is to have it now: up to the answer, or up to the server's next question.
+It ends with the response, or with the server's next input request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from sidecar.upstreams.mcp.transport import EVENT_STREAM, BuiltUpstream, whole_o
 
 @dataclass(frozen=True, slots=True)
 class BridgedAnswer:
-    """What a caller hears of one message: in between, or at last. `state` names the call that is held now."""
+    """What one message becomes for the caller: an intermediate message, or the last. `state` names the call that is now
+    held.
+    """
 
     between: Notification | None = None
     final: Response | None = None
@@ -29,7 +31,7 @@ class BridgedAnswer:
 
 
 class ServerQuestion(BuiltUpstream):
-    """A whole answer that may be a question of the server's."""
+    """A whole answer that may be an input request of the server's."""
 
     __slots__ = ("_withheld",)
 
@@ -42,16 +44,16 @@ class ServerQuestion(BuiltUpstream):
 
 
 class BridgedCalls(Protocol):
-    """Who knows what becomes of a call."""
+    """The owner of the calls, which decides how each goes on."""
 
     def told(self, lent: BorrowedSession, course: BorrowedCall, message: Message) -> BridgedAnswer:
-        """What the caller hears of one message. Raises Refusal(RESPONSE_REFUSED)."""
+        """What one message becomes for the caller. Raises Refusal(RESPONSE_REFUSED)."""
 
     def give_up(self, lent: BorrowedSession, course: BorrowedCall, *, late: bool = False) -> None:
         """The caller left, or the server was `late`."""
 
     def drop(self, state: str) -> None:
-        """Nobody comes back for the call that this names."""
+        """Drop the held call that this state names."""
 
 
 def is_late(error: BaseException) -> bool:
@@ -60,7 +62,7 @@ def is_late(error: BaseException) -> bool:
 
 
 class AnswerCrossing:
-    """A `transport.Answer`: a call's stream, as far as its caller is to have it now."""
+    """A `transport.UpstreamAnswer`: a call's stream, up to its response or the next input request."""
 
     __slots__ = ("_calls", "_course", "_done", "_lent", "_state", "headers", "media_type", "status")
 

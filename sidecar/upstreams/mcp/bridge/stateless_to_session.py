@@ -1,7 +1,8 @@
 """Serves stateless callers from a session-based server.
 
-It goes in a session that we lend to it (`borrowed_sessions.py`). What the server asks its client becomes the answer of
-the call, `input_required`, and the call is held (`held_calls.py`) until its caller comes back with what was asked.
+A call goes in a session that the bridge keeps for its owner (`borrowed_sessions.py`). A request of the server to its
+client becomes the answer of the call, `input_required`, and the call is held (`held_calls.py`) until its caller retries
+it with the input.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BAD_RESPONSES: Final = {"code": INVALID_PARAMS, "message": "inputResponses must
 
 
 class StatelessToSession:
-    """Carries stateless calls to one server, in lent sessions."""
+    """Carries stateless calls to one server, in borrowed sessions."""
 
     def __init__(self, inner: McpTransport, question_s: float, idle_s: float, doubt: SessionDoubt) -> None:
         self._inner = inner
@@ -55,7 +56,7 @@ class StatelessToSession:
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """The answer to one message of the stateless era. Raises Refusal."""
         request = outbound.message
-        if not isinstance(request, Request):  # the era has no other messages over HTTP, and arrival lets none pass
+        if not isinstance(request, Request):  # the era has no other messages over HTTP, and none pass the front end
             raise Refusal(Reason.METHOD_UNKNOWN)
         deadline = Deadline.within(outbound.deadline_s)
         if request.method in translation.RESUMED_BY_RETRY and "requestState" in request.params:
@@ -91,15 +92,15 @@ class StatelessToSession:
     async def _call_once(
         self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
     ) -> UpstreamAnswer | None:
-        """None where the session is not there any more."""
+        """Send the call; None if the session is lost."""
         level = request.params.get("_meta", {}).get(translation.META_LEVEL)
         await self._set_level(lent, level)
         if lent.may_ask and lent.hearing is not None:
             await lent.hearing.open()
         token, upstream_id = progress_token(request), lent.next_id()
-        # The token is ours there: two calls in one session may bear the same.
+        # The sidecar chooses the token: two calls in one session may bear the same.
         sent = Request(upstream_id, request.method, translation.lent_params(request.params, upstream_id))
-        # A call that may be held has a connection of its own: however many wait, none keeps another's call waiting.
+        # A call that may be held has a connection of its own, so that held calls do not block others.
         patience_s = outbound.deadline_s + (self._question_s if lent.may_ask else 0)
         extra = [header for header in outbound.extra if not header[0].lower().startswith("mcp-param-")]
         asked = lent.outbound._replace(
@@ -128,7 +129,7 @@ class StatelessToSession:
         return await self._answer(lent, course, deadline)
 
     async def _set_level(self, lent: BorrowedSession, level: object) -> None:
-        """The session's level is that of its most talkative call; each call hears what it asked for."""
+        """The session's level is that of its most verbose call; each call gets the messages of its own level."""
         if level not in translation.LEVELS or not lent.offers("logging"):
             return
         if lent.level is None or not translation.at_least(level, lent.level):
@@ -136,7 +137,7 @@ class StatelessToSession:
             await self._sessions.ask(lent, "logging/setLevel", {"level": lent.level})
 
     async def _answer(self, lent: BorrowedSession, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
-        """The head of a call's answer, as soon as there is one. None where the session is not there any more."""
+        """The head of a call's answer, as soon as there is one. None if the session is lost."""
         try:
             while not course.opened:
                 arrival = await course.next(deadline)
@@ -159,11 +160,11 @@ class StatelessToSession:
             return None
         if body.media_type != JSON:
             return BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
-        if body.status != 200 and passes_on(refusal_of(body)):  # what its body holds is read with its status
+        if body.status != 200 and passes_on(refusal_of(body)):  # its body is parsed for its status
             return BuiltUpstream(body.status, body.content, headers=body.headers)
         message = translation.received(body.content)
         if isinstance(message, Response) and message.error is not None and body.status != 200:
-            error = translation.lent_error(message.error)  # whose error it is the exchange says, whatever id it bears
+            error = translation.lent_error(message.error)  # its id does not matter: the exchange has one request
             return BuiltUpstream(
                 body.status, encode_response(Response(course.request_id, error=error)), headers=body.headers
             )
@@ -179,7 +180,7 @@ class StatelessToSession:
         return ServerQuestion(status, encode_response(told.final), withheld=partial(self.drop, told.state))
 
     def told(self, lent: BorrowedSession, course: BorrowedCall, message: Message) -> BridgedAnswer:
-        """What the caller hears of one message. Raises Refusal(RESPONSE_REFUSED)."""
+        """What one message becomes for the caller. Raises Refusal(RESPONSE_REFUSED)."""
         if isinstance(message, Response):
             return self._final(lent, course, message)
         if isinstance(message, Request):
@@ -223,7 +224,7 @@ class StatelessToSession:
     def _said(self, lent: BorrowedSession, course: BorrowedCall, notification: Notification) -> Notification | None:
         if notification.method == "notifications/message":
             wanted = translation.at_least(notification.params.get("level"), course.level)
-            # Strangers share a session of anonymous callers: nobody can say whose this is.
+            # Anonymous callers share a session: the request cannot be assigned to one of them.
             return notification if wanted and not lent.outbound.is_anonymous else None
         if notification.method == "notifications/progress":
             if course.token is None or notification.params.get("progressToken") != course.token:
@@ -235,7 +236,7 @@ class StatelessToSession:
         return None  # the rest has no place in a stateless answer
 
     def give_up(self, lent: BorrowedSession, course: BorrowedCall, *, late: bool = False) -> None:
-        """The caller left, or the server was `late`: it hears that its work is not wanted any more."""
+        """The caller left, or the server was `late`: cancel the call at the server."""
         if course.over:
             return
         course.expired = late and course.is_patient
@@ -253,7 +254,7 @@ class StatelessToSession:
     def _hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None
     ) -> BridgedAnswer:
-        """The caller's answer ends here, with the server's question; `lent` is None where the call itself is over."""
+        """End the caller's answer with the server's input request; `lent` is None if the call itself is over."""
         self._held.make_room(course.outbound.owner)
         if self._held.full:
             if lent is not None:
@@ -266,7 +267,7 @@ class StatelessToSession:
         )
 
     def drop(self, state: str) -> None:
-        """Nobody comes back for the call that this names."""
+        """Drop the held call that this state names."""
         self._held.drop(state)
 
     def _dropped(self, held: HeldCall) -> None:
@@ -275,14 +276,14 @@ class StatelessToSession:
             self.give_up(held.lent, held.course)
 
     async def _resume(self, outbound: Outbound, request: Request, deadline: Deadline) -> UpstreamAnswer:
-        """The caller is back. Another's state, another call's and none are the same error."""
+        """Resume a held call. An unknown state, another caller's and another call's are the same error."""
         state, responses = request.params.get("requestState"), request.params.get("inputResponses", {})
         held = self._held.find(state, outbound.owner, translation.fingerprint(request))
         if held is None:
             return _failed(request.id, _STATE_UNKNOWN)
         if not isinstance(responses, dict) or not all(isinstance(one, dict) for one in responses.values()):
             return _failed(request.id, _BAD_RESPONSES)
-        if not held.questions.keys() <= responses.keys():  # it still has to be asked
+        if not held.questions.keys() <= responses.keys():  # input is still missing
             return _whole(request.id, translation.input_required(held.questions, str(state)))
         self._held.take(str(state))
         lent, course = held.lent, held.course
@@ -308,7 +309,7 @@ class StatelessToSession:
     # --- what comes unasked -----------------------------------------------------------------------------------------
 
     def _heard(self, lent: BorrowedSession, message: Message) -> None:
-        """Something on the session's own stream."""
+        """A message on the session's own stream."""
         if isinstance(message, Notification):
             self._heard_notification(lent, message)
         elif isinstance(message, Request):

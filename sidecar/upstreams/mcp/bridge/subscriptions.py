@@ -17,22 +17,23 @@ MAX_SUBSCRIPTIONS: Final = 64  # of one session
 
 
 class Subscriptions:
-    """The `subscriptions/listen` of all lent sessions of one server."""
+    """The `subscriptions/listen` of all borrowed sessions of one server."""
 
     def __init__(self, sessions: BorrowedSessions, chores: CleanupMessages) -> None:
         self._sessions = sessions
         self._chores = chores
 
     def publish(self, lent: BorrowedSession, notification: Notification) -> None:
-        """Something that the server told of its lists or resources, to whoever subscribed to it."""
+        """Send a notification about the server's lists or resources to the session's subscribers."""
         for subscription in list(lent.subscriptions):
             subscription.hear(notification)
             if subscription.pipe.closed:  # its caller did not read
                 self._unsubscribe(lent, subscription, sorted(subscription.uris))
 
     async def subscribe(self, lent: BorrowedSession, request: Request) -> UpstreamAnswer:
-        """The stream of one `subscriptions/listen`: what the server announces, and what it let itself be subscribed
-        to, acknowledged first. Raises Refusal."""
+        """The stream of one `subscriptions/listen`: an acknowledgement, then the server's announcements and the
+        resource updates that the server agreed to send. Raises Refusal.
+        """
         wanted = request.params.get("notifications", {})
         if len(lent.subscriptions) >= MAX_SUBSCRIPTIONS:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")
@@ -74,7 +75,7 @@ class Subscriptions:
         return done
 
     def _release(self, lent: BorrowedSession, uri: str) -> bool:
-        """One subscriber less; whether it was the last."""
+        """Remove one subscriber; returns whether it was the last."""
         left = lent.uris.get(uri, 0) - 1
         if left > 0:
             lent.uris[uri] = left

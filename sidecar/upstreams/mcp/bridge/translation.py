@@ -1,7 +1,7 @@
 """Translates messages between eras.
 
-Without any I/O. *Lent* is what goes to or comes from a server that knows sessions only, for a stateless caller;
-*played* what goes to or comes from a stateless server, for the caller of a session.
+No I/O. `lent_…` functions translate for a stateless caller of a server with sessions only (`borrowed_sessions.py`);
+`played_…` functions translate for the caller of a session at a stateless server (`session_to_stateless.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MISSING_CAPABILITY: Final = -32021
 _OF_STATELESS: Final = frozenset({-32020, MISSING_CAPABILITY, -32022})
 _STATUS: Final[Mapping[object, int]] = {METHOD_NOT_FOUND: 404, MISSING_CAPABILITY: 400}
 _NEWEST: Final = SESSION_VERSIONS[-1]
-# Which capability a client declares so that it may be asked for this.
+# The capability that lets the server send its client each request.
 CAPABILITY_OF: Final[Mapping[str, str]] = {
     "sampling/createMessage": "sampling",
     "elicitation/create": "elicitation",
@@ -48,7 +48,7 @@ _CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental
 
 
 def received(raw: bytes) -> Message:
-    """One message of a server's. Raises Refusal(RESPONSE_REFUSED)."""
+    """Parse one message of a server. Raises Refusal(RESPONSE_REFUSED)."""
     try:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:
@@ -56,7 +56,7 @@ def received(raw: bytes) -> Message:
 
 
 def received_in(stream: Streamed, data: str) -> Message | None:
-    """One message of a server's stream; None for one that is dropped. Raises Refusal(RESPONSE_REFUSED)."""
+    """Parse one message of a server's stream; None for one that is dropped. Raises Refusal(RESPONSE_REFUSED)."""
     try:
         return stream.read(data.encode())
     except Refusal as refusal:
@@ -64,14 +64,14 @@ def received_in(stream: Streamed, data: str) -> Message | None:
 
 
 def fingerprint(request: Request) -> bytes:
-    """What a call is for: its method, its name or URI, and its arguments. A retry must be for the same."""
+    """A digest of a call's method, its name or URI, and its arguments. A retry must have the same."""
     params = request.params
     named = [request.method, params.get("name"), params.get("uri"), params.get("arguments", {})]
     return sha256(orjson.dumps(named, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def at_least(level: object, threshold: str | None) -> bool:
-    """Whether a log message of this level was asked for."""
+    """Whether a log message of this level passes the threshold."""
     return threshold in LEVELS and level in LEVELS and LEVELS.index(str(level)) >= LEVELS.index(str(threshold))
 
 
@@ -79,8 +79,9 @@ def at_least(level: object, threshold: str | None) -> bool:
 
 
 def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
-    """Parameters without what belongs to the stateless era; what is the caller's own is kept. Who asks for progress
-    hears it by this `token`."""
+    """Parameters without the members of the stateless era; the caller's own are kept. A call that wants progress is
+    given this `token`.
+    """
     kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     meta = {key: value for key, value in params.get("_meta", {}).items() if key not in META_OF_ERA}
     if "progressToken" in meta:
@@ -91,16 +92,16 @@ def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
 
 
 def lent_capabilities(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller declared, as an `initialize` of the session era declares it."""
+    """The caller's capabilities, as an `initialize` of the session era declares them."""
     declared = meta.get(META_CAPABILITIES, {})
     kept = {key: declared[key] for key in _CLIENT_CAPABILITIES if isinstance(declared.get(key), dict)}
     if "roots" in kept:
-        kept["roots"] = {}  # a caller without a session has no way to tell that they changed
+        kept["roots"] = {}  # a caller without a session cannot announce that they changed
     return kept
 
 
 def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
-    """What `server/discover` answers, from what `initialize` answered."""
+    """The result of `server/discover`, made from that of `initialize`."""
     result: dict[str, Any] = {
         "supportedVersions": list(STATELESS_VERSIONS),
         "capabilities": messages.without_tasks(_dict(server.get("capabilities"))),
@@ -113,7 +114,7 @@ def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as the stateless era has it. Nothing is promised about how long it lasts, nor to anybody else."""
+    """A result in the stateless era's form. It is marked as not cacheable, neither for long nor for other callers."""
     full = {**result, "resultType": "complete"}
     if method in CACHED:
         full |= {"ttlMs": 0, "cacheScope": "private"}
@@ -121,7 +122,7 @@ def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_error(error: Mapping[str, Any]) -> dict[str, Any]:
-    """An error without the numbers that the stateless era took back."""
+    """An error without the codes that the stateless era withdrew."""
     return {**error, "code": INVALID_PARAMS} if error.get("code") == RESOURCE_NOT_FOUND else dict(error)
 
 
@@ -131,7 +132,7 @@ def lent_status(error: Mapping[str, Any]) -> int:
 
 
 def urls_asked(error: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The questions inside an error that says "open this address first"; None for any other error."""
+    """The input requests inside an error that asks the client to open a URL first; None for any other error."""
     if error.get("code") != URL_ELICITATION_REQUIRED:
         return None
     elicitations = _dict(error.get("data")).get("elicitations")
@@ -155,12 +156,12 @@ def question(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def input_required(questions: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """The result that asks the caller for more."""
+    """The result that asks the caller for input."""
     return {"resultType": "input_required", "inputRequests": dict(questions), "requestState": state}
 
 
 def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[str, Any]) -> bool:
-    """Whether the client declared that it can answer this."""
+    """Whether the client declared that it can answer this request."""
     declared = capabilities.get(CAPABILITY_OF.get(method, ""))
     if not isinstance(declared, dict):
         return False
@@ -171,17 +172,17 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
 
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """What `initialize` declared, as each request of the stateless era repeats it."""
+    """The capabilities of `initialize`, as each request of the stateless era repeats them."""
     kept = {key: capabilities[key] for key in _CLIENT_CAPABILITIES if isinstance(capabilities.get(key), dict)}
     if kept.get("elicitation") == {}:
-        kept["elicitation"] = {"form": {}}  # what an empty object meant before there were two modes
+        kept["elicitation"] = {"form": {}}  # the meaning of an empty object before there were two modes
     if "roots" in kept:
         kept["roots"] = {}
     return kept
 
 
 def initialized(server: Mapping[str, Any], version: str, name: str) -> dict[str, Any]:
-    """What `initialize` answers, from what `server/discover` answered."""
+    """The result of `initialize`, made from that of `server/discover`."""
     told = _dict(_dict(server.get("_meta")).get(META_SERVER))
     info = told if isinstance(told.get("name"), str) and isinstance(told.get("version"), str) else None
     capabilities = messages.without_tasks(_dict(server.get("capabilities")))
@@ -197,12 +198,12 @@ def initialized(server: Mapping[str, Any], version: str, name: str) -> dict[str,
 
 
 def agreed(requested: object) -> str:
-    """The revision of a session that we play: the one asked for, else the newest that has sessions."""
+    """The revision of an emulated session: the one requested, else the newest that has sessions."""
     return str(requested) if requested in SESSION_VERSIONS else _NEWEST
 
 
 def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as the session era has it."""
+    """A result in the session era's form."""
     kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if isinstance(kept.get("_meta"), dict):
         kept["_meta"] = {key: value for key, value in kept["_meta"].items() if key != META_SERVER}
@@ -212,10 +213,10 @@ def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def played_error(error: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """An error with the numbers of the session era."""
+    """An error with the codes of the session era."""
     code = error.get("code")
     if method == "resources/read" and code == INVALID_PARAMS and "uri" in _dict(error.get("data")):
-        return {**error, "code": RESOURCE_NOT_FOUND}  # that it names the URI is how the two are told apart
+        return {**error, "code": RESOURCE_NOT_FOUND}  # the URI in its data distinguishes it
     return {**error, "code": INVALID_PARAMS} if code in _OF_STATELESS else dict(error)
 
 
@@ -226,7 +227,7 @@ def played_question(asked: Mapping[str, Any], version: str) -> tuple[str, dict[s
         if params.get("mode") == "url":
             params["elicitationId"] = secrets.token_urlsafe(16)
         elif version < _NEWEST:
-            params.pop("mode", None)  # the one mode there was had no name
+            params.pop("mode", None)  # the only mode that existed had no name
     return method, params
 
 
