@@ -64,7 +64,7 @@ class A2aUpstream(Section):
 
     @property
     def spoken(self) -> Literal["jsonrpc", "http_json", "grpc"]:
-        """The binding."""
+        """The binding of the interface."""
         return self.binding or ("grpc" if self.url.startswith("grpc") else "jsonrpc")
 
     @property
@@ -74,7 +74,7 @@ class A2aUpstream(Section):
 
     @property
     def card_address(self) -> str:
-        """Where its card is; "" where nobody said, and the address has none."""
+        """The URL of the agent's card; "" if none is configured and the address implies none."""
         if self.card_url is not None:
             return self.card_url
         parts = urlsplit(self.url)

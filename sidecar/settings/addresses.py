@@ -1,6 +1,6 @@
-"""Listener addresses.
+"""Parses listener addresses.
 
-`127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` or `unix:/run/sidecar/planner.sock`, parsed once.
+The forms are `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` and `unix:/run/sidecar/planner.sock`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from pathlib import Path
 
 from sidecar.settings.validation_errors import ValidationFinding, reject
 
-MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 bytes on Linux, the last one is NUL
+MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 bytes on Linux, with the final NUL
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]/@]*)):(?P<port>[0-9]{1,5})")
 _DESTINATION = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_.])?")
 _LIKE_NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
-# RFC 3986 path and query characters; everything else must arrive percent-encoded from the configuration.
+# The characters of RFC 3986 paths and queries; all others must be percent-encoded in the configuration.
 _TARGET = re.compile(r"/[A-Za-z0-9\-._~!$&'()*+,;=:@%/]*(?:\?[A-Za-z0-9\-._~!$&'()*+,;=:@%/?]*)?")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """A TCP address. Port 0 lets the system choose one."""
+    """A TCP address. With port 0 the system chooses one."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return is_loopback_host(self.host)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class UnixAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Always: a socket file does not leave the machine."""
+        """Always true: a socket file is local to the machine."""
         return True
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class UnixAddress:
 
 
 def parse_address(text: str, folder: Path | None = None) -> ListenAddress | UnixAddress:
-    """An address as written; a relative socket path starts at `folder`. Rejects what is none."""
+    """Parse an address. A relative socket path starts at `folder`. Rejects malformed ones."""
     if text.startswith("unix:"):
         return _unix_address(text.removeprefix("unix:"), folder)
     found = _HOST_AND_PORT.fullmatch(text)
@@ -78,7 +78,7 @@ def parse_address(text: str, folder: Path | None = None) -> ListenAddress | Unix
 
 
 def is_loopback_host(host: str) -> bool:
-    """`localhost`, 127.0.0.0/8 and ::1; no name is looked up."""
+    """Whether the host is `localhost`, in 127.0.0.0/8, or ::1. Resolves no names."""
     if host.lower() == "localhost":
         return True
     try:
@@ -88,12 +88,13 @@ def is_loopback_host(host: str) -> bool:
 
 
 def is_host_name(text: str) -> bool:
-    """An IPv4 address or a DNS name by its letters."""
+    """Whether the text has the syntax of an IPv4 address or a DNS name."""
     return len(text) <= 253 and _HOST_NAME.fullmatch(text) is not None
 
 
 def is_destination(host: str) -> bool:
-    """A host that a request can go to: an IP address, or a name that no resolver reads as one (127.1, 0x7f.1)."""
+    """Whether a request can be sent to the host: an IP address, or a name that no resolver reads as one (127.1,
+    0x7f.1)."""
     try:
         ip_address(host)
     except ValueError:
@@ -104,7 +105,7 @@ def is_destination(host: str) -> bool:
 
 
 def is_target(path: str, query: str) -> bool:
-    """Path and query of a URL that can be sent as they stand."""
+    """Whether path and query of a URL can be sent unchanged."""
     whole = (path or "/") + (f"?{query}" if query else "")
     return _TARGET.fullmatch(whole) is not None and not {".", ".."} & {*path.split("/")}
 

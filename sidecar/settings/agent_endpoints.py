@@ -1,7 +1,7 @@
 """Settings of the addresses at which an agent is offered.
 
-The seed's A2AEndpoint with its A2AAuth and A2ARateLimit. To callers an agent that we proxy and a program that we start
-are the same, so both have it.
+They correspond to the seed's A2AEndpoint with its A2AAuth and A2ARateLimit. A2A upstreams and CLI-program agents both
+have them, because callers see no difference.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sidecar.settings.yaml_nodes import Loc
 
 Transport = Literal["json_rpc", "http_json", "grpc"]
 TRANSPORTS: Final[tuple[Transport, ...]] = ("json_rpc", "http_json", "grpc")
-BASE_PATH: Final = r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+"  # a dot at a step's beginning has two readings in a path
+BASE_PATH: Final = r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+"  # readers differ on segments that begin with a dot
 MAX_BASE_PATH: Final = 256
-# First steps of paths that are ours, on any listener, and those that CONTRACT 5 keeps for later.
+# First segments of the sidecar's own paths, on any listener, and those that CONTRACT 5 reserves.
 OURS: Final = frozenset(
     {"mcp", "agents", "a2a", "api", "livez", "readyz", "metrics", "status", "access", "ext-authz", "console"}
 )
 BEARER_HEADER, KEY_HEADER = "authorization", "x-api-key"
-# What says something else already, to us or to who stands before us.
+# Headers with a meaning of their own to the sidecar or to proxies in front of it.
 _TAKEN: Final = RESERVED_HEADERS | (
     {"dpop", "forwarded", "if-none-match", "proxy-authorization", "traceparent", "tracestate", "x-run-id"}
     | {"x-thread-id"}
@@ -41,7 +41,7 @@ _SEEDS_PATH: Final = re.compile(r"/agents/\{[A-Za-z_]+\}/v1/?")
 
 
 def _usual_path(path: object) -> object:
-    """The seed's example, `/agents/{agentId}/v1`, is where every agent is found."""
+    """Ignore the seed's example path, `/agents/{agentId}/v1`, which every agent has anyway."""
     return None if isinstance(path, str) and _SEEDS_PATH.fullmatch(path) else path
 
 
@@ -86,7 +86,7 @@ class EndpointAuth(Section):
     _token: str = PrivateAttr("")
 
     def read_from(self, environ: Mapping[str, str]) -> ValidationFinding | None:
-        """Take the token of `token_env`; what is wrong with it."""
+        """Read the token of `token_env`. Returns what is wrong with it."""
         if self.token_env is None:
             return None
         self._token = environ.get(self.token_env, "")
@@ -95,12 +95,12 @@ class EndpointAuth(Section):
         return fault_of_secret(self._token, "ours")
 
     def token(self) -> str:
-        """The token; "" for none. Raises SettingsError for a file that cannot be read, or is weak."""
+        """The token; "" if there is none. Raises SettingsError for a file that cannot be read or holds a weak token."""
         return self._token if self.token_path is None else read_secret(self.token_path, "ours")
 
     @property
     def header(self) -> str:
-        """The header that bears the token, in lower case."""
+        """The name of the header that holds the token, in lower case."""
         if self.type == "bearer_token" or self.header_name is None:
             return BEARER_HEADER if self.type == "bearer_token" else KEY_HEADER
         return self.header_name.lower()
@@ -185,7 +185,7 @@ class AgentOffer(Protocol):
 
 
 def offer_faults(offer: AgentOffer, at: Loc, *, anonymous: bool) -> Iterator[ValidationFinding]:
-    """What of an offer does not go together; `anonymous`: whether callers without any credential reach the agent."""
+    """The contradictions in an offer. `anonymous`: whether callers without a credential reach the agent."""
     spoken, auth = offer.transport_protocols, offer.authentication
     if not spoken:
         hint = "json_rpc, http_json, grpc; without the key it is all three"
@@ -210,7 +210,7 @@ def offer_faults(offer: AgentOffer, at: Loc, *, anonymous: bool) -> Iterator[Val
 
 
 def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[ValidationFinding]:
-    """Paths that would lead to two agents: the same one, or one below another."""
+    """Conflicts between base paths: two agents with the same path, or one below the other's."""
     seen: dict[str, str] = {}
     for at, offer in offers:
         path = offer.base_path
@@ -227,8 +227,8 @@ def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Validation
 
 
 def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) -> Iterator[ValidationFinding]:
-    """Agents that only gRPC reaches, and it reaches none; `shared` is the port of `server.grpc`, None without one. Of
-    a port that the system chooses no card could tell."""
+    """Agents with only gRPC and no gRPC port. `shared` is the port of `server.grpc`, or None. Ports chosen by the
+    system are refused, because cards could not name them."""
     for at, offer in offers:
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:

@@ -1,6 +1,7 @@
 """Settings of CLI-program agents.
 
-The seed's AgentConfiguration, field by field. A program comes from here alone: no request names one (threats X1).
+They follow the seed's AgentConfiguration field by field. Programs are defined only here: no request names one (threats
+X1).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ METHODS: Final[tuple[Method, ...]] = (
     "tasks/cancel",
     "tasks/resubscribe",
 )
-# What the seed's `agent_type` says in one word.
+# The patterns of each of the seed's `agent_type` values.
 TYPES: Final[Mapping[str, tuple[Input, Output]]] = {
     "stdin-stdout": ("stdin", "stdout"),
     "stdin-file": ("stdin", "file"),
@@ -57,15 +58,15 @@ TYPES: Final[Mapping[str, tuple[Input, Output]]] = {
 INPUT_FILE: Final = "{input_file}"
 OUTPUT_FILE: Final = "{output_file}"
 PROMPT: Final = "{prompt}"
-# Which word of `args` belongs to which pattern, of its input or of its output.
+# The placeholder in `args`, the pattern it belongs to, and whether it is input or output.
 _PLACES: Final[tuple[tuple[str, str, str], ...]] = (
     (INPUT_FILE, "file", "input"),
     (PROMPT, "args", "input"),
     (OUTPUT_FILE, "file", "output"),
 )
 _OPTION: Final = re.compile(r"-{1,2}[^-=\s][^=\s]*")
-_MAX_PATTERN_BYTES: Final = 2**20  # once compiled
-MAX_READ_ONLY: Final = 4  # by default: a program is not a request
+_MAX_PATTERN_BYTES: Final = 2**20  # size of the compiled expression
+MAX_READ_ONLY: Final = 4  # the default: programs cost far more than requests
 
 
 def _template(text: str) -> str:
@@ -84,7 +85,7 @@ FileTemplate = Annotated[str, Field(max_length=200), AfterValidator(_template)]
 
 def _pattern(text: str) -> str:
     try:
-        re.compile(text)  # by itself, so that nothing of it ends our own group
+        re.compile(text)  # compiled alone first, so that it cannot close the group around it
     except re.error as error:
         reject(ValidationFinding(f"this is no regular expression: {error}"))
     try:
@@ -97,9 +98,9 @@ def _pattern(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> jsonschema_rs.Draft202012Validator:
-    """What matches a whole value, in a time that a caller's choice of it cannot make long (threats X2). Raises
+    """Compile a matcher of whole values whose time is linear, whatever value a caller chooses (threats X2). Raises
     ValidationError."""
-    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in a schema, $ is the very end
+    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in JSON Schema, $ is the very end
     options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
     return jsonschema_rs.Draft202012Validator(schema, pattern_options=options)
 
@@ -124,11 +125,11 @@ class Allowed(Section):
 
     @property
     def is_flag(self) -> bool:
-        """Whether an option of it takes no value."""
+        """Whether an option takes no value."""
         return self.values == ("",)
 
     def admits(self, value: str) -> bool:
-        """Whether a call may choose this."""
+        """Whether a call may choose this value."""
         if self.matches is None:
             return value in self.values
         return len(value) <= 256 and "\0" not in value and _matcher(self.matches).is_valid(value)
@@ -329,7 +330,7 @@ class CliAgent(Section):
 
     @property
     def patterns(self) -> TextPatterns:
-        """How it is told, and how it answers."""
+        """The effective input and output patterns."""
         told, answers = TYPES.get(self.agent_type or "", (None, None))
         spoken = self.input_pattern or told or ("json-rpc" if self.output_pattern == "json-rpc" else "stdin")
         said = self.output_pattern or answers or ("json-rpc" if spoken == "json-rpc" else "stdout")
@@ -337,31 +338,31 @@ class CliAgent(Section):
 
     @property
     def places(self) -> int:
-        """How many runs there are at once in one process of ours."""
+        """How many runs one sidecar process may have at once."""
         return self.max_concurrent_executions or (1 if self.writes else MAX_READ_ONLY)
 
     def all_envs(self) -> dict[str, str]:
-        """What is named for its program, here and in the file of `env_path`. Raises SettingsError."""
+        """The environment from `envs` and the file of `env_path`. Raises SettingsError."""
         return self.envs if self.env_path is None else variables_in_file(self.env_path) | self.envs
 
     @property
     def writes(self) -> bool:
-        """Whether two runs of it must never meet."""
+        """Whether two runs of it must never overlap."""
         return self.access_type == "read-write"
 
     @property
     def keeps_processes(self) -> bool:
-        """Whether the process of a conversation goes on between its turns."""
+        """Whether the process of a conversation is kept between its turns."""
         return self.mode == "interactive" and self.keep_alive
 
     @property
     def tries(self) -> int:
-        """How many tries a run has, the first one counted."""
+        """The number of tries of a run, including the first."""
         return 1 if self.writes and not self.retries.retry_read_write else 1 + self.retries.max
 
     @property
     def longest_s(self) -> float:
-        """How long a call may take in all, with its waiting and every try."""
+        """The longest time of a call in seconds, including its waiting and all tries."""
         retries = self.retries
         rests = sum(min(retries.backoff_s * 2.0**n, retries.max_backoff_s) for n in range(self.tries - 1))
         return self.queue_timeout + self.tries * (self.timeout + 10.0) + 1.2 * rests
@@ -378,7 +379,7 @@ class CliAgent(Section):
         yield from self._faults_of_access()
         ids = [skill.id for skill in self.a2a.skills]
         for index, name in enumerate(ids):
-            if name in ids[:index]:  # rules ask by it
+            if name in ids[:index]:  # rules refer to it by this name
                 yield ValidationFinding(
                     f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id")
                 )
@@ -422,7 +423,7 @@ class CliAgent(Section):
     def _faults_of_places(self) -> Iterator[ValidationFinding]:
         patterns = self.patterns
         if patterns == ("file", "file") and self.input_file_template == self.output_file_template:
-            # Where it wrote nothing, its prompt would be its answer.
+            # Without output in the file, its prompt would be returned as the response.
             at = ("output_file_template",)
             yield ValidationFinding("both files have the same name", "S172", "give them two", at, on_key=True)
         for word, pattern, key in _PLACES:

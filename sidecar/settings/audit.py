@@ -29,7 +29,7 @@ from sidecar.settings.store import StoreSettings
 from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
 
 WRONG = "S150"
-GOES_ON = frozenset({"file", "redis"})  # sinks whose chain a start goes on with
+GOES_ON = frozenset({"file", "redis"})  # sinks whose chain continues after a restart
 
 
 def _otlp_url(text: str) -> str:
@@ -167,11 +167,11 @@ class AuditSettings(Section):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Every place that it goes to."""
+        """The sink, and the copy if there is one."""
         return (self.sink,) if self.also is None else (self.sink, self.also)
 
     def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
-        """Every file of the sinks that we read and never make, and where it is named."""
+        """The files that the sinks read and never create, with their places in the settings."""
         if self.redis is not None and self.redis.store is not None:
             yield from ((("redis", "store", *loc), path) for loc, path in self.redis.store.files())
         if self.otlp is not None:

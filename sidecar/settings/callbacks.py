@@ -20,13 +20,13 @@ _HINT = "write a host such as hooks.acme.example, *.acme.example, hooks.acme.exa
 
 
 class CallbackPlace(NamedTuple):
-    """Hosts and their port. `port` is 0 for the scheme's own and -1 for any."""
+    """Hosts with a port. `port` is 0 for the scheme's default and -1 for any."""
 
     host: str
     port: int
 
     def holds(self, host: str, port: int, own_port: int) -> bool:
-        """Whether a host in lower case, at its port, is one of these."""
+        """Whether it matches a host, in lower case, and its port."""
         if self.port != -1 and port != (self.port or own_port):
             return False
         return self.host in (ANY, host) or (self.host.startswith("*.") and host.endswith(self.host[1:]))

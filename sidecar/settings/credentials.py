@@ -1,7 +1,7 @@
 """Settings of upstream credentials.
 
-In place of the caller's own, which never leaves us but where the operator says `passthrough`. One kind for each
-upstream, never more.
+Each upstream has at most one kind of credential, which replaces the caller's. The caller's own credential is forwarded
+only with `passthrough`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sidecar.settings.field_types import HeaderName, Many, NhiName, PathField, S
 from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
 from sidecar.settings.yaml_nodes import Loc
 
-# Headers that frame the message, route it or speak for the protocol: those are ours to write.
+# Headers of message framing, routing and the protocol, which only the sidecar sets.
 RESERVED_HEADERS = frozenset(
     {"accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "cookie"}
     | {"expect", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version"}
     | {"mcp-session-id", "origin", "te", "trailer", "transfer-encoding", "upgrade", "via"}
 )
 CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
-MIN_TTL_S = 10.0  # of a token of ours: what is shorter may be over before a slow upstream reads it
+MIN_TTL_S = 10.0  # the shortest life of a signed token: shorter ones may expire before a slow upstream reads them
 MAX_TTL_S = 300.0
 
 KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signed", "passthrough")
@@ -133,11 +133,11 @@ class UpstreamCredential(Section):
 
     @property
     def needs_token(self) -> bool:
-        """Whether nobody can be called for without their own token."""
+        """Whether calls need the caller's own token."""
         return self.passthrough or self.token_exchange is not None
 
     def files(self) -> Iterator[tuple[Loc, Path]]:
-        """Every file that it names."""
+        """All files that it names."""
         named: list[tuple[Loc, Path | None]] = [
             (("bearer_path",), self.bearer_path),
             (("value_path",), self.value_path),

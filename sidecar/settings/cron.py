@@ -1,14 +1,14 @@
 """Computes when cron schedules are due.
 
-Five fields as cron has them, or one of its words, in a time zone. cronsim reads them. Where a clock changes, they are
-counted as Debian's cron does it:
+Schedules are five cron fields, or one of cron's words, in a time zone. cronsim parses them. Changes of the clock are
+handled as in Debian's cron:
 
-    fixed times      neither minute nor hour begins with `*`. What the change leaves out is due at the first moment
-                     after it; what the change repeats is due once, the first time
-    all others       go by the time that passes, `*/30` and `0 */2` alike: an hour that is left out is never due, and
-                     one that is repeated is due twice
+    fixed times      neither minute nor hour begins with `*`. Times that the change skips are due at the first moment
+                     after it; times that it repeats are due once, the first time
+    all others       follow elapsed time, `*/30` and `0 */2` alike: a skipped hour is never due, and a repeated hour
+                     is due twice
 
-Moments are seconds since the epoch, and always a whole minute. Knows no clock and no store.
+Moments are seconds since the epoch, and always a whole minute. This module uses no clock and no store.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ FIELDS: Final[Mapping[str, str]] = {
 MINUTE_S: Final = 60
 _SOME_DAY: Final = datetime(2024, 1, 1, tzinfo=UTC)
 _MAX_CHARS: Final = 256
-_UNREAD: Final = (CronSimError, AssertionError, TypeError, ValueError)  # the last three for what it did not foresee
+_UNREAD: Final = (CronSimError, AssertionError, TypeError, ValueError)  # the last three for input it does not handle
 
 
 class CronError(Exception):
-    """This is no calendar. `hint` is what would be."""
+    """The cron expression is invalid. `hint` says what to write."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -55,32 +55,32 @@ class CronError(Exception):
 
 @dataclass(frozen=True)
 class CronSchedule:
-    """All moments at which something is due."""
+    """The moments of a cron expression in a time zone."""
 
     expression: str
     zone: str = "UTC"
 
     def next_after(self, moment_s: float) -> float | None:
-        """The first of them after this one; None where there is none within fifty years."""
+        """The first moment after this one; None if there is none within fifty years."""
         return next(self.after(moment_s), None)
 
     def after(self, moment_s: float) -> Iterator[float]:
-        """All of them after this one, in order."""
+        """All moments after this one, in order."""
         last_s = moment_s
         for due_s in self._fixed(moment_s) if self._is_fixed else self._passing(int(moment_s) + 1):
-            # Times that a change of the clock leaves out come to one moment, and of the second half of a repeated hour
-            # cronsim goes back to the first: what was due already is not due again.
+            # All times that a clock change skips map to one moment, and in the second half of a repeated hour cronsim
+            # goes back to the first: moments that were due already are dropped.
             if due_s > last_s:
                 last_s = due_s
                 yield due_s
 
     def _fixed(self, moment_s: float) -> Iterator[float]:
-        """As cronsim counts what is at fixed times."""
+        """Moments of schedules with fixed times."""
         return (due.timestamp() for due in CronSim(self._fields, datetime.fromtimestamp(moment_s, self._zone)))
 
     def _passing(self, begin_s: int) -> Iterator[float]:
-        """From this second on, one stretch after the other in which the clock does not change. cronsim sees a clock
-        without changes: with them it leaves out what comes after half an hour of one."""
+        """Moments of all other schedules from this second on, one period of constant UTC offset after the other.
+        cronsim runs without offset changes, because with them it drops the moments after a change of half an hour."""
         while True:
             offset_s, last_s = self._offset_s(begin_s), begin_s
             for due in CronSim(self._fields, datetime.fromtimestamp(begin_s + offset_s - 1, UTC)):
@@ -94,7 +94,7 @@ class CronSchedule:
                 return
 
     def _change_between(self, before_s: int, after_s: int) -> int:
-        """The first second of another offset than that of `before_s`."""
+        """The first second whose offset differs from that of `before_s`."""
         offset_s = self._offset_s(before_s)
         while after_s - before_s > 1:
             middle_s = (before_s + after_s) // 2
@@ -109,10 +109,10 @@ class CronSchedule:
         return int(offset.total_seconds()) if offset else 0
 
     def last_within(self, after_s: float, until_s: float) -> float | None:
-        """The last of them after the one moment and not after the other; None where there is none."""
+        """The last moment after `after_s` and not after `until_s`; None if there is none."""
         if after_s >= until_s or not self._is_due_within(after_s, until_s):
             return None
-        # The moments from which something is still due before the end come before those from which nothing is.
+        # Binary search for the last start from which a moment is still due before the end.
         low, high = after_s, until_s
         while high - low > MINUTE_S / 2:
             middle = (low + high) / 2
@@ -123,7 +123,7 @@ class CronSchedule:
         return self.next_after(low)
 
     def count_within(self, after_s: float, until_s: float, most: int) -> int:
-        """How many of them are after the one moment and not after the other, counted up to `most`."""
+        """The number of moments after `after_s` and not after `until_s`, counted up to `most`."""
         count = 0
         for due_s in islice(self.after(after_s), most):
             if due_s > until_s:
@@ -150,7 +150,7 @@ class CronSchedule:
 
 
 def calendar_from(expression: str, zone: str = "UTC") -> CronSchedule:
-    """What an operator wrote. The zone is one that there is. Raises UnreadableError."""
+    """Parse an operator's cron expression. `zone` must exist. Raises CronError."""
     fields = _fields_of(expression)
     try:
         due = next(CronSim(" ".join(fields), _SOME_DAY), None)
@@ -179,7 +179,7 @@ def _fields_of(expression: str) -> list[str]:
 
 
 def _misfit(fields: list[str]) -> CronError:
-    """Which of the fields it is: the one without which the rest can be read."""
+    """The error for the field that is invalid by itself."""
     for place, (name, hint) in enumerate(FIELDS.items()):
         try:
             CronSim(" ".join([*["*"] * place, fields[place], *["*"] * (len(fields) - place - 1)]), _SOME_DAY)

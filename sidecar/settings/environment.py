@@ -2,7 +2,7 @@
 
     SIDECAR_STORE__URL=redis://...          sets store.url; only variables that contain `__` are settings
     SIDECAR_STORE__URL_FILE=/run/secrets/x  sets it to the content of a file
-    ${VAR}  ${VAR:-default}  ${env:VAR}     inside what stands behind us: upstreams and agents
+    ${VAR}  ${VAR:-default}  ${env:VAR}     inside upstreams and agents
 
 Values follow the rules of unquoted YAML scalars; one that begins with `[` is a YAML list.
 
@@ -23,7 +23,7 @@ from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 
 PREFIX = "SIDECAR_"
 MAX_SECRET_BYTES = 64 * 1024
-NAMED = ("upstreams", "agents", "schedules")  # by whoever runs it; all other keys are ours
+NAMED = ("upstreams", "agents", "schedules")  # sections whose keys the operator chooses
 EXPANDED = ("upstreams", "agents")
 _FROM_FILE = "_FILE"
 _SEGMENT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+)*")
@@ -32,7 +32,7 @@ _PLACEHOLDER = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<def
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """A variable that sets something: `loc` is what."""
+    """A variable that sets the setting at `loc`."""
 
     name: str
     loc: Loc
@@ -41,7 +41,7 @@ class _Variable:
 
 
 def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, list[Fault]]:
-    """The document with what the environment sets laid over it, and what is wrong with the variables."""
+    """Apply the environment to the document. Returns the result and the faults of the variables."""
     faults: list[Fault] = []
     root = document.root
     taken: dict[Loc, str] = {}
@@ -97,7 +97,7 @@ def _placed(node: YamlNode, span: YamlSpan) -> YamlNode:
 
 
 def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
-    """The file's text without the line break that editors leave at its end."""
+    """The text of a file without the final line break that editors add."""
     try:
         with Path(variable.value).open("rb") as file:
             raw = file.read(MAX_SECRET_BYTES + 1)
@@ -113,14 +113,14 @@ def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
 
 
 def _as_in_file(loc: Loc) -> Loc:
-    """Names have hyphens, variables cannot: `MY_SERVER` is `my-server`."""
+    """Names in variables have underscores in place of hyphens: `MY_SERVER` is `my-server`."""
     if loc[0] in NAMED and len(loc) > 1:
         return (loc[0], str(loc[1]).replace("_", "-"), *loc[2:])
     return loc
 
 
 def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) -> YamlNode:
-    """The tree with `leaf` at `loc`; sections that are not there are made, at the leaf's place."""
+    """The tree with `leaf` at `loc`. Missing sections are created at the leaf's position."""
     if not loc:
         return replace(leaf, key=node.key or leaf.key)
     step, rest = loc[0], loc[1:]
@@ -138,7 +138,7 @@ def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) ->
 
 
 def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Document:
-    """`${VAR}` inside what stands behind us. Nothing else expands: elsewhere a dollar is a dollar."""
+    """Expand `${VAR}` in upstreams and agents. Elsewhere a dollar sign has no meaning."""
     root = document.root
     if not isinstance(root.value, dict):
         return document
@@ -173,7 +173,7 @@ def _expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[tuple[str,
         name, default = found["name"], found["default"]
         value = environ.get(name, "")
         if default is not None:
-            return value or default.removeprefix(":-")  # as in a shell: `:-` also stands in for an empty value
+            return value or default.removeprefix(":-")  # as in a shell, `:-` also replaces an empty value
         if name not in environ:
             problems.append((f"the variable {name} is not set", f"set it, or write ${{{name}:-default}}"))
         return value

@@ -1,7 +1,7 @@
 """Field types of the settings.
 
-Each kind parses what people write into the type that the code uses, and is strict about the rest. Relative paths
-start at the folder of the file: the validation context's `folder`.
+Each type parses the written form into the value that the code uses, and rejects everything else. Relative paths start
+at the folder of the file, which is `folder` in the validation context.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from sidecar.settings.validation_errors import ValidationFinding, reject
 
 
 class Section(BaseModel):
-    """A part of sidecar.yaml: no unknown keys, no conversions, no changes."""
+    """A section of sidecar.yaml: immutable, without unknown keys or type conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(strict=False)]
-"""A list in the file, a tuple in the code."""
+"""A list in the file, a tuple in code."""
 
 
 # Quantities
@@ -55,7 +55,7 @@ _BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def seconds_from(value: object) -> object:
-    """A number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as float. What is neither is left to pydantic."""
+    """Parse a number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as a float. Other values are left to pydantic."""
     if isinstance(value, str):
         if not (found := _DURATION.fullmatch(value)):
             reject(
@@ -66,7 +66,7 @@ def seconds_from(value: object) -> object:
 
 
 def bytes_from(value: object) -> object:
-    """A number of bytes, or `64KiB`, `1MiB`, `1GiB`, as int."""
+    """Parse a number of bytes, or `64KiB`, `1MiB`, `1GiB`, into an int."""
     if isinstance(value, str):
         if not (found := _SIZE.fullmatch(value)):
             reject(ValidationFinding("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB"))
@@ -124,7 +124,7 @@ def _listen_from(value: object, info: ValidationInfo) -> object:
 PathField = Annotated[
     Path, BeforeValidator(_path_from), PlainSerializer(str), WithJsonSchema({"type": "string", "minLength": 1})
 ]
-"""A path, absolute or from the file's folder."""
+"""A path, absolute or relative to the file's folder."""
 
 Listen = Annotated[
     ListenAddress | UnixAddress,
@@ -135,8 +135,9 @@ Listen = Annotated[
 
 
 def _command_from(value: object, info: ValidationInfo) -> object:
-    """A name to be found on PATH stays one; anything with a slash is a path, whole, as the program begins elsewhere and
-    may look for its own files by how it was called: a Python for its virtual environment."""
+    """Parse a command. A name without a slash is found on PATH. Any other becomes an absolute path, because the program
+    starts in another folder; links are kept, because a program such as a virtual environment's Python finds its files
+    by the path it was called with."""
     if value == "":
         reject(ValidationFinding("the command is empty"))
     if isinstance(value, str) and "/" in value:
@@ -151,13 +152,13 @@ def _argument(text: str) -> str:
 
 
 Argument = Annotated[str, Field(max_length=128 * 1024), AfterValidator(_argument)]
-"""What a program is started with; the kernel takes 128 KiB each."""
+"""A program argument; the kernel allows 128 KiB each."""
 
 Command = Annotated[Argument, BeforeValidator(_command_from)]
 
 
 def split_url(text: str, *schemes: str) -> SplitResult:
-    """A URL with one of the schemes, a host, and neither user-info nor fragment; rejects every other."""
+    """Parse a URL with one of the schemes and a host, without user info and fragment. Rejects all others."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -191,7 +192,7 @@ def _http_url(text: str) -> str:
 def _key_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        # Whoever stands between us and this address would choose which signatures we believe.
+        # Over http, an attacker on the network could replace the keys.
         reject(ValidationFinding("keys may be fetched over https only", hint="use https://, or jwks_path with a file"))
     return text
 
@@ -237,7 +238,7 @@ AGENT_PLACE: Final = "{agent}"
 
 
 def _grpc_url(text: str) -> str:
-    """`https://host:port`, `http://host:port`, or `host:port` alone, with `{agent}` as the first label or not."""
+    """`https://host:port`, `http://host:port`, or `host:port`. The first label of the host may be `{agent}`."""
     scheme, slashes, place = text.rpartition("://")
     named = place.replace(f"{AGENT_PLACE}.", "agent.", 1) if place.startswith(AGENT_PLACE) else place
     if scheme.lower() not in (("http", "https") if slashes else ("",)) or not is_host_name(named.partition(":")[0]):
@@ -254,7 +255,7 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 KeyUrl = Annotated[str, AfterValidator(_key_url)]
 PublicUrl = Annotated[str, AfterValidator(_public_url)]
 GrpcUrl = Annotated[str, AfterValidator(_grpc_url)]
-"""Where callers reach gRPC, as a card says it."""
+"""The address of gRPC in agent cards."""
 Origin = Annotated[str, AfterValidator(_origin)]
 Host = Annotated[str, AfterValidator(_host)]
 
@@ -319,10 +320,10 @@ Word = Annotated[
 
 
 def is_caller(name: str) -> bool:
-    """Whether this is `nhi:<id>` or `user:<id>` by CONTRACT 1.1."""
+    """Whether this is `nhi:<id>` or `user:<id>` (CONTRACT 1.1)."""
     return _CALLER.fullmatch(name) is not None
 
 
 def is_nhi(name: str) -> bool:
-    """Whether this is `nhi:<id>` by CONTRACT 1.1."""
+    """Whether this is `nhi:<id>` (CONTRACT 1.1)."""
     return _NHI.fullmatch(name) is not None

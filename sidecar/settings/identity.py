@@ -27,11 +27,11 @@ from sidecar.settings.validation_errors import ValidationFinding, reject, reject
 
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")  # SPIFFE-ID 2.1
 _SPIFFE_PATH = re.compile(r"(?=.{1,2048}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)+")  # SPIFFE-ID 2.2
-MAX_PROOF_AGE_S = 600  # each is remembered for as long
-MAX_LEEWAY_S = 60  # beyond a minute it is no longer clock skew
+MAX_PROOF_AGE_S = 600  # proofs are remembered for this long
+MAX_LEEWAY_S = 60  # more than a minute is no clock skew
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Asymmetric only: who can check an HMAC can also make one."""
+"""Asymmetric algorithms only: a key that verifies an HMAC can also create one."""
 
 KEYS_OF_PRESET: Mapping[str, str] = {
     "keycloak": "{issuer}/protocol/openid-connect/certs",  # issuer: https://<host>/realms/<realm>
@@ -359,10 +359,10 @@ class IdentitySettings(Section):
         return self
 
     def _faults(self) -> Iterator[ValidationFinding]:
-        """No issuer can mint into another's names (CONTRACT 1.1)."""
+        """Check that no issuer can mint names of another (CONTRACT 1.1)."""
         names = Counter(issuer.issuer for issuer in self.issuers)
         spaces = Counter(issuer.namespace for issuer in self.issuers)
-        # A peer names nobody of its own: whom it passes on have their names from others.
+        # A peer has no names of its own: the names it relays belong to other issuers.
         minting = {i for i, issuer in enumerate(self.issuers) if not issuer.actors}
         first_without = next((i for i in sorted(minting) if self.issuers[i].namespace is None), None)
         for index, issuer in enumerate(self.issuers):
@@ -381,7 +381,7 @@ class IdentitySettings(Section):
 
 
 def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:
-    """What was written, over where the product keeps its keys and roles. How its tokens look is known to identity."""
+    """Fill in the preset's locations of keys and roles. The token formats of products are in `sidecar.identity`."""
     filled = {**FURTHER_OF_PRESET.get(preset, {}), **given}
     if preset in KEYS_OF_PRESET and "jwks_url" not in given and "jwks_path" not in given:
         issuer = str(given.get("issuer", "")).rstrip("/")

@@ -25,7 +25,7 @@ MASKED = "***"
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings, and the document (with the environment laid over it) they were read from."""
+    """The settings, and the document with the environment applied."""
 
     settings: Settings
     document: Document
@@ -33,7 +33,7 @@ class LoadedSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShownSettings:
-    """One setting as an operator may see it. `origin`: `default`, `preset`, `<file>:<line>` or `env <VARIABLE>`."""
+    """One setting as shown to an operator. `origin` is `default`, `preset`, `<file>:<line>` or `env <VARIABLE>`."""
 
     loc: Loc
     value: Any
@@ -41,9 +41,10 @@ class ShownSettings:
 
 
 def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Settings:
-    """Settings from a file and the environment. Raises SettingsError with every fault of file, variables and values.
+    """Load settings from a file and the environment. Raises SettingsError with all faults of file, variables and
+    values.
 
-    With `check_files`, files that are named must be there, and secrets of ours must be strong.
+    With `check_files`, named files must exist and the sidecar's own secrets must be strong.
     """
     return load(path, environ, check_files=check_files).settings
 
@@ -51,8 +52,8 @@ def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool =
 def load(
     path: Path, environ: Mapping[str, str], *, check_files: bool = True, all_at_once: bool | None = None
 ) -> LoadedSettings:
-    """As `load_settings`, with the document, for those who say where a value comes from. `all_at_once` (as
-    `check_files` where it is not given) looks for files where something else is wrong, too."""
+    """As `load_settings`, with the document, for callers that report the origin of values. `all_at_once` (by default
+    `check_files`) also checks files when there are other faults."""
     all_at_once = check_files if all_at_once is None else all_at_once
     if not path.exists():
         hint = "write a working folder with `sidecar init`, or name the file with -c"
@@ -75,7 +76,7 @@ def load(
 
 
 def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Fault]:
-    """Files, folders and programs that are named and not there, and secrets of ours that are weak."""
+    """Files, folders and programs that are named but missing, and weak secrets of the sidecar."""
     settings, document = loaded.settings, loaded.document
     return [
         *_file_faults(settings, document),
@@ -85,22 +86,22 @@ def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Faul
 
 
 def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Of what runs programs, and is sound where something else is not: files, folders and programs that are not there.
-    Whoever mends the file mends all of it at once."""
+    """Missing files, folders and programs of the valid agents and upstreams when another section has faults, so that
+    all faults are reported at once."""
     for section in ("agents", "upstreams"):
         entries = document.data.get(section) if isinstance(document.data, dict) else None
         for name, entry in entries.items() if isinstance(entries, dict) else ():
             try:
                 alone = Settings.model_validate({"version": 1, section: {name: entry}}, context={"folder": folder})
             except ValidationError:
-                continue  # told already
+                continue  # already reported
             yield from (fault for loc, fault in _missing_files(alone, document) if loc[0] == section)
             yield from _program_faults(alone, document, environ)
             yield from _agent_faults(alone, document, environ)
 
 
 def doubts(loaded: LoadedSettings) -> Iterator[Fault]:
-    """What is valid, and had better be meant."""
+    """Warnings about settings that are valid but dangerous."""
     for name, upstream in loaded.settings.upstreams.items():
         if upstream.credential is not None and upstream.credential.passthrough:
             message = f"the tokens of callers are shown to {name}, which can use them as if it were they"
@@ -121,7 +122,7 @@ def doubts(loaded: LoadedSettings) -> Iterator[Fault]:
 
 
 def shown_settings(loaded: LoadedSettings) -> list[ShownSettings]:
-    """Every setting in force, in the order of the schema, secrets masked."""
+    """All settings in force, in the order of the schema, with secrets masked."""
     tree = loaded.settings.model_dump(mode="json")
     return [_shown(loc, value, loaded.document) for loc, value in _leaves(tree)]
 
@@ -136,7 +137,7 @@ def _shown(loc: Loc, value: Any, document: Document) -> ShownSettings:
     if node.secret:
         return ShownSettings(loc, MASKED, origin)
     if node.shown is not None:
-        return ShownSettings(loc, node.shown, origin)  # what ${VAR} stands for may be a secret
+        return ShownSettings(loc, node.shown, origin)  # the value of ${VAR} may be a secret
     return ShownSettings(loc, _masked(value), origin)
 
 
@@ -149,7 +150,7 @@ _FILLED_BY_PRESET = {("jwks_url",), ("roles_from", "claim")}
 
 
 def _masked(value: Any) -> Any:
-    """A password inside a URL, however long, is three stars."""
+    """Mask the password of a URL with three stars, whatever its length."""
     if not isinstance(value, str) or (starred := shown_line(value)) == value:
         return value
     before, _, after = starred.rpartition("@")
@@ -201,7 +202,7 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
             continue
         where = ("upstreams", name, "mcp")
         if program.env_path is not None and not program.env_path.is_file():
-            continue  # told already, and what it says may be where the program is found
+            continue  # already reported, and it may set PATH
         try:
             env = program.all_env()
         except SettingsError as unreadable:
@@ -214,7 +215,7 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
 
 
 def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
-    """Files of secrets by which others prove themselves to us."""
+    """Files of secrets with which callers and operators authenticate to the sidecar."""
     for index, credential in enumerate(settings.admin.credentials):
         yield ("admin", "credentials", index, "secret_path"), credential.secret_path
     for _, at, offer in settings.offers():
@@ -223,7 +224,7 @@ def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
 
 
 def _token_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Tokens are read from the variables that are named for them; which are not there, or weak."""
+    """Read tokens from their named variables. Reports missing and weak ones."""
     for _, at, offer in settings.offers():
         auth = offer.authentication
         if auth is not None and (fault := auth.read_from(environ)) is not None:
@@ -235,9 +236,9 @@ def _agent_faults(settings: Settings, document: Document, environ: Mapping[str, 
     """Agents that could not be started."""
     for name, agent in settings.agents.items():
         if not agent.enabled:
-            continue  # it is as if it were not there, and that may be why
+            continue  # treated as missing, which may be the cause
         if agent.env_path is not None and not agent.env_path.is_file():
-            continue  # told already, and what it says may be where the program is found
+            continue  # already reported, and it may set PATH
         folders: list[tuple[Loc, Path | None]] = [(("working_directory",), agent.working_directory)]
         folders += [
             (("per_call", "working_directories", index), path)
@@ -278,7 +279,7 @@ def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
 
 
 def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
-    """Files that we read and never make."""
+    """Files that the sidecar reads and never creates."""
     named: list[tuple[Loc, Path | None]] = [(("identity", "api_keys_path"), settings.identity.api_keys_path)]
     if settings.server.tls and settings.server.tls != "external":
         named.append((("server", "tls", "cert_path"), settings.server.tls.cert_path))

@@ -17,7 +17,7 @@ from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
 DAY_S = 86_400
 MAX_SHADOW_S = 30 * DAY_S
-"""Shadow mode that nobody ends would be no policy at all (CONTRACT 4)."""
+"""Shadow mode must end: without an end there would be no policy at all (CONTRACT 4)."""
 
 
 class PolicyScope(Section):
@@ -60,7 +60,7 @@ class PolicySettings(Section):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where people write models and rules; what came from a source changes with its source alone."""
+        """The folders in which operators edit models and rules. A policy from a source changes only with its source."""
         return () if self.source is not None else (self.models, self.path)
 
     def _faults(self) -> Iterator[ValidationFinding]:

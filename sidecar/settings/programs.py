@@ -1,4 +1,4 @@
-"""Settings of programs: their command and environment."""
+"""Resolves the command and environment of programs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Final
 from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.settings.yaml_document import read_bytes
 
-# What programs need to be found, to find their folders and to write in the right language. No secret lives in these;
-# everything else is named, or it does not get there (threats X3).
+# Programs need these to find executables, home and temporary folders, and the language. They hold no secrets; all other
+# variables must be named (threats X3).
 INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 MAX_BYTES: Final = 64 * 1024
 _ASSIGNMENT = re.compile(
@@ -23,22 +23,22 @@ _ASSIGNMENT = re.compile(
 
 
 def environment_of(named: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """All of a program's environment. `environ` is the sidecar's own."""
+    """The whole environment of a program. `environ` is the sidecar's own."""
     return {name: environ[name] for name in INHERITED if name in environ} | dict(named)
 
 
 def executable_of(command: str, named: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """The executable file that a command names, found as the program itself would find it; None where there is none."""
+    """The executable file of a command, found as the operating system would find it; None if there is none."""
     search = environment_of(named, environ).get("PATH", os.defpath)
     found = shutil.which(command, path=search)
-    return None if found is None else os.path.abspath(found)  # noqa: PTH100  links stay: programs look at their name
+    return None if found is None else os.path.abspath(found)  # noqa: PTH100  keeps links: programs look at their name
 
 
 def variables_in_file(path: Path) -> dict[str, str]:
-    """The variables that a file names: `NAME=value`, quoted where the value has blanks; `#` begins a comment.
+    """The variables in a file: `NAME=value`, quoted if the value has blanks; `#` begins a comment.
 
-    Only what shells, systemd and containers' tools read alike: nothing in it expands. Raises SettingsError, which never
-    shows a line.
+    Accepts only what shells, systemd and container tools read alike; nothing is expanded. Raises SettingsError, whose
+    text never shows a line of the file.
     """
     raw = read_bytes(path, max_bytes=MAX_BYTES)
     if len(raw) > MAX_BYTES:

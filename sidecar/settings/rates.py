@@ -10,26 +10,26 @@ from pydantic import Field
 
 from sidecar.settings.validation_errors import ValidationFinding
 
-MAX_PER_SECOND = 10_000  # above it an interval of whole microseconds is off by more than one in a hundred
-MAX_REFILL_S = 86_400  # a burst that takes longer to come back is a quota; also keeps Lua's numbers exact
+MAX_PER_SECOND = 10_000  # above it, rounding to whole microseconds is off by more than 1 %
+MAX_REFILL_S = 86_400  # a burst that takes longer to refill is a quota; also keeps Lua's numbers exact
 
 PerSecond = Annotated[float, Field(gt=0, le=MAX_PER_SECOND, allow_inf_nan=False)]
 Quota = Annotated[int, Field(ge=0, le=1_000_000_000)]
-"""Calls a day; 0 means unlimited, as in the seed."""
+"""Calls per day; 0 means unlimited, as in the seed."""
 
 
 def interval_us(per_second: float) -> int:
-    """The time between two calls, in whole microseconds. Rounded up: never faster than what was written."""
+    """The time between two calls in whole microseconds, rounded up so that the rate is never exceeded."""
     return math.ceil(1_000_000 / per_second)
 
 
 def burst_of(per_second: float, burst: int | None) -> int:
-    """How many may come at once; where nothing is said, one second's worth."""
+    """The burst; by default one second's worth."""
     return burst or max(1, math.ceil(per_second))
 
 
 def rate_faults(per_second: float | None, burst: int | None) -> Iterator[ValidationFinding]:
-    """What of a rate and its burst does not go together."""
+    """The contradictions between a rate and its burst."""
     if per_second is None:
         if burst is not None:
             yield ValidationFinding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)

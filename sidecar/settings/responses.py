@@ -27,7 +27,7 @@ Prefix = Annotated[
     Field(max_length=64),
     AfterValidator(named(r"[A-Za-z0-9_.\-]{3,}", "prefix", "3 characters or more of A-Z a-z 0-9 _ . -")),
 ]
-# In brackets of its own, so that what is put in can be no part of anything that is looked for.
+# The brackets keep a replacement from becoming part of a pattern that is searched for.
 Replacement = Annotated[
     str,
     AfterValidator(

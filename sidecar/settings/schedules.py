@@ -1,6 +1,6 @@
 """Settings of schedules.
 
-The seed's ScheduledTask. What it changes by itself (its last and next run, paused) is kept in the store of tasks.
+They follow the seed's ScheduledTask. State that changes at run time (last and next run, paused) is in the task store.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ON_TIME_S: Final = 60.0
 
 @cache
 def _zones() -> Collection[str]:
-    """All that there are. To look costs some ten milliseconds, and there may be a thousand schedules."""
+    """All time zones, cached: listing them takes some ten milliseconds, and there may be a thousand schedules."""
     return frozenset(available_timezones())
 
 
 def _zone(name: str) -> str:
     if name not in _zones():
-        _zones.cache_clear()  # it may have been installed meanwhile
+        _zones.cache_clear()  # it may have been installed since
     if name not in _zones():
         hint = did_you_mean(name, _zones()) or "such as Europe/Berlin, or UTC"
         reject(ValidationFinding(f"there is no time zone {name}", "S175", hint))
@@ -76,29 +76,30 @@ class ScheduleSettings(Section):
 
     @property
     def calendar(self) -> CronSchedule:
-        """All moments at which it is due."""
+        """The moments at which it is due."""
         return CronSchedule(self.cron, self.timezone)
 
     @property
     def calendar_words(self) -> str:
-        """When it is due, in words that change with it."""
+        """Its cron expression and time zone, as text that changes with them."""
         return f"{self.cron} {self.timezone}"
 
     @property
     def late_s(self) -> float:
-        """How late a run may begin: a minute is no delay of cron's, and what is later was missed."""
+        """The longest delay of a run in seconds. With `missed: skip` at most a minute, which is cron's resolution."""
         return self.missed_within if self.missed == "once" else min(self.missed_within, ON_TIME_S)
 
 
 def acts_as(key: str, schedule: ScheduleSettings) -> str:
-    """Whose permissions it has."""
+    """The principal of a schedule."""
     return schedule.principal or f"nhi:{key}"
 
 
 def schedule_faults(
     schedules: Mapping[str, ScheduleSettings], agents: Collection[str], names: Collection[str]
 ) -> Iterator[ValidationFinding]:
-    """What does not fit the rest. `agents` are those that can be called, `names` all that stands behind us."""
+    """Faults of a schedule against other settings. `agents` are those that can be called, `names` all upstreams and
+    agents."""
     seen: dict[tuple[str, str], str] = {}
     for key, schedule in schedules.items():
         if schedule.agent not in agents:

@@ -1,7 +1,7 @@
-"""Reads secret files, checks their strength, and creates our own.
+"""Reads secret files, checks their strength, and creates the sidecar's own.
 
-There is no built-in secret, and one that could be guessed, or read by others, stops the start (threats A12). The group
-may read: that is how secrets are mounted.
+There is no built-in secret. A secret that could be guessed, or that others may read, stops the start (threats A12).
+Group read permission is allowed, because secrets are mounted that way.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.validation_errors import ValidationFinding
 
-MIN_CHARACTERS = 32  # 128 bits as hexadecimal digits
-MIN_DIFFERENT = 10  # "aaaa..." and "1234123412341234..." are long, not secret
+MIN_CHARACTERS = 32  # 128 bits in hexadecimal digits
+MIN_DIFFERENT = 10  # "aaaa..." and "1234123412341234..." are long but not secret
 MAX_BYTES = 64 * 1024
 OPEN_TO_OTHERS = 0o037
-MAX_NEIGHBOURS = 0.6  # of a secret's characters; of random hexadecimal digits every fifth is one
+MAX_NEIGHBOURS = 0.6  # share of a secret's characters; about a fifth of random hexadecimal digits
 _ROWS = (
     "0123456789abcdef0",
     "1234567890",
@@ -43,11 +43,11 @@ _SAMPLES = (
 )
 
 Whose = Literal["ours", "theirs"]
-"""`ours`: whoever knows it has power over us, so it must be strong. `theirs`: another's, we can only send it."""
+"""`ours`: knowing it gives power over the sidecar, so it must be strong. `theirs`: issued by others, only sent."""
 
 
 class WeakSecretError(Exception):
-    """What is wrong with a secret; never the secret."""
+    """The secret is weak. The text says why and never holds the secret."""
 
     def __init__(self, finding: ValidationFinding) -> None:
         super().__init__(finding.message)
@@ -55,7 +55,7 @@ class WeakSecretError(Exception):
 
 
 def read_secret(path: Path, whose: Whose) -> str:
-    """The secret in a file, without the line break at its end. Raises SettingsError, which names the file only."""
+    """Read a secret from a file, without the final line break. Raises SettingsError, which names only the file."""
     try:
         return checked_secret(path, whose)
     except WeakSecretError as weak:
@@ -64,7 +64,7 @@ def read_secret(path: Path, whose: Whose) -> str:
 
 
 def checked_secret(path: Path, whose: Whose) -> str:
-    """As `read_secret`, raising WeakSecretError for callers who know the place that named the file."""
+    """As `read_secret`, but raises WeakSecretError for callers that know where the file was named."""
     secret = _text(path)
     if (fault := fault_of_secret(secret, whose)) is not None:
         raise WeakSecretError(fault)
@@ -72,7 +72,7 @@ def checked_secret(path: Path, whose: Whose) -> str:
 
 
 def fault_of_secret(secret: str, whose: Whose) -> ValidationFinding | None:
-    """What is wrong with a secret; never the secret."""
+    """What is wrong with a secret, without showing it."""
     if not secret:
         return ValidationFinding("the secret is empty", "S120")
     if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
@@ -83,8 +83,8 @@ def fault_of_secret(secret: str, whose: Whose) -> ValidationFinding | None:
 
 
 def exposure_of(path: Path, mode: int) -> ValidationFinding | None:
-    """What is wrong with the mode of a file that holds a secret: others than its owner and group may read it, or its
-    group may write it."""
+    """What is wrong with the mode of a secret file: readable by others than its owner and group, or writable by the
+    group."""
     if not mode & OPEN_TO_OTHERS:
         return None
     return ValidationFinding(
@@ -93,8 +93,7 @@ def exposure_of(path: Path, mode: int) -> ValidationFinding | None:
 
 
 def check_private(path: Path) -> None:
-    """As `exposure_of`, of a file as it lies there. Raises SettingsError; one that is not there is its reader's fault
-    to tell."""
+    """Check the mode of a file. Raises SettingsError. A missing file passes; its reader reports it."""
     try:
         found = exposure_of(path, path.stat().st_mode)
     except OSError:
@@ -104,8 +103,8 @@ def check_private(path: Path) -> None:
 
 
 def keep_once(path: Path, content: bytes) -> None:
-    """Make a file of ours (mode 0600) unless it is there. Written aside and linked into place: two sidecars that start
-    at once end with one content, and never half of one; who is killed here is in nobody's way. Raises OSError."""
+    """Create a file (mode 0600) unless it exists. It is written aside and linked into place, so that two sidecars that
+    start together get the same complete content, and a killed one leaves nothing in the way. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -115,7 +114,7 @@ def keep_once(path: Path, content: bytes) -> None:
         try:
             os.link(aside, path)
         except FileExistsError:
-            pass  # the other one was first; its content is as good
+            pass  # another process was first; its content is used
     finally:
         os.close(descriptor)
         aside.unlink()
@@ -137,7 +136,7 @@ def _text(path: Path) -> str:
 
 
 def weakness_of(secret: str) -> str:
-    """Why it could be guessed; "" if it could not. Secrets are not judged by what they mean, but by how they look."""
+    """Why a secret could be guessed, judged by its form; "" if it could not."""
     if len(secret) < MIN_CHARACTERS:
         return f"the secret has fewer than {MIN_CHARACTERS} characters"
     if len(set(secret)) < MIN_DIFFERENT:
@@ -152,14 +151,14 @@ def weakness_of(secret: str) -> str:
 
 
 def _repeats(secret: str) -> bool:
-    """Whether it is one shorter text again and again."""
+    """Whether it repeats a shorter text."""
     return secret in (secret + secret)[1:-1] or any(
         secret == (secret[:size] * (len(secret) // size + 1))[: len(secret)] for size in range(1, len(secret) // 2 + 1)
     )
 
 
 def _walks(secret: str, stride: int) -> bool:
-    """Whether most characters are neighbours of the one before, in the alphabet or on a keyboard; with a stride of 2,
-    of the one before that: `0a1b2c3d`."""
+    """Whether most characters are next to the one before, in the alphabet or on a keyboard. With a stride of 2, next to
+    the one before that: `0a1b2c3d`."""
     pairs = [one + other for one, other in zip(secret, secret[stride:], strict=False)]
     return sum(pair in _NEXT or pair[0] == pair[1] for pair in pairs) > MAX_NEIGHBOURS * len(pairs)

@@ -1,4 +1,4 @@
-"""Settings of listeners, TLS, sessions and answers."""
+"""Settings of listeners, TLS, sessions and responses."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ServerSettings(Section):
 
     @property
     def connections_per_peer(self) -> int:
-        """The bound for one address; 0 for none."""
+        """The limit for one address; 0 if there is none."""
         if self.max_connections_per_peer is not None:
             return self.max_connections_per_peer
         shared = self.listen.is_loopback or self.tls == "external"
@@ -136,7 +136,7 @@ class ServerSettings(Section):
         for name, address in (("listen", self.listen), ("grpc", self.grpc)):
             if address is None or address.is_loopback:
                 continue
-            # Without these, tokens would cross the network in the clear and audiences would be guessed from Host.
+            # Otherwise tokens would cross the network in clear, and audiences would be taken from the Host header.
             if self.public_url is None:
                 hint = "write public_url: https://<the name callers use>"
                 yield ValidationFinding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))

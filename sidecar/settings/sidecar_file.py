@@ -92,48 +92,48 @@ class Settings(Section):
 
     @property
     def audit_store(self) -> StoreSettings:
-        """Where the evidence's stream is, with `audit.sink: redis`."""
+        """The store of the audit stream, with `audit.sink: redis`."""
         own = self.audit.redis.store if self.audit.redis is not None else None
         return own or self.store
 
     @property
     def evidence_path(self) -> Path:
-        """The file of results that are kept."""
+        """The file of stored results."""
         return self.data / "evidence" / "evidence.jsonl"
 
     @property
     def audit_key_path(self) -> Path:
-        """The key of the audit's hashes; made at first start where none was configured."""
+        """The key of the audit's hashes; created at the first start unless configured."""
         return self.audit.key_path or self.data / "keys" / "audit.key"
 
     @property
     def previous_audit_key_paths(self) -> tuple[Path, ...]:
-        """Keys of the audit before this one; the one in the data folder need not be there."""
+        """Earlier keys of the audit; the one in the data folder is optional."""
         return (*self.audit.previous_key_paths, self.data / "keys" / "audit.previous.key")
 
     @property
     def checkpoint_key_path(self) -> Path:
-        """The key of the audit's checkpoints; made at first start where none was configured."""
+        """The key of the audit's checkpoints; created at the first start unless configured."""
         return self.audit.checkpoint_key_path or self.data / "keys" / "checkpoints.pem"
 
     @property
     def tasks_path(self) -> Path:
-        """The file that says whose a task is."""
+        """The file of task owners."""
         return self.data / "tasks.sqlite"
 
     @property
     def callbacks_path(self) -> Path:
-        """The file of callbacks that wait, and of push configurations."""
+        """The file of waiting callbacks and push configurations."""
         return self.data / "callbacks.sqlite"
 
     @property
     def api_keys_pepper_path(self) -> Path:
-        """The secret under which API keys are kept; `sidecar token api-key` makes it."""
+        """The secret under which API keys are stored; created by `sidecar token api-key`."""
         return self.identity.api_keys_pepper_path or self.data / "keys" / "api-keys.pepper"
 
     @property
     def callback_key_path(self) -> Path:
-        """What the secrets of callbacks' receivers are made from; made when it is first needed."""
+        """The key from which receivers' secrets are derived; created when it is first needed."""
         return self.callbacks.key_path or self.data / "keys" / "callbacks.key"
 
     @property
@@ -143,42 +143,42 @@ class Settings(Section):
 
     @property
     def runs_path(self) -> Path:
-        """The file of the runs of agents that are programs."""
+        """The file of the runs of CLI-program agents."""
         return self.data / "runs.sqlite"
 
     @property
     def schedules_path(self) -> Path:
-        """The file of how schedules stand."""
+        """The file of the state of schedules."""
         return self.data / "schedules.sqlite"
 
     @property
     def base_url(self) -> str:
-        """Our address as callers write it, as far as the settings tell: a port 0 is not known before it is taken."""
+        """The URL under which callers reach the sidecar. A port 0 is replaced only once the address is bound."""
         scheme = "http" if self.server.tls is None else "https"
         return self.server.public_url or f"{scheme}://{self.server.listen}"
 
     @property
     def signing_key_path(self) -> Path:
-        """The key of what we sign; made when it is first needed where none was configured."""
+        """The key of signed tokens; created when it is first needed unless configured."""
         return self.signing.key_path or self.data / "keys" / "signing.pem"
 
     @property
     def previous_key_paths(self) -> tuple[Path, ...]:
-        """Keys that signed before; the one in the data folder need not be there."""
+        """Earlier signing keys; the one in the data folder is optional."""
         return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
 
     @property
     def signs(self) -> bool:
-        """Whether anything here is signed by us."""
+        """Whether any setting needs the signing key."""
         return any(one.signs for one in self.upstreams.values())
 
     @property
     def control_path(self) -> Path:
-        """The socket through which commands reach the sidecar that runs."""
+        """The socket through which commands reach the running sidecar."""
         return self.data / "control.sock"
 
     def offers(self) -> Iterator[tuple[str, Loc, AgentOffer]]:
-        """How each agent is offered to callers, and where that is configured."""
+        """How each agent is offered to callers, with its place in the settings."""
         for name, upstream in self.upstreams.items():
             if upstream.a2a is not None:
                 yield name, ("upstreams", name, "a2a"), upstream.a2a
@@ -192,7 +192,7 @@ class Settings(Section):
         return {str(offer.agent_id): name for name, _, offer in self.offers() if offer.agent_id is not None}
 
     def listeners(self) -> Iterator[tuple[Loc, ListenAddress | UnixAddress]]:
-        """Every address we listen on, and where it is configured."""
+        """All listener addresses with their places in the settings."""
         yield ("server", "listen"), self.server.listen
         for index, local in enumerate(self.local):
             yield ("local", index, "listen"), local.listen
@@ -205,7 +205,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _sections_with_paths(cls, given: Any) -> Any:
-        """A section that is not written still has paths, and they start at the file's folder."""
+        """Give absent sections their default paths, which start at the file's folder."""
         return {"policy": {}, **given} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
@@ -238,7 +238,7 @@ class Settings(Section):
             seen.setdefault(name, where)
 
     def _agent_faults(self) -> Iterator[ValidationFinding]:
-        """Whoever means an agent by one of its names means no other."""
+        """Check that each name of an agent refers to that agent only."""
         named = {name: name for name in (*self.upstreams, *self.agents)}
         ports, people = dict[str, str](), dict[str, str]()
         for name, at, offer in self.offers():
@@ -267,7 +267,7 @@ class Settings(Section):
             yield ValidationFinding("there is no Redis to keep evidence in", "S150", hint, at)
 
     def _certificate_faults(self) -> Iterator[ValidationFinding]:
-        """Who may show certificates, and who they are, belong together."""
+        """Check that certificates are requested or forwarded where their owners are configured, and the reverse."""
         identity, files = self.identity, self.server.tls
         asked = isinstance(files, TlsFiles) and files.client_ca_path is not None
         hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
@@ -284,6 +284,6 @@ class Settings(Section):
 
 
 def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[ValidationFinding]:
-    """A fault where another one has this already; None is wanted by everybody."""
+    """A fault if another entry has this value already. None never conflicts."""
     if wanted is not None and (other := seen.setdefault(str(wanted), name)) != name:
         yield ValidationFinding(f"{wanted} is already taken by {other}", "S174", "give each its own", loc)

@@ -52,7 +52,7 @@ class _Source(Section):
     """The one bundle (its SHA-256) or commit that is taken although it is older, or less than half as large."""
 
     def files(self) -> Iterator[tuple[Loc, Path | None]]:
-        """Files that it reads."""
+        """The files that the source reads."""
         for name in type(self).model_fields:
             if name.endswith("_path"):
                 yield (name,), getattr(self, name)
@@ -119,7 +119,7 @@ class PolicySourceSettings(Section):
 
     @property
     def chosen(self) -> BundleSource | GitSource:
-        """The one that is written."""
+        """The configured source."""
         chosen = self.bundle or self.git
         assert chosen is not None
         return chosen

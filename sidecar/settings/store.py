@@ -3,8 +3,8 @@
 memory://                                          in this process
 redis://[user:password@]host[:6379][/db]           one Redis or Valkey; rediss:// with TLS
 unix:///path/to.sock[?db=0]                        the same, on this machine
-redis+sentinel://host[:26379],host,…/service[/db]  whichever node the Sentinels call primary; rediss+sentinel://
-redis+cluster://host[:6379],host,…                 whichever node of a Cluster owns our slot; rediss+cluster://
+redis+sentinel://host[:26379],host,…/service[/db]  the node that the Sentinels call primary; rediss+sentinel://
+redis+cluster://host[:6379],host,…                 the Cluster node that owns the slot; rediss+cluster://
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ StoreKind = Literal["memory", "redis", "unix", "sentinel", "cluster"]
 
 MAX_NODES = 16
 DEADLINE_S = 0.08
-"""Of one question. CONTRACT 9 promises our answer within 100 ms of an outage."""
+"""For one request. CONTRACT 9 promises a response within 100 ms of an outage."""
 _SHAPES: dict[StoreKind, str] = {
     "memory": "memory://",
     "redis": "redis://host:6379/0",
@@ -53,7 +53,7 @@ _DATABASE = re.compile(r"[0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """What a store's URL says. `nodes` are who is asked: the server, the Sentinels, or some nodes of the Cluster."""
+    """The parts of a store's URL. `nodes` are the server, the Sentinels, or some nodes of the Cluster."""
 
     kind: StoreKind
     tls: bool = False
@@ -66,7 +66,7 @@ class StorePlace:
 
 
 def parse_store_url(text: str) -> StorePlace:
-    """The place that a URL names; rejects every other text, and never repeats it."""
+    """Parse a store URL. Rejects all other texts, and never repeats them in errors."""
     scheme, _, rest = text.partition("://")
     if scheme not in _SCHEMES:
         reject(ValidationFinding("this is no store", hint=", ".join(_SHAPES.values())))
@@ -213,7 +213,7 @@ class StoreSettings(Section):
 
     @property
     def place(self) -> StorePlace:
-        """What the URL says."""
+        """The parsed URL."""
         return parse_store_url(self.url)
 
     @property
@@ -253,14 +253,14 @@ class StoreSettings(Section):
             yield ValidationFinding("the in-process store asks nobody who they are", "S136", "remove it", ("username",))
 
     def login(self) -> dict[str, Any]:
-        """What redis-py's connections are told of who we are, and which database is meant. The password is what its
-        file says now. Raises SettingsError."""
+        """The arguments of redis-py connections for the user, the password and the database. Reads the password file at
+        each call. Raises SettingsError."""
         place = self.place
         password = place.password if self.password_path is None else read_secret(self.password_path, "theirs")
         return {"username": self.username or place.username, "password": password, "db": place.database}
 
     def certificates(self) -> dict[str, Any]:
-        """What redis-py's connections are told of authorities and certificates."""
+        """The arguments of redis-py connections for authorities and certificates."""
         files = {"ssl_min_version": ssl.TLSVersion.TLSv1_2}
         if self.tls is None:
             return files
@@ -268,7 +268,7 @@ class StoreSettings(Section):
         return files | {name: str(path) for name, path in named.items() if path is not None}
 
     def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
-        """Every file that is named, and where."""
+        """All named files, with their places in the settings."""
         named: list[tuple[tuple[str, ...], Path | None]] = [(("password_path",), self.password_path)]
         if self.sentinel is not None:
             named.append((("sentinel", "password_path"), self.sentinel.password_path))

@@ -1,7 +1,7 @@
-"""Where policies from a remote source are stored.
+"""Locates and records policies from a remote source.
 
-In the data folder: each that was taken in a folder of its own, and one small file that says which of them is in force.
-What is written there is ours; a member that a newer release wrote is let be.
+In the data folder, each policy has a folder of its own, and one small file records which of them is in force. Unknown
+members of that file, written by a newer release, are ignored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _HINT: Final = "remove it to begin anew: any version is taken then"
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """One policy from a source. `name` is the SHA-256 of a bundle or the id of a commit, and its folder's name; `of` is
-    whose policy it is, or the repository and folder; `version` rises (of a commit, its time). Times are in seconds
-    since the epoch. `manifest` is the SHA-256 of a bundle's: who signs it once more changes the file, and not that."""
+    """One policy from a source. `name` is the SHA-256 of a bundle or the id of a commit, and the name of its folder.
+    `of` is the policy's name, or the repository and folder. `version` rises; for a commit it is the commit time. Times
+    are in seconds since the epoch. `manifest` is the SHA-256 of a bundle's manifest, which a further signature does not
+    change."""
 
     name: str
     kind: str
@@ -42,18 +43,18 @@ class StoredPolicy:
     manifest: str = ""
 
     def plain(self) -> bytes:
-        """As it is written."""
+        """The record in JSON values."""
         return orjson.dumps({"v": VERSION, **asdict(self)}, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def shelf_of(settings: Settings) -> Path:
-    """The folder of all that was taken."""
+    """The folder of all stored policies."""
     return settings.data / FOLDER
 
 
 def kept_for(settings: Settings) -> StoredPolicy | None:
-    """What was taken last and found good; None if nothing was. Raises SettingsError for a record that cannot be
-    understood: without it, older policies would be taken for newer ones."""
+    """The last policy that was taken and found valid; None if there is none. Raises SettingsError for an unreadable
+    record: without it, older policies could replace newer ones."""
     path = shelf_of(settings) / CURRENT
     try:
         with path.open("rb") as file:
@@ -66,8 +67,7 @@ def kept_for(settings: Settings) -> StoredPolicy | None:
 
 
 def placed(settings: Settings, kept: StoredPolicy | None = None) -> Settings:
-    """The settings, with the models and rules where the source's policy lies: `kept`, or what was taken last. Raises
-    SettingsError."""
+    """The settings with the folders of the source's policy: `kept`, or the last one taken. Raises SettingsError."""
     if settings.policy.source is None:
         return settings
     kept = kept or kept_for(settings)

@@ -1,7 +1,6 @@
 """Reads and writes RFC 3339 timestamps.
 
-A moment in a file of ours is an RFC 3339 time with its offset, as people and machines can both read it; in the code
-it is seconds since the epoch.
+In files, a moment is an RFC 3339 time with its offset; in code, it is seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)
 
 
 def seconds_of(text: str) -> float:
-    """Seconds since the epoch. Raises ValueError for what is no RFC 3339 time."""
+    """Seconds since the epoch of an RFC 3339 time. Raises ValueError for other texts."""
     if not _TIME.fullmatch(text):
         raise ValueError(HINT)
     try:
-        return datetime.fromisoformat(text).astimezone(UTC).timestamp()  # also in UTC it must have a year
+        return datetime.fromisoformat(text).astimezone(UTC).timestamp()  # its year must also be valid in UTC
     except OverflowError as error:
         raise ValueError(HINT) from error
 
 
 def rfc3339(epoch_s: float) -> str:
-    """Seconds since the epoch as people read them, in UTC and whole seconds."""
+    """Format seconds since the epoch, in UTC and whole seconds."""
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -46,4 +45,4 @@ Moment = Annotated[
     PlainSerializer(rfc3339, when_used="json"),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
-"""Seconds since the epoch; in the file `2027-03-31T00:00:00Z`."""
+"""Seconds since the epoch; in files `2027-03-31T00:00:00Z`."""

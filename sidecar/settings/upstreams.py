@@ -29,7 +29,7 @@ from sidecar.settings.responses import ResponseSettings
 from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
 from sidecar.settings.validation_errors import ValidationFinding, reject_any
 
-_PLACES_OF_PROGRAMS = 1024  # requests under way on one line
+_PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
 
 
 class McpUpstream(Section):
@@ -75,17 +75,17 @@ class McpUpstream(Section):
 
     @property
     def longest_s(self) -> float:
-        """How long a call may take in all."""
+        """The longest time of a call, in seconds."""
         return max(self.timeout_s, self.total_timeout_s) if self.timeout_resets_on_progress else self.timeout_s
 
     @property
     def share(self) -> int:
-        """How many calls of one caller it has at once."""
+        """How many calls one caller may have at once."""
         places = _PLACES_OF_PROGRAMS if self.url is None else self.max_connections
         return self.max_calls_per_caller or max(1, places * 3 // 4)
 
     def all_env(self) -> dict[str, str]:
-        """What is named for a program, here and in the file of `env_path`. Raises SettingsError."""
+        """The environment from `env` and the file of `env_path`. Raises SettingsError."""
         return self.env if self.env_path is None else variables_in_file(self.env_path) | self.env
 
     @model_validator(mode="after")
@@ -165,7 +165,7 @@ class UpstreamSettings(Section):
 
     @property
     def signs(self) -> bool:
-        """Whether it is shown a token that we sign: an agent is, unless something else is said."""
+        """Whether the upstream receives a token signed by the sidecar, which is the default for agents."""
         if self.credential is None:
             return self.a2a is not None
         return self.credential.signed is not None
@@ -199,7 +199,7 @@ class UpstreamSettings(Section):
         return self
 
     def _nobodys_token(self) -> Iterator[ValidationFinding]:
-        """Callers who can bring no token that could be shown on."""
+        """Settings that admit callers without a token where the credential needs one."""
         if self.credential is None or not self.credential.needs_token:
             return
         if self.anonymous:

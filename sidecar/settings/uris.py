@@ -1,18 +1,18 @@
-"""The one form of a resource URI: what policy decides on, and what an upstream is sent.
+"""Normalizes resource URIs, for policy decisions and for upstreams.
 
-RFC 3986 has many spellings for one resource. `fault_in_uri` refuses a URI that some reader could take for another
-place; every other one is brought into its normal form (RFC 3986, section 6), so that a deny rule holds for all of its
-spellings and an upstream never sees another spelling than the one that was decided on.
+RFC 3986 allows many spellings of one resource. `fault_in_uri` refuses URIs that some reader could take for another
+resource; all others are brought into their normal form (RFC 3986, section 6). A deny rule therefore matches all
+spellings, and an upstream never sees another spelling than the one that was decided on.
 
     part         normal form
     scheme       lower case
     authority    lower case; no empty port, no leading zeros, no default port; none for `file:` where it is localhost
-    path         `file:/a` and `file://localhost/a` are `file:///a`, repeated slashes of `file:` are one
-    everywhere   what need not be encoded is not, `%3a` is `%3A`; characters that no URI has are encoded, and `*` is
+    path         `file:/a` and `file://localhost/a` become `file:///a`, repeated slashes of `file:` become one
+    everywhere   needless encoding is removed, `%3a` becomes `%3A`; invalid characters and `*` are encoded
     at the end   no empty query, no empty fragment
 
 Text in braces is an expression of a URI template (RFC 6570), and `*` in a rule stands for any run of characters: both
-stay as they are.
+are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import unquote
 MAX_URI_CHARS: Final = 2_000
 _URI = re.compile(rf"[A-Za-z][A-Za-z0-9+.\-]{{0,63}}:[\x21-\x7e]{{1,{MAX_URI_CHARS}}}\Z")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-# The beginning of a UTF-8 sequence that is longer than necessary: lenient readers take `%c0%ae` for a dot.
+# The beginning of an overlong UTF-8 sequence: lenient readers decode `%c0%ae` as a dot.
 _OVERLONG = re.compile(r"%(?:c[01]|e0%[89]|f0%8)", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_READINGS = 3  # as written, decoded, and decoded twice
@@ -36,21 +36,21 @@ _EXPRESSION = re.compile(r"\{[^{}]*\}")
 _PATTERN_PIECE = re.compile(r"\{[^{}]*\}|\*")
 _SCHEME_KNOWN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:|[\ue000-\uf8ff]://")
 _SCHEME_BEGUN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?=[\ue000-\uf8ff])")
-_HELD = re.compile(r"[\ue000-\uf8ff]")  # one private character for each piece that stays as it is
+_HELD = re.compile(r"[\ue000-\uf8ff]")  # one private-use character for each kept piece
 _FIRST_HELD = 0xE000
 
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _SUB_DELIMITERS = frozenset("!$&'()+,;=")  # `*` is the wildcard of rules, and always encoded
-# Which characters mean the same bare and encoded, by the part of the URI.
+# The characters that mean the same bare and encoded, by part of the URI.
 _IN_AUTHORITY = _UNRESERVED | _SUB_DELIMITERS
 _IN_PATH = _UNRESERVED | _SUB_DELIMITERS | frozenset(":@")
-_IN_QUERY = _UNRESERVED | frozenset("!$'(),:@?")  # `&`, `=`, `+` and `;` separate what encoded ones do not
+_IN_QUERY = _UNRESERVED | frozenset("!$'(),:@?")  # bare `&`, `=`, `+` and `;` are separators; encoded ones are not
 _ENCODED = re.compile(r"%[0-9A-Fa-f]{2}|[\"<>^`|*]")
 _CAPITALS = re.compile(r"%[0-9A-F]{2}|[A-Z]+")
 _SLASHES = re.compile(r"/{2,}")
 _PORT = re.compile(r"(.*):([0-9]*)\Z", re.DOTALL)
 
-# Schemes whose authority is a host of the network to everyone (the special schemes of the URL standard).
+# Schemes whose authority is always a network host (the special schemes of the URL standard).
 _NETWORK: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
 _DEFAULT_PORTS: Final[Mapping[str, str]] = {
     "http": "80",
@@ -93,7 +93,7 @@ class _Parts(NamedTuple):
 
 
 def fault_in_uri(uri: str) -> str:
-    """Why a resource URI, or a template of URIs, is malformed, or "" (CONTRACT 1.2: before policy sees it)."""
+    """Why a resource URI or URI template is malformed, or "" (CONTRACT 1.2: checked before policy)."""
     if not _URI.match(uri):
         return f"must be an absolute URI of at most {MAX_URI_CHARS:,} printable ASCII characters"
     if "\\" in uri or _STRAY_PERCENT.search(uri):
@@ -116,7 +116,7 @@ def _bears_user(uri: str) -> bool:
 
 
 def _fault_in_reading(uri: str, decoded: str) -> str:
-    # A reader that knows no query takes all of it for the path; `..;x` is a dot segment to servlet containers.
+    # Readers that ignore queries take all of it as the path; servlet containers read `..;x` as a dot segment.
     segments = [*_hierarchy(uri).split("/"), *uri.partition(":")[2].split("/")]
     if any(segment.partition(";")[0] in (".", "..") for segment in segments):
         return "must not hold dot segments"
@@ -126,7 +126,7 @@ def _fault_in_reading(uri: str, decoded: str) -> str:
 
 
 def _hierarchy(uri: str) -> str:
-    """Authority and path: what stands between the scheme and the query or fragment."""
+    """Authority and path: the part between the scheme and the query or fragment."""
     return re.split(r"[?#]", uri.partition(":")[2], maxsplit=1)[0]
 
 
@@ -136,7 +136,7 @@ def _fault_in_form(uri: str) -> str:
     scheme, _, rest = form.partition(":")
     if not rest:
         return "must name something behind its scheme"
-    if len(rest) > MAX_URI_CHARS + 2:  # "//", which `file:/a` gets
+    if len(rest) > MAX_URI_CHARS + 2:  # "//", which normalization adds to `file:/a`
         return f"must have at most {MAX_URI_CHARS:,} characters with what must be encoded"
     if scheme == "file" and not rest.startswith(("/", "{")):
         return "must begin with file:/"
@@ -167,35 +167,35 @@ def _is_address(kind: Callable[[str], object], text: str) -> bool:
 
 
 def normal_uri(uri: str) -> str:
-    """The normal form of a URI, or of a template of URIs, that `fault_in_uri` has nothing against."""
+    """The normal form of a URI or URI template that passed `fault_in_uri`."""
     text, held = _hold(_EXPRESSION, uri) if "{" in uri else (uri, [])
     return _restore(_normal(text), held)
 
 
 def normal_pattern(pattern: str) -> str:
-    """A pattern of URIs as a rule has it, such that it fits the normal form of every URI that was meant."""
+    """A rule's pattern, changed to match the normal forms of the URIs that it was meant to match."""
     text, held = _hold(_PATTERN_PIECE, pattern)
     if _SCHEME_KNOWN.match(text):
         return _restore(_normal(text), held)
-    scheme = _SCHEME_BEGUN.match(text)  # `FILE*`: where the other parts begin is not known
+    scheme = _SCHEME_BEGUN.match(text)  # `FILE*`: the boundaries of the other parts are unknown
     at = scheme.end() if scheme else 0
     return _restore(text[:at].lower() + _encoded(text[at:], _UNRESERVED), held)
 
 
 def _has_stray_capitals(pattern: str) -> bool:
-    """Whether a pattern has capitals in a part that may lie in a host, which has none in its normal form."""
+    """Whether a pattern has capitals in a part that may be a host, which has none in its normal form."""
     text, _ = _hold(_PATTERN_PIECE, pattern)
     return not _SCHEME_KNOWN.match(text) and any(character.isupper() for character in text)
 
 
 def normal_object(text: str) -> str:
-    """An object, or a pattern of such, with the URI of a resource in its normal form, as calls name it."""
+    """An object or object pattern, with the URI of a resource in its normal form, as in calls."""
     server, slash, uri = text.partition("/")
     return f"{server}/{normal_pattern(uri)}" if slash and text.startswith("resource:") else text
 
 
 def named_object(text: str) -> str:
-    """An object as a call of it would name it; one that no call can name as it is."""
+    """An object as a call would name it. Objects that no call can name are returned unchanged."""
     server, slash, uri = text.partition("/")
     if not slash or not text.startswith("resource:") or fault_in_uri(uri):
         return text
@@ -203,7 +203,7 @@ def named_object(text: str) -> str:
 
 
 def fault_in_object(text: str) -> str:
-    """Why no call can name the resource that an object is, or not all that its pattern seems to mean; or ""."""
+    """Why no call can name this object, or why its pattern matches less than it seems to; or ""."""
     _, slash, uri = text.partition("/")
     if not slash or not text.startswith("resource:"):
         return ""
@@ -228,7 +228,7 @@ def _normal(text: str) -> str:
 
 
 def _by_scheme(parts: _Parts) -> _Parts:
-    """What RFC 3986, section 6.2.3, leaves to schemes: ports, empty paths, and the authority of `file:`."""
+    """The scheme-based normalization of RFC 3986, section 6.2.3: ports, empty paths, and the authority of `file:`."""
     scheme, authority, path = parts.scheme, parts.authority, parts.path
     if authority is not None:
         authority = _without_port(scheme, authority)
@@ -244,7 +244,7 @@ def _by_scheme(parts: _Parts) -> _Parts:
 
 
 def _without_port(scheme: str, authority: str) -> str:
-    """Without a port that is empty or the scheme's own, and without leading zeros."""
+    """Remove an empty or default port, and leading zeros."""
     found = _PORT.match(authority)
     if found is None:
         return authority
@@ -255,7 +255,7 @@ def _without_port(scheme: str, authority: str) -> str:
 
 
 def _short_address(authority: str) -> str:
-    """With an IPv6 address in its short form (RFC 5952)."""
+    """Shorten an IPv6 address (RFC 5952)."""
     host, bracket, port = authority.partition("]")
     if not host.startswith("[") or not bracket:
         return authority
@@ -266,7 +266,7 @@ def _short_address(authority: str) -> str:
 
 
 def _encoded(text: str, bare: frozenset[str]) -> str:
-    """With nothing encoded that means the same bare, and with everything encoded that no URI has."""
+    """Decode what means the same bare, and encode what URIs cannot contain."""
 
     def form(found: re.Match[str]) -> str:
         if len(found[0]) == 1:
@@ -278,12 +278,12 @@ def _encoded(text: str, bare: frozenset[str]) -> str:
 
 
 def _lowered(text: str) -> str:
-    """In lower case, but for the digits of what is encoded."""
+    """Lower case, except for the digits of percent-encodings."""
     return _CAPITALS.sub(lambda found: found[0] if found[0][0] == "%" else found[0].lower(), text)
 
 
 def _hold(pieces: re.Pattern[str], text: str) -> tuple[str, list[str]]:
-    """The text with one private character in place of each piece, and the pieces."""
+    """The text with each matching piece replaced by one private-use character, and the pieces."""
     held: list[str] = []
 
     def hold(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Translates validation errors into messages for the author of a file.
 
-Validators say it with `reject()`; what pydantic finds by itself is translated here: what was expected, what is
-nearest to what was written. A finding has no file yet: `Document.validate` knows where its value stands.
+Validators report faults with `reject()`. Errors found by pydantic are translated here into what was expected and the
+most similar valid word. A finding names no file yet: `Document.validate` locates its value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidecar.settings.yaml_nodes import Loc
 
 @dataclass(frozen=True, slots=True)
 class ValidationFinding:
-    """One thing wrong. `at` is where, seen from the value under check; `on_key`: its key is wrong, not its value."""
+    """One fault. `at` is its place, relative to the checked value; with `on_key`, the key is wrong, not its value."""
 
     message: str
     code: str = "Y104"
@@ -31,25 +31,25 @@ class ValidationFinding:
 
 
 def reject(*findings: ValidationFinding) -> NoReturn:
-    """Say inside a pydantic validator what is wrong, all of it."""
+    """Report all faults from inside a pydantic validator."""
     raise PydanticCustomError("findings", "invalid", {"findings": findings})
 
 
 def reject_any(findings: Iterable[ValidationFinding]) -> None:
-    """`reject` what there is; nothing is fine."""
+    """Call `reject` if there are findings."""
     if found := tuple(findings):
         reject(*found)
 
 
 def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[ValidationFinding]:
-    """Every finding of a failed validation, each `at` its place in the whole document."""
+    """All findings of a failed validation, with `at` relative to the whole document."""
     for detail in error.errors(include_url=False):
         if not _is_echo(detail):
             yield from _translated(detail, model)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The hint for a word that is nearly a known one, else the list of known ones if that is short."""
+    """The hint for a word: the most similar known one, or the list of known ones if it is short."""
     choices = sorted(known)
     if near := get_close_matches(word, choices, n=1, cutoff=0.6):
         return f'did you mean "{near[0]}"?'
@@ -57,7 +57,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nothing_like(what: str, word: str, known: Iterable[str]) -> str:
-    """That there is none of this name, and which one may have been meant."""
+    """The message that no entry has this name, with the most similar one."""
     hint = did_you_mean(word, known)
     return f"{what}; {hint}" if hint else what
 
@@ -92,7 +92,8 @@ _LENGTHS = {
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """pydantic counts valid entries only: a list with one wrong entry is also "too short" to it."""
+    """Whether an error follows from another: pydantic counts valid entries only, so a list with one invalid entry is
+    also "too short"."""
     return detail["type"] == "too_short" and len(detail["input"]) >= (detail.get("ctx") or {})["min_length"]
 
 
@@ -143,7 +144,7 @@ def _wrong_type(expected: str, found: object) -> ValidationFinding:
 
 
 def _is_spelt(text: str, expected: str) -> bool:
-    """Whether a text would be what is expected, had it no quotes."""
+    """Whether a quoted text would be valid without its quotes."""
     if expected == "true or false":
         return text in ("true", "false")
     return re.fullmatch(r"-?[0-9]+" if expected == "a whole number" else r"-?[0-9]+(\.[0-9]+)?", text) is not None
@@ -171,7 +172,7 @@ def _wrong_word(found: object, context: Mapping[str, Any]) -> ValidationFinding:
     known = [word.strip() for word in expected.replace(" or ", ", ").split(",")]
     words = [word.strip('"') for word in known]
     hint = f"it must be {expected}"
-    if isinstance(found, str) and found in known:  # the number 1 is known, and "1" was written
+    if isinstance(found, str) and found in known:  # the number 1 is valid, and "1" was written
         return ValidationFinding(f"expected {expected}, found a string", "Y103", "write it without quotes")
     if isinstance(found, str) and (near := get_close_matches(found, words, n=1)):
         hint = f'did you mean "{near[0]}"?'
@@ -180,7 +181,7 @@ def _wrong_word(found: object, context: Mapping[str, Any]) -> ValidationFinding:
 
 
 def _elsewhere(model: type[BaseModel], loc: Loc) -> str:
-    """The hint for a key that is right one step further down, or up; "" where it is not."""
+    """The hint for a key that is valid one level down or up; "" if it is not."""
     *place, key = loc
     for name in sorted(_keys_at(model, tuple(place))):
         if key in _keys_of(inner for kind in _at(model, tuple(place)) for inner in _below(kind, name)):
@@ -191,7 +192,7 @@ def _elsewhere(model: type[BaseModel], loc: Loc) -> str:
 
 
 def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
-    """The keys that the schema knows at a place."""
+    """The keys that the schema allows at a place."""
     return _keys_of(_at(model, loc))
 
 
@@ -205,7 +206,7 @@ def _keys_of(kinds: Iterable[Any]) -> set[str]:
 
 
 def _at(model: type[BaseModel], loc: Loc) -> list[Any]:
-    """What may stand at a place; steps that the schema does not have (union tags) are passed over."""
+    """The type that the schema allows at a place. Steps that the schema does not have (union tags) are skipped."""
     here: list[Any] = [model]
     for step in loc:
         here = [inner for kind in here for inner in _below(kind, step)] or here
@@ -228,7 +229,7 @@ def _below(kind: Any, step: str | int) -> list[Any]:
 
 
 def _flat(annotation: Any) -> list[Any]:
-    """`Annotated` and unions taken apart."""
+    """The types inside `Annotated` and unions."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _flat(get_args(annotation)[0])

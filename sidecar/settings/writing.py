@@ -1,4 +1,4 @@
-"""Writes a file in one step: a reader sees the old content or the new one."""
+"""Replaces files atomically: readers see the old content or the new."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tempfile import NamedTemporaryFile
 
 
 def write_whole(path: Path, raw: bytes, *, mode: int | None = None) -> None:
-    """Replaces the content of `path`, on disk when this returns. Links are followed. `mode` None keeps the mode of the
-    file that is there. Raises OSError, also where `path` is a device, a pipe or a folder: to rename a file over one of
-    these would destroy it."""
+    """Replaces the content of `path`, synced to disk when this returns. Links are followed. With `mode` None, the mode
+    of an existing file is kept. Raises OSError, also if `path` is a device, a pipe or a folder, which the rename would
+    destroy."""
     path = path.resolve()
     check_replaceable(path)
     if mode is None:
@@ -30,6 +30,6 @@ def write_whole(path: Path, raw: bytes, *, mode: int | None = None) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises OSError where something stands at `path` that is no regular file."""
+    """Raises OSError if `path` exists and is not a regular file."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -1,7 +1,7 @@
-"""YAML documents with positions and strict models.
+"""Reads YAML documents with positions, and validates them by strict models.
 
-The one reader for every YAML file of ours: settings, rules, budgets, tests. It refuses what two readers could take
-for two things, reports every fault at once, and remembers each value's place for the faults found later.
+The only reader of YAML files: settings, rules, budgets, tests. It refuses text that two readers could interpret
+differently, reports all faults at once, and remembers the position of each value for faults found later.
 
     Y001-Y012   the text: unreadable, size, encoding, characters, syntax, documents, depth, anchors, tags, keys, scalars
     Y101-Y104   the shape: unknown key, missing key, wrong type, wrong value
@@ -29,7 +29,7 @@ LEADS_OUT = "P009"
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML file that was read without a fault. `error` is what its later faults are raised as."""
+    """One YAML file that was read without faults. `error` is the exception class of later faults."""
 
     path: Path
     root: YamlNode
@@ -38,44 +38,44 @@ class Document:
 
     @cached_property
     def data(self) -> Any:
-        """Its content in dicts, lists and scalars; None if the file is empty."""
+        """The content in dicts, lists and scalars; None if the file is empty."""
         return self.root.plain()
 
     def position_of(self, loc: Loc, key: bool = False) -> tuple[int, int, int]:
-        """Line and column from 1, and width, of the value at `loc`, or of its key. A place that does not exist is its
-        nearest parent; (0, 0, 1) is the file as a whole."""
+        """Line and column, both from 1, and width of the value at `loc`, or of its key. For a missing value it is the
+        position of its nearest parent; (0, 0, 1) is the file as a whole."""
         span = self.span_of(loc, key=key)
         return span.line, span.column, span.width
 
     def span_of(self, loc: Loc, *, key: bool = False) -> YamlSpan:
-        """As `position_of`, with the file or the environment variable it stands in."""
+        """As `position_of`, with the name of the file or environment variable."""
         node = self.nearest(loc)
         is_collection = isinstance(node.value, dict | list)
         return node.key if node.key and (key or is_collection) else node.span
 
     def nearest(self, loc: Loc) -> YamlNode:
-        """The node at `loc`. Steps that are not in the file (pydantic's union tags, a missing key) are passed over."""
+        """The node at `loc`. Steps that are not in the file (pydantic's union tags, a missing key) are skipped."""
         node = self.root
         for step in loc:
             node = node.child(step) or node
         return node
 
     def source_line(self, number: int) -> str:
-        """The text of a line, passwords in URLs starred out; "" if there is none."""
+        """The text of a line, with passwords in URLs masked; "" if it does not exist."""
         return shown_line(self.lines[number - 1]) if 0 < number <= len(self.lines) else ""
 
     def fault(self, loc: Loc, message: str, code: str, hint: str = "", *, key: bool = False) -> Fault:
-        """A fault at the value (or the key) at `loc`."""
+        """A fault at the value or the key at `loc`."""
         span = self.span_of(loc, key=key)
         source = self.source_line(span.line) if span.file == str(self.path) else ""
         return Fault(span.file, span.line, span.column, code, message, hint, source, span.width)
 
     def refuse(self, faults: Iterable[Fault]) -> NoReturn:
-        """Raise this document's error with the faults in the order of the file, each once."""
+        """Raise this document's error with the faults in file order, without duplicates."""
         raise self.error(in_file_order(faults))
 
     def validate(self, model: type[Model], context: Mapping[str, Any] | None = None) -> Model:
-        """The content as `model`. Raises this document's error with every fault, position and hint."""
+        """The content as `model`. Raises this document's error with all faults, positions and hints."""
         if self.data is None:
             self.refuse([fault_in(self.path, "the file is empty", code="Y102", hint=_expected_keys(model))])
         try:
@@ -86,7 +86,7 @@ class Document:
     def _placed(self, finding: ValidationFinding) -> Fault:
         node = self.nearest(finding.at)
         if node.secret or node.shown is not None:
-            # Hints and quoted words may repeat the value; what came from a secret's file or ${VAR} stays there.
+            # Hints and quoted words may repeat the value, and values of secret files or ${VAR} must not be shown.
             message = "this value is not valid here" if '"' in finding.message else finding.message
             return self.fault(finding.at, message, finding.code)
         return self.fault(finding.at, finding.message, finding.code, finding.hint, key=finding.on_key)
@@ -100,8 +100,8 @@ def read_document(
     max_bytes: int = MAX_BYTES,
     inside: Path | None = None,
 ) -> Document:
-    """Read a YAML file strictly; `text`, if given, stands for its content. A link that leads out of the folder
-    `inside` is not followed. Raises `error` with every fault of it."""
+    """Read a YAML file strictly. `text`, if given, replaces its content. Links that lead out of the folder `inside` are
+    not followed. Raises `error` with all faults."""
     try:
         content = _decoded(path, _bounded(path, max_bytes, inside) if text is None else text, max_bytes)
     except _UnreadableError as unreadable:
@@ -119,8 +119,8 @@ def read_bytes(
     max_bytes: int = MAX_BYTES,
     inside: Path | None = None,
 ) -> bytes:
-    """The content of a file, and one byte more than `max_bytes` at most: who reads it as a document says that it is
-    too large. `inside` is as for `read_document`. Raises `error`."""
+    """Read a file, up to one byte more than `max_bytes`, by which the document reader notices that it is too large.
+    `inside` is as in `read_document`. Raises `error`."""
     try:
         return _bounded(path, max_bytes, inside)
     except _UnreadableError as unreadable:
@@ -128,9 +128,8 @@ def read_bytes(
 
 
 def leading_out(path: Path, folder: Path) -> Fault | None:
-    """The fault of a link that leads out of the policy's folder: a fault quotes the line it is about, so whoever may
-    write a link into the folder could read the first line of any file. Links inside of it (Kubernetes' `..data`) are
-    none."""
+    """The fault of a link that leads out of the policy's folder. Faults quote lines, so such a link would let its
+    author read the first line of any file. Links within the folder (Kubernetes' `..data`) are allowed."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         return None
     hint = "put the file itself there; links may lead only to what is inside the folder"
@@ -138,7 +137,7 @@ def leading_out(path: Path, folder: Path) -> Fault | None:
 
 
 def in_file_order(faults: Iterable[Fault]) -> list[Fault]:
-    """The faults as a reader meets them, each once."""
+    """The faults in file order, without duplicates."""
     return sorted(set(faults), key=lambda fault: (fault.file, fault.line, fault.column, fault.code, fault.message))
 
 

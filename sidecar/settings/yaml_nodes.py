@@ -1,8 +1,8 @@
 """Parses YAML into nodes that keep their positions.
 
-YAML text → a tree of nodes that know their place, and every fault on the way. The tree is built from libyaml's
-events and not from its `compose()`: composed nodes have forgotten their anchors, and composing recurses as deep as
-the author of the file likes. Events come one at a time, so that bounds hold before anything grows.
+Parses text into a tree of nodes with positions, and collects all faults. The tree is built from libyaml's events and
+not with `compose()`: composed nodes lose their anchors, and composing recurses as deep as the file is nested. Events
+are handled one at a time, so that limits apply before anything grows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sidecar.errors import Fault
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, Scalar, meaning_of
 
 MAX_BYTES = 1024 * 1024
-"""A million bytes of YAML are some 10,000 rules: beyond that, the file is not what it claims to be."""
+"""A megabyte of YAML holds about 10,000 rules; larger files are refused."""
 MAX_DEPTH = 32
 MAX_FAULTS = 100
 
-# Controls and line breaks that editors do not show alike, and marks that reorder what a reviewer sees.
+# Control characters and line breaks that editors display differently, and marks that reorder text on screen.
 _FORBIDDEN = re.compile(
     r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]|\r(?!\n)"
 )
-# To the last @ of the word: a password may itself hold one, and stars too many harm nobody.
+# Up to the last @ of the word: a password may contain one, and masking too much is harmless.
 _PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^\s\"']+)(?=@)")
 
 Loc = tuple[str | int, ...]
@@ -34,9 +34,9 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class YamlSpan:
-    """A place. `line` and `column` count from 1, `width` in characters; line 0 is `file` as a whole.
+    """A position. `line` and `column` count from 1, `width` is in characters; line 0 is `file` as a whole.
 
-    `file` is a path, or what else a value came from: `env SIDECAR_STORE__URL`.
+    `file` is a path, or another origin of a value: `env SIDECAR_STORE__URL`.
     """
 
     file: str
@@ -47,9 +47,9 @@ class YamlSpan:
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and where it stands. `key` is the place of the key that names it, None in lists and at the root.
+    """A value and its position. `key` is the position of its key, None in lists and at the root.
 
-    `secret`: never to be shown. `shown`: what to show instead of the value (the text before `${VAR}` was filled in).
+    `secret`: never to be shown. `shown`: the text to show in place of the value (before `${VAR}` was expanded).
     """
 
     value: Scalar | dict[str, YamlNode] | list[YamlNode]
@@ -59,7 +59,7 @@ class YamlNode:
     shown: str | None = None
 
     def child(self, step: str | int) -> YamlNode | None:
-        """What stands under a key or an index; None if nothing does."""
+        """The node under a key or an index; None if there is none."""
         if isinstance(self.value, dict) and isinstance(step, str):
             return self.value.get(step)
         if isinstance(self.value, list) and isinstance(step, int) and 0 <= step < len(self.value):
@@ -67,7 +67,7 @@ class YamlNode:
         return None
 
     def plain(self) -> object:
-        """The value without its places: dicts, lists and scalars."""
+        """The value without positions: dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {name: node.plain() for name, node in self.value.items()}
         if isinstance(self.value, list):
@@ -75,7 +75,7 @@ class YamlNode:
         return self.value
 
     def leaves(self, loc: Loc = ()) -> Iterator[tuple[Loc, YamlNode]]:
-        """Every scalar and every empty collection, in the order of the file."""
+        """All scalars and empty collections, in file order."""
         if isinstance(self.value, dict) and self.value:
             for name, node in self.value.items():
                 yield from node.leaves((*loc, name))
@@ -87,7 +87,7 @@ class YamlNode:
 
 
 def compose(text: str, file: str) -> tuple[YamlNode, list[Fault]]:
-    """The tree of one YAML document and all faults of its text; with faults the tree is good for nothing else."""
+    """The tree of one YAML document and all faults of its text. A tree with faults must not be used otherwise."""
     faults = list(islice(_forbidden_characters(text, file), MAX_FAULTS))
     if faults:
         return YamlNode(None, YamlSpan(file)), faults
@@ -97,12 +97,12 @@ def compose(text: str, file: str) -> tuple[YamlNode, list[Fault]]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines as libyaml counts them, once the forbidden line breaks are refused."""
+    """The lines as libyaml counts them, once forbidden line breaks are refused."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def shown_line(line: str) -> str:
-    """A source line fit for an error message: a password inside a URL becomes stars of the same width."""
+    """A source line for an error message: the password of a URL is replaced by stars of the same width."""
     return _PASSWORD.sub(lambda found: f"{found[1]}:{'*' * len(found[2])}", line)
 
 
@@ -124,7 +124,7 @@ def _name_of(character: str, *, first: bool) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class _Frame:
-    """A collection that is being read. In a mapping, `key` is the one that waits for its value."""
+    """A collection in progress. In a mapping, `key` is the key that waits for its value."""
 
     value: dict[str, YamlNode] | list[YamlNode]
     span: YamlSpan
@@ -152,7 +152,7 @@ class _Composer:
             self.broken(error)
 
     def take(self, event: yaml.Event) -> bool:
-        """Whether to read on."""
+        """Handle one event. Returns whether to continue."""
         if isinstance(event, yaml.DocumentStartEvent):
             return self.begin(event)
         if isinstance(event, yaml.AliasEvent):
@@ -188,7 +188,8 @@ class _Composer:
         return True
 
     def check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
-        """Anchors make a value stand where no reader sees it; tags choose types behind the schema's back."""
+        """Refuse anchors, which place values where readers do not see them, and tags, which choose types behind the
+        schema."""
         if event.anchor is not None:
             self.fault(self.span(event), "Y008", f"&{event.anchor} is an anchor", "write the value where it is needed")
         if event.tag is not None:
@@ -211,7 +212,7 @@ class _Composer:
         return bool(self.stack) and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
 
     def add(self, node: YamlNode) -> None:
-        """A finished node goes where it belongs: the root, a list, or a mapping, as its key or its value."""
+        """Add a finished node to its parent: as the root, a list entry, or a mapping's key or value."""
         if not self.stack:
             self.root = node
             return
@@ -230,7 +231,7 @@ class _Composer:
             return node.value
         hint = "write a plain word" if isinstance(node.value, dict | list) else "quote it"
         self.fault(node.span, "Y011", "a key must be a string", hint)
-        return f"\0{node.span.line}:{node.span.column}"  # a stand-in, so that reading can go on to the next fault
+        return f"\0{node.span.line}:{node.span.column}"  # a placeholder, so that reading continues to the next fault
 
     def put(self, mapping: dict[str, YamlNode], name: str, node: YamlNode, place: YamlSpan) -> None:
         earlier = mapping.get(name)
@@ -244,7 +245,7 @@ class _Composer:
         start, end = event.start_mark, event.end_mark
         if start is None or end is None:
             return YamlSpan(self.file)
-        if start.line >= len(self.lines):  # a value that is not there ends behind the last line: it is missing there
+        if start.line >= len(self.lines):  # a missing value ends after the last line: it is reported there
             return YamlSpan(self.file, len(self.lines), len(self.lines[-1]) + 1)
         rest = len(self.lines[start.line].rstrip()) - start.column
         width = end.column - start.column if end.line == start.line else rest

@@ -1,8 +1,8 @@
 """Reads unquoted YAML scalars, and refuses ambiguous ones.
 
-YAML 1.1 and 1.2 read `no`, `010`, `0o10`, `1:30`, `1_000` and `1e3` differently, and no author means `False`, 8 or 90.
-So what both read alike is taken (true, false, null, decimal numbers, everything that is plainly a word), and the
-rest is refused with the request to quote it. Dates stay the text they are; who wants a moment parses one.
+YAML 1.1 and 1.2 read `no`, `010`, `0o10`, `1:30`, `1_000` and `1e3` differently, and authors do not mean `False`, 8 or
+90. Scalars that both read alike are accepted (true, false, null, decimal numbers, plain words); all others must be
+quoted. Dates stay text; callers that need a moment parse them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORDS: dict[str, Scalar] = {
 }
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?")
-_LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # what 64 bits hold, signed or not
+_LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # the range of 64-bit integers, signed or unsigned
 _MAX_DIGITS = 20
 
 _QUOTE_IT = 'quote it: "{text}"'
@@ -55,7 +55,7 @@ _DOUBTFUL = (
 
 
 class DoubtfulScalarError(ValueError):
-    """An unquoted scalar that two YAML readers would take for two things. `hint` says what to write instead."""
+    """The unquoted scalar is ambiguous between YAML versions. `hint` says what to write."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class DoubtfulScalarError(ValueError):
 
 
 def meaning_of(text: str) -> Scalar:
-    """The value of an unquoted scalar. Raises DoubtfulScalarError where the YAML versions disagree."""
+    """The value of an unquoted scalar. Raises DoubtfulScalarError if YAML versions disagree."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
