@@ -109,13 +109,13 @@ Pattern = Annotated[str, Field(max_length=512), AfterValidator(_pattern)]
 
 
 class Allowed(Section):
-    """Which values a call may choose: one of a list, or what a regular expression matches as a whole."""
+    """The values that a call may choose: those in a list, or those that a regular expression matches as a whole."""
 
     values: Many[Argument] = ()
-    """Each of them as it stands. An option whose only value is "" is passed without a value."""
+    """The allowed values, exactly as written. An option whose only value is "" is passed without a value."""
     matches: Pattern | None = None
-    """A regular expression as in JSON Schema, without look-around and back-references, for the whole of a value, which
-    has at most 256 characters."""
+    """A regular expression as in JSON Schema, without look-around and back-references. It must match the whole value,
+    which has at most 256 characters."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Allowed:

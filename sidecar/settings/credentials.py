@@ -42,7 +42,7 @@ TokenUrl = Annotated[str, AfterValidator(_token_url)]
 
 
 class TokenClient(Section):
-    """Who we are at a token endpoint, and what we ask it for."""
+    """The client registration at a token endpoint, and the token that it requests."""
 
     token_url: TokenUrl
     """The token endpoint: https, or http on this machine. Redirects are not followed."""

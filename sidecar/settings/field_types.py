@@ -93,7 +93,7 @@ Bytes = Annotated[
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-# Places
+# Paths and addresses
 
 
 def _folder(info: ValidationInfo) -> Path:

@@ -42,7 +42,7 @@ def _ref(text: str) -> str:
 
 
 class _Source(Section):
-    """How a source is looked at."""
+    """The settings common to all policy sources."""
 
     every: Seconds = 30.0
     """How often it is looked at; also as soon as another replica has loaded something new."""

@@ -22,7 +22,7 @@ MODELS: Final = (*calls.MODELS, *tasks.MODELS, *operators.MODELS, McpError)
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """The OpenAPI document."""
     return {
         "openapi": "3.1.0",
         "info": {
