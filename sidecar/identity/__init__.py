@@ -1,16 +1,18 @@
 """Authenticates callers and builds their chains.
 
-    credentials.py   what one request bears
-    jwt.py           is this token genuine, and alive       jwks.py      which keys its issuer signs with
-    issuers.py       whose tokens are believed              names.py     what a principal may be called
-    api_keys.py      whose key is this                      key_files.py how keys are made and kept
-    certificates.py  whose certificate is this              certificate_names.py what it says
-    token_binding.py       to which key is a token bound          key_proofs.py    has its bearer that key
-    xfcc.py          what a proxy tells of one              spiffe.py    which NHI is a SPIFFE ID
-    chain_builder.py        credentials as one chain (CONTRACT 1.1)
-    authenticator.py      all of it, in order: `Identity.identify(Presented, Audience) -> Caller`
+    credentials.py    collects the credentials of a request
+    jwt.py            verifies tokens                     jwks.py               their issuers' signing keys
+    issuers.py        trusted issuers                     names.py              the grammar of principals
+    api_keys.py       verifies API keys                   key_files.py          creates and stores them
+    agent_tokens.py   tokens of one agent's addresses     from_settings.py      builds all of it from the settings
+    certificates.py   maps certificates to principals     certificate_names.py  reads their names
+    token_binding.py  which key a token is bound to       key_proofs.py         proofs that the bearer has that key
+    xfcc.py           certificates forwarded by a proxy   spiffe.py             maps SPIFFE IDs to NHIs
+    chain_builder.py  joins credentials into one chain (CONTRACT 1.1)
+    authenticator.py  runs the steps in order: `Identity.identify(Presented, Audience) -> Caller`
 
-A credential is never forwarded, logged or echoed. What is presented and bad is 401, never anonymous.
+A credential is never forwarded, logged or echoed. An invalid credential is answered with 401, never treated as
+anonymous.
 """
 
 from sidecar.identity.api_keys import ApiKeys, load_api_keys

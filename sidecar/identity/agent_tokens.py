@@ -1,8 +1,8 @@
 """Checks the separate tokens that one agent's addresses accept.
 
-It is a credential of these addresses alone: at every other one it is a header that nobody asked for, or a bad bearer
-token. What is kept of it is a digest, by which it is compared in the same time whatever is shown, and which names it in
-evidence: another token is another key.
+Such a token is valid at these addresses only: elsewhere it is an unknown header, or an invalid bearer token. Only its
+digest is stored; comparing digests takes constant time, and the digest identifies the token in audit records: a
+replaced token has another key id.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _KEY_ID_CHARS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class AgentTokenRule:
-    """The token of one agent's addresses: whose it is, which header bears it (lower case), and whether callers without
-    it are refused."""
+    """The token of one agent's addresses: the principal of its bearer, the header that carries it (lower case), and
+    whether callers without it are refused."""
 
     agent: str
     principal: str
@@ -33,12 +33,12 @@ class AgentTokenRule:
 
     @property
     def issuer(self) -> str:
-        """Who vouches for its bearer."""
+        """The issuer of its bearer's identity."""
         return f"agent:{self.agent}"
 
     @property
     def key_id(self) -> str:
-        """Which token it is, in evidence."""
+        """Identifies the token in audit records."""
         return self.digest.hex()[:_KEY_ID_CHARS]
 
     def opens(self, shown: str) -> bool:
@@ -47,37 +47,37 @@ class AgentTokenRule:
 
     @property
     def bearer(self) -> Principal:
-        """Whoever shows it."""
+        """The principal of the token's bearer."""
         return Principal(self.principal, self.issuer)
 
     @property
     def credential(self) -> Credential:
-        """It, as evidence names it."""
+        """The credential for audit records."""
         return Credential(KIND, self.issuer, self.key_id)
 
     def let_in(self, caller: Caller) -> bool:
-        """Whether somebody who was proven, here or elsewhere, has shown it."""
+        """Whether an authenticated caller, here or elsewhere, has presented it."""
         return self.credential in caller.credentials
 
 
 class AgentTokenRules:
-    """Those of all agents, by the agent's name."""
+    """The token rules of all agents, by the agent's name."""
 
     def __init__(self, gates: Iterable[AgentTokenRule] = ()) -> None:
         self._by_agent: Mapping[str, AgentTokenRule] = {gate.agent: gate for gate in gates}
         self._by_issuer: Mapping[str, AgentTokenRule] = {gate.issuer: gate for gate in self._by_agent.values()}
 
     def of(self, agent: str) -> AgentTokenRule | None:
-        """The gate of an agent that has one."""
+        """The rule of an agent; None if it has none."""
         return self._by_agent.get(agent)
 
     def knows(self, credential: Credential, principal: str) -> bool:
-        """Whether a token that let somebody in still would, as the same one."""
+        """Whether the token of this credential is still valid for the same principal."""
         gate = self._by_issuer.get(credential.issuer)
         return gate is not None and gate.credential == credential and gate.principal == principal
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token. It has 128 bits at least (`settings/secrets.py`), so that nobody finds it by its
-    digest."""
+    """The stored digest of a token. A token has at least 128 bits (`settings/secrets.py`), so its digest does not
+    reveal it."""
     return sha256(_DOMAIN + token.encode("utf-8", "surrogateescape")).digest()

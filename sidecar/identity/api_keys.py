@@ -1,8 +1,8 @@
 """Authenticates API keys.
 
-A key is `sck_<id>_<secret>`: the id finds its record, the secret has 256 bits. What is kept is an HMAC of the whole
-text under a pepper that lies elsewhere, so neither file alone lets anyone in or guess. Keys end, and a principal has
-at most two live ones: the old and the new of a rotation.
+A key is `sck_<id>_<secret>`: the id selects its record, the secret has 256 bits. The record stores an HMAC of the whole
+text under a pepper in another file, so neither file alone lets an attacker authenticate or guess keys. Keys expire, and
+a principal has at most two live ones: the old and the new of a rotation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOBODY = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """One key as it is kept. `digest` is the HMAC; `expires_at` in seconds since the epoch, None never ends."""
+    """One stored key. `digest` is the HMAC; `expires_at` is in seconds since the epoch, None for never."""
 
     id: str
     principal: str
@@ -51,7 +51,7 @@ class KeyRecord:
 
 
 class KeyEntry(BaseModel):
-    """One entry of keys.yaml, as it is written."""
+    """One entry of keys.yaml."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -64,7 +64,7 @@ class KeyEntry(BaseModel):
 
 
 def _listed(given: object) -> object:
-    return [] if given is None else given  # `keys:` with nothing below it yet
+    return [] if given is None else given  # `keys:` without entries
 
 
 class KeyFile(BaseModel):
@@ -77,7 +77,7 @@ class KeyFile(BaseModel):
 
 
 class ApiKeys:
-    """The keys of one keys.yaml, found by their id. Without records, no key is valid."""
+    """The keys of one keys.yaml, by id. Without records, no key is valid."""
 
     def __init__(self, records: Iterable[KeyRecord] = (), pepper: bytes = b"") -> None:
         self._records = {record.id: record for record in records}
@@ -88,10 +88,10 @@ class ApiKeys:
         return frozenset(record.principal for record in self._records.values())
 
     def check(self, text: str, now: float) -> Workload:
-        """Who the key belongs to. Raises Refusal(BAD_CREDENTIAL)."""
+        """The principal of a key. Raises Refusal(BAD_CREDENTIAL)."""
         match = _KEY.fullmatch(text)
         record = self._records.get(match[1]) if match else None
-        # An unknown id costs the same HMAC as a known one: time does not tell which ids exist.
+        # An unknown id costs the same HMAC as a known one, so timing does not reveal which ids exist.
         held = hmac.compare_digest(digest_of(text, self._pepper), record.digest if record else _NOBODY)
         if record is None or not held:
             raise bad_credential("the API key is not valid", CredentialFault.UNKNOWN)
@@ -101,13 +101,13 @@ class ApiKeys:
         return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
 
     def knows(self, key_id: str, principal: str, now: float) -> bool:
-        """Whether a key of this id is still somebody's, and the same one's."""
+        """Whether a live key with this id belongs to this principal."""
         record = self._records.get(key_id)
         return record is not None and record.principal == principal and record.lives(now)
 
 
 def digest_of(text: str, pepper: bytes) -> bytes:
-    """What is kept of a key."""
+    """The stored HMAC of a key."""
     return hmac.digest(pepper, _DOMAIN + text.encode("utf-8", "surrogateescape"), "sha256")
 
 
@@ -118,7 +118,7 @@ def load_api_keys(path: Path, pepper: bytes, now: float) -> ApiKeys:
 
 
 def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
-    """The records of a keys.yaml that was read. Raises SettingsError."""
+    """The records of a parsed keys.yaml. Raises SettingsError."""
     entries = document.validate(KeyFile).keys
     faults = [fault for place, entry in enumerate(entries) for fault in _entry_faults(document, place, entry)]
     if faults:
@@ -131,12 +131,12 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
 
 
 def read_pepper(path: Path) -> bytes:
-    """The secret under which keys are kept. Raises SettingsError: a short or trivial one would protect nothing."""
+    """Read the pepper. Raises SettingsError, also for a short or trivial one, which would protect nothing."""
     return read_secret(path, "ours").encode()
 
 
 def moment(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time with an offset. Raises ValueError."""
+    """Parse an RFC 3339 time with an offset to seconds since the epoch. Raises ValueError."""
     parsed = datetime.fromisoformat(text)
     if parsed.tzinfo is None or "T" not in text:
         raise ValueError("write a time as 2027-03-31T00:00:00Z")

@@ -1,9 +1,9 @@
 """Authenticates the caller of a request.
 
-    read what is presented  →  prove each credential  →  one chain  →  enough scopes
+    read the credentials  →  verify each  →  join them into one chain  →  check scopes
 
-Tokens that were proven are remembered by their SHA-256 and the route, until they end or their issuer's keys change.
-An instance belongs to one configuration: a reload makes a new one, and nothing remembered outlives it (threats A7).
+Verified tokens are cached by their SHA-256 and the route, until they expire or their issuer's keys change. An instance
+belongs to one configuration: a reload creates a new one with an empty cache (threats A7).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _CALLED = {
     "certificate": "a certificate",
 }
 _WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE, SCHEDULE)
-"""What has no scopes to show: policy alone binds who comes with it."""
+"""Credentials without scopes: their callers are restricted by policy alone."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Remembered(NamedTuple):
-    """A proven token. `caller` is its chain alone where nothing beside it matters at this route, else None."""
+    """A verified token. `caller` is its chain if no other credential matters at this route, else None."""
 
     proven: ProvenChain
     caller: Caller | None
@@ -73,14 +73,14 @@ class Remembered(NamedTuple):
     until: float
 
     def holds(self, now: float) -> bool:
-        """Whether it would be proven again: it is alive, and its issuer still has the same keys, and fresh ones."""
+        """Whether it would verify again: it has not expired, and its issuer's keys are unchanged and fresh."""
         return now < self.until and self.generation == self.keys.generation and self.keys.usable
 
 
 class Identity:
-    """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL.
-    `aliases` are the paths that agents have of their own, and `schedules` says as whom each of them acts that is
-    enabled."""
+    """Authenticates callers. `clock` returns seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by
+    URL. `aliases` are the paths of agents' own addresses, and `schedules` maps each enabled schedule to the principal
+    it acts as."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class Identity:
         mono: Callable[[], float] = time.monotonic,
         trust: str = "",
     ) -> Identity:
-        """As configured. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes nothing. `trust` is
-        a digest of the authorities of client certificates. Raises SettingsError."""
+        """Build it from the settings. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes
+        nothing. `trust` is a digest of the authorities of client certificates. Raises SettingsError."""
         identity = settings.identity
         return cls(
             issuers_from(identity),
@@ -145,11 +145,11 @@ class Identity:
     async def start(self, older: Identity | None = None) -> None:
         """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh.
 
-        After a reload, `older` is who served before: its keys serve on, so that a reload while an identity provider
-        is out locks nobody out.
+        After a reload, `older` is the previous instance: its keys stay in use, so that a reload during an identity
+        provider's outage does not lock callers out.
         """
         if older is not None:
-            self._proofs.seen = older._proofs.seen  # what was used stays used
+            self._proofs.seen = older._proofs.seen  # used proofs stay used
             self.added_schedules = older.added_schedules
         for name, keys in self._issuer_keys.items():
             if older is not None and name in older._issuer_keys:
@@ -158,17 +158,17 @@ class Identity:
         self._background = asyncio.create_task(self._keep_fresh(), name="identity")
 
     def believe_schedules(self, added: Mapping[str, str]) -> None:
-        """As whom each schedule acts that no settings have; from now on and over every reload."""
+        """Set the principals of the schedules that were added at run time; they survive reloads."""
         if added != self.added_schedules:
             self.added_schedules.clear()
             self.added_schedules.update(added)
 
     def share_proofs(self, share: Share) -> None:
-        """Have every replica know which proofs were used, from now on and over every reload."""
+        """Share used proofs with all replicas; survives reloads."""
         self._proofs.seen.share = share
 
     async def close(self) -> None:
-        """End what `start` began."""
+        """Stop what `start` began."""
         if self._background is not None:
             self._background.cancel()
             await asyncio.gather(self._background, return_exceptions=True)
@@ -177,26 +177,26 @@ class Identity:
 
     @property
     def key_states(self) -> tuple[KeyState, ...]:
-        """Where each issuer's keys stand, for readiness and /status."""
+        """The state of each issuer's keys, for readiness and /status."""
         return tuple(keys.state for keys in self._issuer_keys.values())
 
     def admit(self, presented: Presented) -> Presented:
-        """What this request may bear: a proxy's header only from a named proxy. From everybody else it is as if it were
-        not there. Raises Refusal for a proxy's certificate that proves nothing."""
+        """Drop the forwarded certificate unless a configured proxy sent the request. Raises Refusal if the proxy's own
+        certificate is invalid."""
         proxy = self._certificates.proxy_of(presented)
         if proxy is None:
             return presented._replace(forwarded=(), proxy="") if presented.forwarded else presented
         return presented._replace(proxy="first" if proxy.first else "last")
 
     def is_nobodys(self, presented: Presented) -> bool:
-        """Whether nothing of what was admitted says who calls. Raises Refusal for a certificate that proves nothing."""
+        """Whether nothing in an admitted request identifies a caller. Raises Refusal for an invalid certificate."""
         if presented.kinds[0] not in (ANONYMOUS, CERTIFICATE):
             return False
         certificate = self._certificates.shown_in(presented)
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
-        """The caller, proven, by what was admitted. Raises Refusal; its `challenge` are the parameters of
+        """Authenticate the caller of an admitted request. Raises Refusal; its `challenge` holds the parameters of
         `WWW-Authenticate`."""
         shown = read_credentials(presented, audience.gate)
         certificate = self._certificates.shown_in(presented)
@@ -210,15 +210,15 @@ class Identity:
             held = certificate if bound.certificate else None
             workload = self._workload(shown, certificate, audience.gate, held=held is not None)
             caller = _caller_of(remembered.proven, workload, held)
-        if bound.key:  # last: what is not for this address uses up none of what is remembered
+        if bound.key:  # last, so that requests refused before use up no proof memory
             await self._proofs.check(presented, shown.token, bound.key, caller.last.name)
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return replace(caller, token=shown.token) if audience.keeps_token else caller
 
     def vouches_for(self, caller: Caller) -> bool:
-        """Whether whoever proved this caller is still believed: the key is there, the issuer is one of ours and may
-        still name whom it named. Asked of what was let in before these settings were in force."""
+        """Whether a caller authenticated under older settings is still valid: the key exists, and the issuer is trusted
+        and may still name this principal."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
     def key_owners(self) -> frozenset[str]:
@@ -226,15 +226,15 @@ class Identity:
         return self._api_keys.owners()
 
     def has_keys_of(self, caller: Caller) -> bool:
-        """Whether the issuers of a caller's tokens sign with the same keys still: a token that is shown again would
-        be proven. Keys are exchanged in the ordinary way too, so only what is open rests on them."""
+        """Whether the issuers of a caller's tokens still sign with the same keys, so that the token would verify again.
+        Used for open connections only, since keys are also rotated regularly."""
         signed = [one for one in caller.credentials if one.signed_by]
         known = self._issuer_keys
         return all(one.issuer in known and known[one.issuer].has(one.signed_by) for one in signed)
 
     @property
     def generation(self) -> int:
-        """Rises when the keys of any issuer change."""
+        """Increases when the keys of any issuer change."""
         return sum(keys.generation for keys in self._issuer_keys.values())
 
     def _stands(self, credential: Credential, caller: Caller) -> bool:
@@ -255,17 +255,18 @@ class Identity:
     def _without_token(self, shown: ShownToken, certificate: ClientCertificate | None, audience: Audience) -> Caller:
         workload = self._workload(shown, certificate, audience.gate)
         if workload is None:
-            # Scopes are asked of credentials; without one, a route that asks for any is closed.
+            # Scopes require a credential; without one, a route that requires scopes is closed.
             if not audience.anonymous or audience.scopes:
                 raise unauthenticated(audience)
             return Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
-        # A key bears its scopes. What has none to show, as a local listener or a certificate, is bound by policy alone.
+        # An API key has scopes. A local listener or a certificate has none, and is restricted by policy alone.
         if shown.key and not workload.principal.scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return Caller((workload.principal,), (workload.credential,), workload.expires_at)
 
     def _check_bound(self, bound: TokenBinding, shown: ShownToken, certificate: ClientCertificate | None) -> None:
-        """Whether the bearer shows what the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises Refusal."""
+        """Check that the bearer presents the key that the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises
+        Refusal."""
         if bound.certificate and (certificate is None or certificate.thumbprint != bound.certificate):
             raise bad_credential("the token is bound to a certificate that was not shown", CredentialFault.PROOF)
         if bound.key and not shown.proven:
@@ -281,8 +282,8 @@ class Identity:
         *,
         held: bool = False,
     ) -> Workload | None:
-        """Whom a credential of its own proves the caller to be; a certificate that a token is bound to (`held`) need be
-        nobody's. Raises Refusal for a bad one, and for two."""
+        """The workload that a credential other than a token authenticates. A certificate that a token is bound to
+        (`held`) need not name a principal. Raises Refusal for an invalid credential, and for two."""
         found: list[Workload] = []
         if shown.key:
             found.append(self._api_keys.check(shown.key, self._clock()))
@@ -331,10 +332,10 @@ class Identity:
 
 
 def check_caller(caller: Caller, audience: Audience) -> None:
-    """Whether somebody who was proven at the address of all servers has what one of them asks for: what `identify`
-    would have asked at that server's own. Raises Refusal."""
+    """Check a caller authenticated at the shared address against one server's requirements, as `identify` does at the
+    server's own address. Raises Refusal."""
     kind = caller.credentials[0].kind
-    gate = audience.gate if kind != SCHEDULE else None  # what comes by no address passes none of their gates
+    gate = audience.gate if kind != SCHEDULE else None  # schedules arrive at no address
     if gate is not None and gate.required and not gate.let_in(caller):
         raise unauthenticated(audience)
     if kind == ANONYMOUS and (not audience.anonymous or audience.scopes):
@@ -345,7 +346,7 @@ def check_caller(caller: Caller, audience: Audience) -> None:
 
 
 def _caller_of(proven: ProvenChain, workload: Workload | None, held: ClientCertificate | None = None) -> Caller:
-    """`held` is the certificate to which the token is bound; it may be the workload's, or nobody's."""
+    """`held` is the certificate to which the token is bound; it may name the workload, or no principal."""
     credentials: list[Credential] = [proven.credential]
     ends: list[float | None] = [proven.expires_at]
     if workload is not None:

@@ -1,7 +1,7 @@
 """Reads the names in client certificates.
 
-Its SPIFFE ID and nothing else, or its other names. An X.509-SVID has one URI, and neither is an authority's nor signs
-others (X509-SVID 3, 4); a common name is nobody's (threats A9).
+The result is the SPIFFE ID alone, or the other names. An X.509-SVID has exactly one URI, and is not an authority and
+cannot sign others (X509-SVID 3, 4); the common name is ignored (threats A9).
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from cryptography import x509
 from sidecar.identity.spiffe import SCHEME, parse_spiffe_id
 from sidecar.protocols import base64url
 
-MAX_READ: Final = 512  # certificates kept as they were read: reading one takes a tenth of a millisecond
+MAX_READ: Final = 512  # cached certificates; parsing one takes 0.1 ms
 
 
 class CertificateError(Exception):
-    """A certificate that names nobody in a way that can be read. The message is ours."""
+    """A certificate without usable names. The message contains no caller data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
-    """What a certificate says. `names` are `spiffe://…` alone, or `uri:…`, `dns:…` and `subject:…` (RFC 4514).
+    """The content of a certificate. `names` are `spiffe://…` alone, or `uri:…`, `dns:…` and `subject:…` (RFC 4514).
 
-    `thumbprint` is the SHA-256 of the whole in base64url (RFC 8705 3.1), "" where nobody told; `ends_at` in seconds
-    since the epoch, None where nobody told. `vouched_by` is what says that it is
-    the caller's: the authorities, or the proxies, that serve now."""
+    `thumbprint` is the SHA-256 of the whole in base64url (RFC 8705 3.1), "" if unknown; `ends_at` is in seconds since
+    the epoch, None if unknown. `vouched_by` is what confirms that it is the caller's: a digest of the current
+    authorities or proxies.
+    """
 
     names: tuple[str, ...]
     thumbprint: str = ""
@@ -40,7 +41,8 @@ class ClientCertificate:
 
 @lru_cache(maxsize=MAX_READ)
 def read_certificate(der: bytes) -> ClientCertificate:
-    """Raises CertificateError for one that cannot be read, is an authority's, or is misshapen as an SVID."""
+    """Raises CertificateError for a certificate that cannot be parsed, is an authority's, or violates the SVID
+    rules."""
     try:
         read = x509.load_der_x509_certificate(der)
         uris, hosts = _alternative_names(read)
@@ -54,7 +56,8 @@ def read_certificate(der: bytes) -> ClientCertificate:
 
 
 def names_of(uris: Iterable[str], hosts: Iterable[str], subject: str) -> tuple[str, ...]:
-    """The names to look a certificate up by. Raises CertificateError for a SPIFFE ID that is not alone or no ID."""
+    """The names under which a certificate is looked up. Raises CertificateError for a SPIFFE ID that is invalid or not
+    the only URI."""
     uris = tuple(uri for uri in uris if uri)
     if any(uri.lower().startswith(SCHEME.rstrip("/")) for uri in uris):
         if len(uris) != 1 or parse_spiffe_id(uris[0]) is None:

@@ -1,7 +1,7 @@
 """Maps client certificates to principals.
 
-As the operator wrote it down: SPIFFE IDs of trust domains, and a table of names. That a certificate was signed by an
-authority trusted here is settled in the handshake, ours or that of a proxy who is named.
+The operator configures SPIFFE trust domains and a table of names. Whether a trusted authority signed the certificate is
+checked in the TLS handshake, by this process or by a configured proxy.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxyRule:
-    """Who may tell of a certificate that was shown to them. All that is set must hold: where they come from (`unix`: a
-    Unix socket), and a name of their own certificate. `first` is whether the first element is the caller's, not the
-    last."""
+    """A proxy that may forward client certificates. All configured conditions must hold: its address (`unix`: a Unix
+    socket) and a name in its own certificate. `first` selects the first element of the header instead of the last."""
 
     network: Network | None = None
     unix: bool = False
@@ -38,7 +37,7 @@ class TrustedProxyRule:
     first: bool = False
 
     def is_from(self, peer: str) -> bool:
-        """Whether somebody at this address may be it."""
+        """Whether a peer at this address may be the proxy."""
         if self.unix:
             return peer == UNIX
         return self.network is None or _address_in(peer, self.network)
@@ -46,9 +45,9 @@ class TrustedProxyRule:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Whose certificates are whose. `spiffe` are the trust domains, each with what it may name; `table` is name →
-    principal. `refuse_others`: one that names nobody is a bad credential; else it says nothing. `trust` is a digest of
-    the authorities that serve now."""
+    """Maps certificates to principals. `spiffe` are the trust domains, each with the names it may give; `table` is name
+    → principal. With `refuse_others`, a certificate without a principal is an invalid credential; otherwise it is
+    ignored. `trust` is a digest of the current authorities."""
 
     spiffe: tuple[tuple[SpiffeNames, NamingRule], ...] = ()
     table: Mapping[str, str] = field(default_factory=lambda: _NONE)
@@ -57,7 +56,7 @@ class Certificates:
     trust: str = ""
 
     def proxy_of(self, presented: Presented) -> TrustedProxyRule | None:
-        """The named proxy that this request comes from, if it does."""
+        """The configured proxy that sent this request; None if there is none."""
         own: tuple[str, ...] | None = None
         for proxy in self.proxies:
             if not proxy.is_from(presented.peer):
@@ -69,11 +68,11 @@ class Certificates:
         return None
 
     def shown_in(self, presented: Presented) -> ClientCertificate | None:
-        """The caller's certificate: of this connection, or as a named proxy tells of it. Raises Refusal for one that
-        proves nothing."""
+        """The caller's certificate: from this connection, or as forwarded by a configured proxy. Raises Refusal for an
+        invalid one."""
         if not presented.proxy:
             return self._own(presented)
-        # What a proxy proved in its handshake is who the proxy is, never who calls through it.
+        # A proxy's own certificate identifies the proxy, never its callers.
         if not presented.forwarded:
             return None
         if len(presented.forwarded) > 1:
@@ -97,8 +96,8 @@ class Certificates:
             raise bad_credential(str(error), CredentialFault.MALFORMED) from None
 
     def workload(self, shown: ClientCertificate, now: float, *, held: bool = False) -> Workload | None:
-        """Who that is; None where it says nothing. Raises Refusal for one that is over, names several, or nobody; but
-        one that is `held` as the key of a token need name nobody."""
+        """The principal of a certificate; None if it is ignored. Raises Refusal for a certificate that has expired or
+        names several principals or none; one that is `held` as the key of a token need not name any."""
         if shown.ends_at is not None and now >= shown.ends_at:
             raise bad_credential("the certificate has expired", CredentialFault.EXPIRED)
         found = {principal: name for name in shown.names if (principal := self._principal_of(name))}
@@ -113,7 +112,7 @@ class Certificates:
         return Workload(Principal(principal, ISSUER), credential, shown.ends_at)
 
     def knows(self, credential: Credential, principal: str) -> bool:
-        """Whether this credential would still be believed, and be the same one's, if it is anybody's."""
+        """Whether this credential is still trusted and still names this principal."""
         if credential.trust not in (self.trust, self._proxies_are):
             return False
         return not credential.issuer or self._principal_of(credential.issuer) == principal

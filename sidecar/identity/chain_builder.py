@@ -1,11 +1,11 @@
 """Builds the chain of principals from verified credentials.
 
-    chain_of(claims)      what a token proves alone: its subject, then its actors, oldest first
-    accepts(...)          whether a token is meant for this route
+    chain_of(claims)          the principals of a token: its subject, then its actors, oldest first
+    accepts(...)              whether a token is meant for this route
     joined(token, workload)   both credentials of a request as one chain (CONTRACT 1.1)
-    still_names(...)      whether an issuer could still have said what it said, as it is trusted now
+    still_names(...)          whether an issuer may still give these names under its current configuration
 
-Links before the last come from a verified token and from nothing else.
+Links before the last come only from a verified token.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
 
 @dataclass(frozen=True, slots=True)
 class ProvenChain:
-    """What one token proves at one route. `here`: its audience names the route; `lent_to`: the workloads that its
-    audience names (`nhi:planner`), who may present it as authority lent to them. `speaks_for` are the NHIs for which
-    its issuer may speak; empty is no bound. `bound` is the key that its bearer must have."""
+    """What one token proves at one route. `here`: its audience names the route; `lent_to`: the workloads in its
+    audience (`nhi:planner`), which may present it as delegated authority. `speaks_for` are the NHIs for which its
+    issuer may speak; empty for no restriction. `bound` is the key that its bearer must have."""
 
     chain: Chain
     here: bool
@@ -48,8 +48,8 @@ class ProvenChain:
 
 
 def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequence[str] = ()) -> ProvenChain:
-    """The token's chain and what its audience allows at this route; `aliases` are the paths of ours beside the usual
-    ones. Raises Refusal."""
+    """The token's chain, and what its audience allows at this route. `aliases` are additional paths of our routes.
+    Raises Refusal."""
     return ProvenChain(
         chain=chain_of(claims, naming),
         here=accepts(claims.issuer, claims.audiences, route, aliases),
@@ -62,7 +62,7 @@ def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequ
 
 
 def chain_of(claims: Claims, naming: NamingRule) -> Chain:
-    """The principals that a token names, first to last. Raises Refusal where one of them may not be named so."""
+    """The principals that a token names, first to last. Raises Refusal if the issuer may not give one of the names."""
     subject = _subject(claims, naming)
     actors = _actors(claims, naming)
     client = _client(claims)
@@ -77,7 +77,7 @@ def chain_of(claims: Claims, naming: NamingRule) -> Chain:
 
 def accepts(issuer: TrustedIssuer, audiences: frozenset[str], route: Audience, aliases: Sequence[str] = ()) -> bool:
     """Whether the audience names this route: by its own URL, or by one configured for the issuer, unless that is the
-    URL of another route of ours (RFC 8707: a token for one server opens no other)."""
+    URL of another route of ours (RFC 8707: a token for one server is not valid at another)."""
     own = {route.resource, route.alias or route.resource}
     return not own.isdisjoint(audiences) or any(
         audience in audiences and not _is_another_route(audience, route.resource, aliases)
@@ -86,7 +86,7 @@ def accepts(issuer: TrustedIssuer, audiences: frozenset[str], route: Audience, a
 
 
 def still_names(issuer: TrustedIssuer, naming: NamingRule, chain: Chain, looked_up: str) -> bool:
-    """Whether a token of this issuer, as the operator trusts it now, could still stand for its part of this chain.
+    """Whether a token of this issuer, under its current configuration, could still stand for its part of this chain.
     `looked_up` is the credential's `trust`: the claim that was looked up in the issuer's tables."""
     mine = [principal for principal in chain if principal.issuer == issuer.issuer]
     if not mine:
@@ -105,22 +105,23 @@ def still_names(issuer: TrustedIssuer, naming: NamingRule, chain: Chain, looked_
 
 
 def _looked_up(claims: Claims) -> str:
-    """What of a token is looked up in tables of its issuer, which may be changed while it is used."""
+    """The part of a token that is looked up in its issuer's tables, which may change during its lifetime."""
     if claims.issuer.spiffe is not None:
         return claims.subject
     return str(claims.values.get(claims.issuer.actor_from, "")) if claims.issuer.actor_from else ""
 
 
 def joined(proven: ProvenChain, workload: Workload | None, *, held: bool = False) -> Chain:
-    """One chain out of a token and, perhaps, a workload's own credential; `held`: that is the certificate to which the
-    token is bound. Raises Refusal where they don't agree."""
+    """Join a token and an optional workload credential into one chain. `held`: the workload's certificate is the one to
+    which the token is bound. Raises Refusal if they conflict."""
     if proven.speaks_for and proven.speaks_for.isdisjoint(_newest(proven, workload)):
         raise bad_credential("the token's issuer does not speak for the newest actor", CredentialFault.SUBJECT)
     return _joined(proven, workload, held=held)
 
 
 def _newest(proven: ProvenChain, workload: Workload | None) -> set[str]:
-    """Who acts last by the word of the token: whom it names last, and to whom it was lent, if it is they who come."""
+    """The principals that may act last according to the token: the last one that it names, and the workload to which it
+    was lent, if that presents it."""
     lent = workload is not None and workload.principal.name in proven.lent_to
     return {proven.chain[-1].name, workload.principal.name} if workload and lent else {proven.chain[-1].name}
 
@@ -196,7 +197,7 @@ def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
 
 
 def _actors(claims: Claims, naming: NamingRule) -> list[str]:
-    """RFC 8693 4.1: the outermost `act` is the newest actor. Oldest first here."""
+    """The actors of RFC 8693 4.1, oldest first; in the token, the outermost `act` is the newest."""
     found: list[str] = []
     values = claims.values
     while "act" in values:
@@ -230,7 +231,8 @@ def _actor(act: object, issuer: TrustedIssuer, naming: NamingRule) -> str:
 
 
 def _client(claims: Claims) -> str:
-    """The workload that the token was issued to; "" where the issuer is not asked, or it is a person's own program."""
+    """The workload that the token was issued to; "" if the issuer is not configured for that, or the client acts for a
+    person directly."""
     issuer = claims.issuer
     if not issuer.actor_from:
         return ""
@@ -242,13 +244,13 @@ def _client(claims: Claims) -> str:
 
 
 def _is_clients_own(claims: Claims, subject: str) -> bool:
-    """Whether the token is a client's for itself (client credentials), as the issuer's rules tell it."""
+    """Whether the token is a client's own (client credentials), by the issuer's rules."""
     return bool(claims.issuer.kind_rules) and subject.startswith("nhi:")
 
 
 def _with_client(names: list[str], client: str, *, own: bool) -> list[str]:
     if own and client:
-        names = [client, *names[1:]]  # the table's name for what the issuer knows by a number
+        names = [client, *names[1:]]  # the configured name replaces the issuer's internal id
     if not client or names[-1] == client or (own and len(names) > 1):
         return names
     if len(names) > 1:
@@ -283,14 +285,14 @@ def _roles(claims: Claims) -> frozenset[str]:
             raise bad_credential("the token lacks the claim that roles are read from", CredentialFault.NOT_ACCEPTED)
         return frozenset()
     values = (item for item in items if isinstance(item, str))
-    if claims.issuer.is_peer:  # by their whole names; of those, what the operator takes from it
+    if claims.issuer.is_peer:  # full names, restricted to those that the operator accepts from this peer
         whole = f"role:{source.namespace}/"
         values = (item.removeprefix(whole) for item in values if item.startswith(whole))
     return frozenset(f"role:{source.namespace}/{value}" for value in values if _is_role(value, source))
 
 
 def _is_role(value: str, source: RoleClaim) -> bool:
-    # A value outside the grammar is passed over: no row of a policy can name it, to allow or to deny.
+    # A value outside the grammar is skipped: no policy rule can name it, to allow or to deny.
     if not value or not is_id(f"{source.namespace}/{value}"):
         return False
     return not source.only or any(_matches(pattern, value) for pattern in source.only)
@@ -301,7 +303,7 @@ def _matches(pattern: str, value: str) -> bool:
 
 
 def _at_path(values: Mapping[str, Any], path: str) -> object:
-    """A member by its name, or else by a path; names such as `https://acme.example/groups` have dots of their own."""
+    """A claim by its name, or else by a path; names such as `https://acme.example/groups` contain dots."""
     if path in values:
         return values[path]
     found: object = values
@@ -316,15 +318,15 @@ def _is_another_route(audience: str, resource: str, aliases: Sequence[str]) -> b
     theirs = urlsplit(audience)
     if _origin_of(theirs) != _origin_of(urlsplit(resource)):
         return False
-    # Wherever in the path: the public URL may have one of its own in front.
+    # Anywhere in the path: the public URL may have a prefix.
     path = f"{theirs.path}/"
     return any(part in ROUTES for part in path.split("/")) or any(f"{alias}/" in path for alias in aliases)
 
 
 def _origin_of(url: SplitResult) -> tuple[str, str, int | None]:
-    """The origin of a URL, in one spelling."""
+    """The origin of a URL in canonical form."""
     try:
         port = url.port
-    except ValueError:  # it is nobody's
+    except ValueError:  # an invalid port matches no origin
         port = None
     return url.scheme, url.hostname or "", port or _PORTS.get(url.scheme)

@@ -1,7 +1,7 @@
 """Collects the credentials of a request and refuses conflicting ones.
 
-Nothing is verified here. A header that is there and cannot be read is a bad credential, never an absent one
-(threats A11), and a header that is there twice is refused: two readers could pick different lines.
+Nothing is verified here. A header that cannot be parsed is an invalid credential, never an absent one (threats A11),
+and a repeated header is refused, because two parsers could choose different lines.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from sidecar.vocabulary import ANONYMOUS, Credential, CredentialKind, Principal
 MAX_TOKEN_CHARS = 16 * 1024
 API_KEY_PREFIX = "sck_"
 UNIX = "unix"
-"""The `peer` at the other end of a Unix socket."""
+"""The `peer` of a Unix socket."""
 
 
 class Presented(NamedTuple):
-    """What one request bears: every `Authorization` line, every `X-API-Key` line, and the principal of the local
-    listener that it came in by (`nhi:planner`; "" on the data listener).
+    """The credentials of one request: every `Authorization` line, every `X-API-Key` line, and the principal of the
+    local listener on which it arrived (`nhi:planner`; "" on the data listener).
 
-    `certificate` is what the caller showed in the handshake (DER), and `trust` the digest of the authorities that it
-    was checked against. `forwarded` are the lines of `X-Forwarded-Client-Cert`; nobody reads them before
-    `Identity.admit` has found that a named proxy wrote them, and which element is the caller's (`proxy`). `peer` is the
-    address at the other end, or UNIX. `proofs` are the `DPoP` lines, `method` and `urls` what they must be for: the
-    request's method, and its address in each spelling that callers know. `own` are the lines of a header that bears the
-    token of this address alone, where that is neither of the first two."""
+    `certificate` is the client certificate of the handshake (DER), and `trust` the digest of the authorities that
+    verified it. `forwarded` are the lines of `X-Forwarded-Client-Cert`; they are not read until `Identity.admit` has
+    found that a configured proxy wrote them, and which element is the caller's (`proxy`). `peer` is the remote address,
+    or UNIX. `proofs` are the `DPoP` lines; `method` and `urls` are what they must be for: the request's method, and its
+    address in each form that callers use. `own` are the lines of the header that carries the token of this address, if
+    that is neither of the first two.
+    """
 
     authorization: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
@@ -47,7 +48,8 @@ class Presented(NamedTuple):
 
     @property
     def kinds(self) -> tuple[CredentialKind, ...]:
-        """Which kinds of credential are there, good or bad, for evidence and metrics. `anonymous` when none is."""
+        """The kinds of credentials present, valid or not, for audit records and metrics; `anonymous` if there are
+        none."""
         keyed = any(_looks_like_key(line) for line in self.authorization) or bool(self.api_key)
         token = bool(self.proofs) or any(not _looks_like_key(line) for line in self.authorization)
         seen: tuple[tuple[CredentialKind, bool], ...] = (
@@ -64,9 +66,9 @@ NOTHING_PRESENTED = Presented()
 
 
 class Audience(NamedTuple):
-    """What the route is: its own URL, whether the upstream names `anonymous`, the scopes it asks for, and whether the
-    token must go on with its caller, because of what the upstream is shown. `gate` is the token that it takes of its
-    own, `alias` another URL of it ("" is none)."""
+    """The route: its URL, whether the upstream allows `anonymous`, the required scopes, and whether the caller's token
+    is required for the upstream's credential. `gate` is the address's own token, `alias` another URL of the route (""
+    for none)."""
 
     resource: str
     anonymous: bool = False
@@ -78,7 +80,7 @@ class Audience(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Who a credential of its own proves to be on this connection. `expires_at` in seconds since the epoch."""
+    """The principal that a credential other than a token proves. `expires_at` is in seconds since the epoch."""
 
     principal: Principal
     credential: Credential
@@ -86,8 +88,8 @@ class Workload:
 
 
 class ShownToken(NamedTuple):
-    """What was presented, one of each; "" is none. `proven`: the token was shown as one whose bearer has its key;
-    `opens`: the address' own token was."""
+    """The presented credentials, one of each kind; "" for none. `proven`: the token was presented with the scheme for
+    key-bound tokens; `opens`: the address's own token was presented."""
 
     token: str
     key: str
@@ -97,8 +99,8 @@ class ShownToken(NamedTuple):
 
 
 def read_credentials(presented: Presented, gate: AgentTokenRule | None = None) -> ShownToken:
-    """Sort what was presented where a `gate` may be. Raises Refusal for a header that is doubled or cannot be read, for
-    two keys, and for whoever does not show what the gate requires."""
+    """Sort the presented credentials. Raises Refusal for a header that is repeated or cannot be parsed, for two keys,
+    and if the token that `gate` requires is missing."""
     if gate is None:
         return _shown(presented)
     rest = _without_own(presented, gate)
@@ -109,7 +111,7 @@ def read_credentials(presented: Presented, gate: AgentTokenRule | None = None) -
 
 
 def _without_own(presented: Presented, gate: AgentTokenRule) -> Presented | None:
-    """What else was presented, where the gate's token was; None where it was not."""
+    """The other credentials, if the gate's token was presented; None if it was not."""
     if gate.header == BEARER_HEADER and len(presented.authorization) == 1:
         scheme, _, token = presented.authorization[0].partition(" ")
         opens = gate.opens(token.strip(" "))
@@ -125,7 +127,7 @@ def _without_own(presented: Presented, gate: AgentTokenRule) -> Presented | None
 
 def _not_shown(presented: Presented) -> Refusal:
     if presented.kinds == (ANONYMOUS,):
-        return Refusal(Reason.UNAUTHENTICATED)  # RFC 6750 3.1, as `unauthenticated`
+        return Refusal(Reason.UNAUTHENTICATED)  # RFC 6750 3.1; see `unauthenticated`
     return bad_credential("this address has a token of its own, and it was not shown", CredentialFault.UNKNOWN)
 
 
@@ -148,14 +150,14 @@ def _shown(presented: Presented) -> ShownToken:
 def bad_credential(
     detail: str, fault: CredentialFault, *, scheme: str = "Bearer", error: str = "invalid_token", more: str = ""
 ) -> Refusal:
-    """401: something was presented and does not hold. `detail` is a sentence of ours, never the caller's bytes.
-    `scheme` and `error` are those of the challenge, `more` further parameters of it."""
+    """401: a credential is invalid. `detail` is a fixed sentence, never the caller's bytes. `scheme` and `error` are
+    those of the challenge, `more` its further parameters."""
     challenge = _challenge(detail, error) + (f", {more}" if more else "")
     return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=challenge, scheme=scheme, credential_fault=fault)
 
 
 def conflict(detail: str) -> Refusal:
-    """401: two credentials claim the same place in the chain."""
+    """401: two credentials claim the same position in the chain."""
     return Refusal(Reason.CREDENTIAL_CONFLICT, detail, challenge=_challenge(detail))
 
 
@@ -165,24 +167,25 @@ def client_unknown(detail: str) -> Refusal:
 
 
 def unauthenticated(audience: Audience) -> Refusal:
-    """401 without `error`: RFC 6750 3.1 wants none where no credential was presented."""
+    """401 without `error`: RFC 6750 3.1 omits it where no credential was presented."""
     scope = f'scope="{" ".join(audience.scopes)}"' if audience.scopes else ""
     return Refusal(Reason.UNAUTHENTICATED, challenge=scope)
 
 
 def insufficient_scope(audience: Audience) -> Refusal:
-    """403: the credential holds, and lacks a scope. The challenge names all that the route needs (MCP 2025-11-25)."""
+    """403: the credential is valid but lacks a scope. The challenge names all scopes that the route needs (MCP
+    2025-11-25)."""
     scope = " ".join(audience.scopes)
     return Refusal(Reason.INSUFFICIENT_SCOPE, challenge=f'error="insufficient_scope", scope="{scope}"')
 
 
 def _read_line(line: str) -> tuple[str, str]:
-    """(scheme in lower case, token)"""
+    """Returns (scheme in lower case, token)."""
     if len(line) > MAX_TOKEN_CHARS + 16:
         raise bad_credential("the credential is too long", CredentialFault.MALFORMED)
     scheme, _, token = line.partition(" ")
     token = token.strip(" ")
-    # What the credential is made of is checked where it is read: a remembered token passed there before.
+    # The token's syntax is checked when it is parsed; a cached token passed that before.
     if scheme.lower() not in ("bearer", "dpop") or not token:
         raise bad_credential("Authorization must be one Bearer credential", CredentialFault.MALFORMED)
     return scheme.lower(), token

@@ -24,7 +24,7 @@ NO_PEPPER = "the pepper of the API keys is not there: without it no key is valid
 
 
 def issuers_from(settings: IdentitySettings) -> tuple[TrustedIssuer, ...]:
-    """The configured issuers, their key-set files tried once. Raises SettingsError."""
+    """The configured issuers; their key-set files are read once as a check. Raises SettingsError."""
     issuers = tuple(_issuer(entry) for entry in settings.issuers)
     for issuer in issuers:
         if issuer.jwks_path is not None:
@@ -33,7 +33,7 @@ def issuers_from(settings: IdentitySettings) -> tuple[TrustedIssuer, ...]:
 
 
 def certificates_from(settings: IdentitySettings, trust: str) -> Certificates:
-    """Whose certificates are whose; `trust` is a digest of the authorities."""
+    """The configured certificate mapping; `trust` is a digest of the authorities."""
     chosen = settings.certificates
     spaces = frozenset(issuer.namespace for issuer in settings.issuers if issuer.namespace)
     return Certificates(
@@ -54,7 +54,7 @@ def _proxy(entry: TrustedProxy) -> TrustedProxyRule:
 
 
 def api_keys_from(settings: Settings, now: float) -> ApiKeys:
-    """The configured API keys. Raises SettingsError, also for keys whose pepper is gone: none of them could match."""
+    """The configured API keys. Raises SettingsError, also for keys without a pepper, since none of them could match."""
     path = settings.identity.api_keys_path
     if path is None:
         return ApiKeys()
@@ -70,7 +70,7 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
 
 
 def gates_from(settings: Settings) -> AgentTokenRules:
-    """The tokens of agents' own addresses. Raises SettingsError for one that cannot be read, or is weak."""
+    """The tokens of agents' own addresses. Raises SettingsError for one that is unreadable or weak."""
     together, gates = Together(), []
     for name, _, offer in settings.offers():
         auth = offer.authentication
@@ -83,7 +83,7 @@ def gates_from(settings: Settings) -> AgentTokenRules:
 
 
 def aliases_in(settings: Settings) -> tuple[str, ...]:
-    """The paths that agents have of their own."""
+    """The paths of agents' own addresses."""
     return tuple(offer.base_path for _, _, offer in settings.offers() if offer.base_path is not None)
 
 
@@ -115,7 +115,7 @@ def _spiffe_names(entry: SpiffeSettings) -> SpiffeNames:
 
 def _rules(entry: IssuerSettings) -> tuple[KindRule, ...]:
     if entry.subject_kind:
-        return (KindRule(entry.subject_kind, "sub"),)  # every token has one
+        return (KindRule(entry.subject_kind, "sub"),)  # every token has `sub`
     claim = entry.kind_claim
     return (KindRule("user", claim, "user"), KindRule("nhi", claim, "nhi")) if claim else ()
 

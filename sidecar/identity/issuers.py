@@ -1,16 +1,16 @@
 """The rules of trusted token issuers.
 
-How a `sub` becomes a principal is a property of the issuer, never of the token alone; else someone who may choose a
-login name chooses a kind with it:
+How a `sub` becomes a principal is defined per issuer, never by the token alone; otherwise a user who can choose a login
+name could choose a kind with it:
 
-    kind_rules given     the first rule that the claims fit gives the kind; `sub` is the bare id
+    kind_rules set       the first rule that matches the claims gives the kind; `sub` is the bare id
     one kind             that kind; `sub` is the bare id
     several kinds        `sub` is typed: `user:alice`, `nhi:planner`
 
-Where ids are bare, a `sub` that looks typed is refused: `alice` and `user:alice` would be one principal.
+Where ids are bare, a `sub` that looks typed is refused: otherwise `alice` and `user:alice` would be one principal.
 
-A peer is another sidecar, and what it says is only whose call it passes on: it has `actors`, the NHIs that it may speak
-for. It calls everybody by their whole names, as its own policy does (`user:corp/alice`, `role:corp/eng`).
+A peer is another sidecar. Its tokens state only on whose behalf it calls: it has `actors`, the NHIs that it may speak
+for. It uses full principal names, as its own policy does (`user:corp/alice`, `role:corp/eng`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.identity.names import Kind, NamingRule, is_namespace, is_principal, namespace_of
 from sidecar.identity.spiffe import KeyUse, SpiffeNames
 
-# Asymmetric only: with a shared secret every verifier could mint (threats A1).
+# Asymmetric only: with a shared secret, every verifier could issue tokens (threats A1).
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 DIRECT = "direct"
 DEFAULT_TYP = ("at+jwt", "JWT")
@@ -34,7 +34,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class KindRule:
-    """`kind` when `claim` is there, and equal to `value` where one is given."""
+    """`kind` applies if `claim` is present and equals `value`, if one is given."""
 
     kind: Kind
     claim: str
@@ -47,8 +47,9 @@ class KindRule:
 
 @dataclass(frozen=True, slots=True)
 class RoleClaim:
-    """Roles out of a claim: `role:<namespace>/<value>` for the token's `sub`. `only` are values, `*` matches any run;
-    empty is all. `claim` is a member's name, or a path with dots (`realm_access.roles`)."""
+    """Roles from a claim: `role:<namespace>/<value>` for the token's `sub`. `only` are accepted values, in which `*`
+    matches any run of characters; empty accepts all. `claim` is a member's name, or a path with dots
+    (`realm_access.roles`)."""
 
     claim: str
     namespace: str
@@ -58,14 +59,14 @@ class RoleClaim:
 
 @dataclass(frozen=True, slots=True)
 class TrustedIssuer:
-    """One issuer of access tokens, as the operator trusts it. Exactly one of `jwks_url` and `jwks_path` is set.
+    """One trusted issuer of access tokens. Exactly one of `jwks_url` and `jwks_path` is set.
 
     `typ` are the accepted header types, "" for an absent one. `actor_from` is the claim that names the client, looked
-    up in `clients` (`nhi:<name>` or `direct`). `must_claim` are claims whose exact value is demanded. `actors` makes it
-    a peer; `relays` are the namespaces of other issuers that a peer without one of its own may name into.
+    up in `clients` (`nhi:<name>` or `direct`). `must_claim` are claims with a required value. `actors` makes it a peer;
+    `relays` are the namespaces of other issuers that a peer without a namespace may use.
 
-    With `spiffe`, `sub` and actors are SPIFFE IDs. `svid` are tokens as SPIFFE's JWT-SVID has them, with the keys of a
-    trust bundle: they need no `iss`, since the ID says whose they are, and no `iat`.
+    With `spiffe`, `sub` and actors are SPIFFE IDs. `svid` accepts SPIFFE's JWT-SVIDs, with the keys of a trust bundle:
+    they need no `iss`, since the ID identifies the trust domain, and no `iat`.
     """
 
     issuer: str
@@ -88,27 +89,27 @@ class TrustedIssuer:
 
     @property
     def key_use(self) -> KeyUse:
-        """What its keys say that they are for."""
+        """The purpose that its keys must declare."""
         return "jwt-svid" if self.svid else "sig"
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is another sidecar, who passes on what others proved to it."""
+        """Whether it is another sidecar that forwards callers it authenticated."""
         return bool(self.actors)
 
     @property
     def typed_subjects(self) -> bool:
-        """Whether `sub` brings its own kind."""
+        """Whether `sub` includes its kind."""
         return self.is_peer or (not self.kind_rules and len(self.kinds) > 1)
 
 
 def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
-    """What is known of a product's access tokens, where the operator has not said otherwise."""
+    """Apply a product's defaults where the operator has set nothing else."""
     return PRESETS[preset](issuer)
 
 
 def check_issuers(issuers: Iterable[TrustedIssuer], file: str = "identity.issuers") -> Mapping[str, NamingRule]:
-    """Issuer URL → what it may name. Raises SettingsError with every fault."""
+    """Issuer URL → the names that it may give. Raises SettingsError with every fault."""
     known = tuple(issuers)
     faults = [fault for issuer in known for fault in _faults_of(issuer, file)]
     faults += _faults_between(known, file)
@@ -121,8 +122,8 @@ def check_issuers(issuers: Iterable[TrustedIssuer], file: str = "identity.issuer
 
 
 def _keycloak(issuer: TrustedIssuer) -> TrustedIssuer:
-    # One header type for all its tokens; the payload's `typ` tells access (Bearer) from ID, Refresh and Logout.
-    # The `service_account` client scope adds `client_id` (`clientId` before release 22), and nothing else does.
+    # One header type for all its tokens; the payload's `typ` distinguishes access (Bearer) from ID, Refresh and Logout
+    # tokens. Only the `service_account` client scope adds `client_id` (`clientId` before release 22).
     return _filled(
         replace(issuer, must_claim={"typ": "Bearer", **issuer.must_claim}),
         typ=("JWT", "at+jwt"),
@@ -133,32 +134,32 @@ def _keycloak(issuer: TrustedIssuer) -> TrustedIssuer:
 
 def _entra(issuer: TrustedIssuer) -> TrustedIssuer:
     # v2.0 tokens. `idtyp` = app marks a token without a user (an optional claim of the app registration); a user's
-    # token has `scp`, an ID token has neither: what fits no rule is refused.
+    # token has `scp`, an ID token has neither. Tokens that match no rule are refused.
     rules = (KindRule("nhi", "idtyp", "app"), KindRule("user", "scp"))
     return _filled(issuer, typ=("JWT",), rules=rules, actor_from="azp")
 
 
 def _okta(issuer: TrustedIssuer) -> TrustedIssuer:
-    # A custom authorization server's tokens have no header type; `uid` is there when a user is, `cid` in every access
-    # token and in no ID token.
+    # A custom authorization server's tokens have no header type; `uid` is present if there is a user, `cid` in every
+    # access token and in no ID token.
     rules = (KindRule("user", "uid"), KindRule("nhi", "cid"))
     return _filled(issuer, typ=(NO_TYP, "JWT", "at+jwt"), rules=rules, actor_from="cid")
 
 
 def _spiffe(issuer: TrustedIssuer) -> TrustedIssuer:
-    # JWT-SVID 2: `typ` is optional, and JWT or JOSE where it is there.
+    # JWT-SVID 2: `typ` is optional; if present it is JWT or JOSE.
     return replace(issuer, svid=True, typ=issuer.typ if issuer.typ != DEFAULT_TYP else (NO_TYP, "JWT", "JOSE"))
 
 
 def _sidecar(issuer: TrustedIssuer) -> TrustedIssuer:
-    # What `upstreams.<name>.credential.signed` makes (upstreams/credentials/signed_tokens.py).
+    # The format of `upstreams.<name>.credential.signed` (upstreams/credentials/signed_tokens.py).
     return replace(issuer, typ=issuer.typ if issuer.typ != DEFAULT_TYP else ("JWT",))
 
 
 def _filled(
     issuer: TrustedIssuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...], actor_from: str
 ) -> TrustedIssuer:
-    # The rules stay whole for an issuer of one kind too: a token of the other kind is refused, not renamed.
+    # All rules apply to an issuer of one kind too: a token of the other kind is refused, not renamed.
     return replace(
         issuer,
         typ=issuer.typ if issuer.typ != DEFAULT_TYP else typ,
@@ -233,7 +234,7 @@ def _faults_between(issuers: tuple[TrustedIssuer, ...], file: str) -> list[Fault
     found += [
         f"namespace {space!r} has two issuers" for space in sorted(set(spaces)) if space and spaces.count(space) > 1
     ]
-    # A peer's names are those of others by nature; what it may grant is bound by its actors instead.
+    # A peer uses other issuers' names by design; its `actors` restrict it instead.
     if sum(1 for issuer in issuers if not issuer.namespace and not issuer.is_peer) > 1:
         found.append("all issuers but one need a namespace")
     domains = [issuer.spiffe.trust_domain for issuer in issuers if issuer.spiffe and issuer.svid]

@@ -1,8 +1,8 @@
-"""Keeps issuers' signing keys, with a bound on refreshes that strangers can cause.
+"""Keeps issuers' signing keys, with a bound on refreshes that unauthenticated callers can cause.
 
-One reader per issuer. A token with an unknown key id causes at most one fetch in ten seconds, failures included,
-however many there are and whatever they say (threats A6): nothing is kept per key id, so there is nothing to fill.
-Keys that were fetched serve for one hour while the issuer cannot be reached; then nobody's token holds.
+There is one instance per issuer. Tokens with unknown key ids cause at most one fetch in ten seconds, including failed
+ones, however many there are (threats A6). Nothing is stored per key id, so callers cannot fill memory. Fetched keys
+remain valid for one hour while the issuer is unreachable; after that, its tokens are refused.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ log = logging.getLogger("sidecar.identity")
 
 
 class JwksError(Exception):
-    """A key set that cannot be used. The message is ours."""
+    """A key set that cannot be used. The message contains no external data."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationKey:
-    """One public key and what it says it is for ("" is anything that fits its type). `thumbprint` is its own."""
+    """One public key and its declared purpose ("" allows anything that fits its type). `thumbprint` identifies it."""
 
     kid: str
     algorithm: str
@@ -63,7 +63,7 @@ class VerificationKey:
     thumbprint: str = ""
 
     def fits(self, algorithm: str) -> bool:
-        """Whether this key may verify that algorithm, by its own word and by its type."""
+        """Whether this key may verify the algorithm, by its declared purpose and its type."""
         if self.algorithm and self.algorithm != algorithm:
             return False
         if isinstance(self.public, RSAPublicKey):
@@ -74,7 +74,7 @@ class VerificationKey:
 
 
 class KeyState(NamedTuple):
-    """Where an issuer's keys stand. `age_s` is None before the first good fetch."""
+    """The state of an issuer's keys. `age_s` is None before the first successful fetch."""
 
     issuer: str
     keys: int
@@ -83,8 +83,8 @@ class KeyState(NamedTuple):
 
 
 def parse_jwks(raw: bytes, use: KeyUse = "sig") -> tuple[VerificationKey, ...]:
-    """The signing keys of a JWKS (RFC 7517). Keys that we cannot use are passed over; a set without one is an error.
-    `jwt-svid` are those of a SPIFFE trust bundle: they say that they are for that, and what they are called."""
+    """The signing keys of a JWKS (RFC 7517). Unusable keys are skipped; a set without a usable key is an error.
+    `jwt-svid` selects the keys of a SPIFFE trust bundle, which declare that use and have a key id."""
     if len(raw) > MAX_JWKS_BYTES:
         raise JwksError(f"the key set is larger than {MAX_JWKS_BYTES} bytes")
     try:
@@ -100,14 +100,14 @@ def parse_jwks(raw: bytes, use: KeyUse = "sig") -> tuple[VerificationKey, ...]:
 
 
 def read_jwks_file(path: Path) -> bytes:
-    """A key set from a file, one byte more than we take at most. Raises OSError."""
+    """Read a key set from a file, up to one byte beyond the limit. Raises OSError."""
     with path.open("rb") as file:
         return file.read(MAX_JWKS_BYTES + 1)
 
 
 class IssuerKeys:
     """The keys of one issuer. `source` is the set's URL or path, `read` gets its bytes; `mono` is in seconds; `use` is
-    what the keys must be for."""
+    the purpose that the keys must have."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class IssuerKeys:
         self.source = source
         self.use = use
         self.generation = 0
-        """Rises when the content changes; whoever remembered a verification asks again then."""
+        """Increases when the content changes; cached verifications are then repeated."""
         self._read = read
         self._mono = mono
         self._keys: tuple[VerificationKey, ...] = ()
@@ -133,7 +133,7 @@ class IssuerKeys:
 
     @property
     def usable(self) -> bool:
-        """Whether the keys are fresh enough to prove anything."""
+        """Whether the keys are fresh enough to verify tokens."""
         return self._mono() - self._fetched_mono_s < STALE_S
 
     @property
@@ -142,11 +142,11 @@ class IssuerKeys:
         return KeyState(self.issuer, len(self._keys), None if age_s == inf else age_s, self.usable)
 
     def has(self, thumbprint: str) -> bool:
-        """Whether the issuer signs with this key still, as far as is known: nothing is, before the first good fetch."""
+        """Whether the issuer still has this key; false before the first successful fetch."""
         return not self._keys or any(key.thumbprint == thumbprint for key in self._keys)
 
     async def find(self, kid: str, algorithm: str) -> VerificationKey:
-        """The one key for this id ("" = the token names none) and algorithm. Raises Refusal."""
+        """The only key with this id ("" if the token names none) and algorithm. Raises Refusal."""
         key = self._pick(kid, algorithm) if self.usable else None
         if key is None and self._may_ask():
             await self.refresh()
@@ -158,30 +158,31 @@ class IssuerKeys:
         return key
 
     def take_over(self, older: IssuerKeys) -> None:
-        """Go on with another instance's keys, if they came from the same place."""
+        """Copy another instance's keys, if they came from the same source."""
         if (self.source, self.use) == (older.source, older.use):
             self._keys, self._digest, self.generation = older._keys, older._digest, older.generation
             self._fetched_mono_s = older._fetched_mono_s
 
     async def refresh(self) -> None:
-        """Fetch now; whoever asks meanwhile waits for the same fetch. A failure is logged and keeps the old keys."""
+        """Fetch now; concurrent calls wait for the same fetch. A failure is logged and keeps the old keys."""
         if self._flight is None:
             self._flight = asyncio.create_task(self._fetch(), name="jwks")
             self._flight.add_done_callback(self._landed)
-        # Waited for, not awaited: an asker who hangs up does not end it, and its end does not cancel an asker.
+        # Callers wait for the task without awaiting it directly, so a cancelled caller does not cancel the fetch, nor
+        # the reverse.
         flight = self._flight
         await asyncio.wait({flight})
         if not flight.cancelled():
             flight.result()
 
     async def keep_fresh(self, every_s: float = REFRESH_S) -> None:
-        """Refresh for ever, so that a rotated key is known before its first token comes."""
+        """Refresh periodically, so that a rotated key is known before its first token arrives."""
         while True:
             await asyncio.sleep(every_s)
             await self.refresh()
 
     async def close(self) -> None:
-        """End a fetch that is under way."""
+        """Cancel a running fetch."""
         if self._flight is not None:
             self._flight.cancel()
             await asyncio.gather(self._flight, return_exceptions=True)
@@ -191,7 +192,7 @@ class IssuerKeys:
 
     def _pick(self, kid: str, algorithm: str) -> VerificationKey | None:
         fitting = [key for key in self._keys if key.fits(algorithm) and (not kid or key.kid == kid)]
-        # Two that fit are none: which of them signed must not be a matter of trying.
+        # Two matching keys count as none: verification must not try keys in turn.
         return fitting[0] if len(fitting) == 1 else None
 
     async def _fetch(self) -> None:
@@ -226,7 +227,7 @@ def _key_from(entry: Any, use: KeyUse) -> VerificationKey | None:
 
 
 def _is_for_signatures(entry: dict[str, Any], use: KeyUse) -> bool:
-    # SPIFFE Trust Domain and Bundle 4.2.2: an entry that does not say what it is for is ignored.
+    # SPIFFE Trust Domain and Bundle 4.2.2: an entry without a use is ignored.
     if entry.get("use", "sig" if use == "sig" else None) != use:
         return False
     operations = entry.get("key_ops", ["verify"])
@@ -234,7 +235,7 @@ def _is_for_signatures(entry: dict[str, Any], use: KeyUse) -> bool:
 
 
 def public_key_from(entry: dict[str, Any]) -> PublicKey | None:
-    """The key of a JWK, if it is public and one that we verify with."""
+    """The key of a JWK; None if it is not public or not of a supported type."""
     read = _READERS.get(str(entry.get("kty")))
     if read is None:
         return None
@@ -244,5 +245,5 @@ def public_key_from(entry: dict[str, Any]) -> PublicKey | None:
         return None
     if isinstance(key, RSAPublicKey):
         return key if key.key_size >= MIN_RSA_BITS else None
-    # A private key is none of these: one that was published proves nothing.
+    # Private keys are rejected: a published one proves nothing.
     return key if isinstance(key, EllipticCurvePublicKey | Ed25519PublicKey) else None

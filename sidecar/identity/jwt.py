@@ -1,8 +1,8 @@
 """Verifies JWT access tokens.
 
-The claims are read once, by our strict reader, and the signature is checked by PyJWT over the same bytes. The token
-chooses nothing: not the issuer (it must equal a configured one), not the algorithm (pinned there), not the key (by
-id, from that issuer's own set). Header members that bring keys (`jwk jku x5u x5c`) are not looked at.
+The claims are parsed once, by our strict parser, and PyJWT verifies the signature over the same bytes. The token
+chooses neither the issuer (it must equal a configured one), nor the algorithm (configured for the issuer), nor the key
+(by id, from that issuer's own set). Header members that carry keys (`jwk jku x5u x5c`) are ignored.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sidecar.identity.token_binding import UNBOUND, TokenBinding, bound_to
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import parse_json
 
-LEEWAY_S = 60.0  # threats A5: the most
+LEEWAY_S = 60.0  # threats A5: the maximum
 MAX_LIFETIME_S = 24 * 3600.0  # threats A3
-MAX_TIME = 10**11  # a date in milliseconds is beyond it
+MAX_TIME = 10**11  # rejects times in milliseconds
 MAX_AUDIENCES = 64
 
 _COMPACT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 _KID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# They change what the signature covers or must be understood, and we understand none.
+# They change what the signature covers or must be understood; none is supported.
 _REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
 # Only ID tokens (OpenID Connect Core 3.1.3.6), logout tokens and security events carry these.
 _FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
@@ -39,7 +39,7 @@ _JWS = jwt.PyJWS()
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """How far clocks may differ, and how long a token may live from `iat` to `exp`; in seconds."""
+    """The allowed clock difference, and the maximum lifetime from `iat` to `exp`; in seconds."""
 
     leeway_s: float = LEEWAY_S
     max_lifetime_s: float = MAX_LIFETIME_S
@@ -50,9 +50,8 @@ DEFAULT_BOUNDS = TokenBounds()
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """A token that was proven. `expires_at` is its `exp`; `generation` that of the keys it was proven with, and
-    `signed_by` the thumbprint of the one. That its
-    bearer has the key that it is `bound` to is not proven yet."""
+    """A verified token. `expires_at` is its `exp`; `generation` is that of the keys it was verified with, and
+    `signed_by` the thumbprint of its key. That the bearer has the key to which it is `bound` is not verified yet."""
 
     issuer: TrustedIssuer
     subject: str
@@ -65,7 +64,7 @@ class Claims:
 
 
 class Verifier:
-    """Proves tokens of the configured issuers. `clock` gives seconds since the epoch."""
+    """Verifies tokens of the configured issuers. `clock` returns seconds since the epoch."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class Verifier:
         self._clock = clock
 
     async def verify(self, token: str) -> Claims:
-        """The claims of a token of bounded length. Raises Refusal(BAD_CREDENTIAL) for what is not proven."""
+        """Verify a token of bounded length and return its claims. Raises Refusal(BAD_CREDENTIAL)."""
         header, values = read_compact(token)
         issuer = self._issuer_of(values)
         algorithm = _algorithm_of(header, issuer)
@@ -99,7 +98,7 @@ class Verifier:
     def _issuer_of(self, values: dict[str, Any]) -> TrustedIssuer:
         name = values.get("iss")
         issuer = self._issuers.get(name) if isinstance(name, str) else None
-        if "iss" not in values:  # JWT-SVID 3: the trust domain of `sub` says whose keys verify it
+        if "iss" not in values:  # JWT-SVID 3: the trust domain in `sub` selects the keys
             issuer = self._of_domain.get(trust_domain_of(values.get("sub")))
         if issuer is None:
             raise bad_credential("the token's issuer is not known here", CredentialFault.ISSUER_UNKNOWN)
@@ -120,7 +119,7 @@ class Verifier:
     def _alive(self, values: dict[str, Any], issuer: TrustedIssuer) -> float:
         now, leeway_s = self._clock(), self._bounds.leeway_s
         expires_at = time_of(values, "exp")
-        # A JWT-SVID need not say since when it lives; what is left of its life is bounded all the same.
+        # A JWT-SVID may omit `iat`; its remaining lifetime is bounded all the same.
         issued_at = now - leeway_s if issuer.svid and "iat" not in values else time_of(values, "iat")
         if now >= expires_at + leeway_s:
             raise bad_credential("the token has expired", CredentialFault.EXPIRED)
@@ -134,7 +133,7 @@ class Verifier:
 
 
 def read_compact(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the claims of a compact JWS, of which nothing is believed yet. Raises Refusal."""
+    """The header and the claims of a compact JWS, unverified. Raises Refusal."""
     match = _COMPACT.fullmatch(token)
     if match is None:
         raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
@@ -172,7 +171,7 @@ def _checked_kid(header: dict[str, Any]) -> str:
 
 def _check_type(header: dict[str, Any], issuer: TrustedIssuer) -> None:
     typ = header.get("typ", "")
-    # RFC 7515 4.1.9: the prefix may be left out, and media types have no case.
+    # RFC 7515 4.1.9: the prefix may be omitted, and media types are case-insensitive.
     if not isinstance(typ, str) or _plain(typ) not in {_plain(accepted) for accepted in issuer.typ}:
         raise bad_credential("the token's typ is not accepted from its issuer", CredentialFault.NOT_ACCEPTED)
 
@@ -182,9 +181,9 @@ def _plain(typ: str) -> str:
 
 
 def time_of(values: Mapping[str, Any], claim: str, whose: str = "token") -> float:
-    """A claim that is a time, in seconds since the epoch. Raises Refusal."""
+    """Read a time claim, in seconds since the epoch. Raises Refusal."""
     value = values.get(claim)
-    # PyJWT takes "9999999999" and 10**30 (threats A3), and true is an int in Python.
+    # PyJWT accepts "9999999999" and 10**30 (threats A3), and True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:
         raise bad_credential(f"the {whose}'s {claim} must be a time in seconds", CredentialFault.MALFORMED)
     return float(value)

@@ -1,7 +1,7 @@
 """Makes API keys and edits the key file.
 
-For commands, not for requests. A hand-edited keys.yaml keeps its comments: one line is added or taken, the result is
-read back, and only where that did not give exactly what was meant is the file written anew.
+It is used by commands, not by requests. A hand-edited keys.yaml keeps its comments: one line is added or removed and
+the result is parsed; only if that is not exactly the intended set of keys is the file rewritten.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 def make_key(
     principal: str, pepper: bytes, *, now: float, expires_at: float | None, scopes: tuple[str, ...], random: RandomBytes
 ) -> tuple[str, KeyEntry]:
-    """A new key: its text, which is never kept, and its entry. Raises ValueError for a name that cannot call."""
+    """Create a key. Returns its text, which is never stored, and its entry. Raises ValueError for a principal that
+    cannot call."""
     if not is_principal(principal):
         raise ValueError("a key belongs to user:<id> or nhi:<id>")
     key_id = _base62(random(9), 12)
@@ -47,7 +48,8 @@ def make_key(
 
 
 def add_key(path: Path, entry: KeyEntry, now: float) -> None:
-    """Append to keys.yaml, made if missing. Raises SettingsError (a third live key), and the file is as it was."""
+    """Append to keys.yaml, creating it if missing. Raises SettingsError (a third live key) and leaves the file
+    unchanged."""
     with _alone(path):
         text = _text_of(path)
         appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"
@@ -55,7 +57,7 @@ def add_key(path: Path, entry: KeyEntry, now: float) -> None:
 
 
 def remove_key(path: Path, key_id: str, now: float) -> bool:
-    """Take a key out of keys.yaml. False if it is not there. Raises SettingsError."""
+    """Remove a key from keys.yaml. Returns False if it is not there. Raises SettingsError."""
     with _alone(path):
         text = _text_of(path)
         before = _entries(path, text)
@@ -69,21 +71,21 @@ def remove_key(path: Path, key_id: str, now: float) -> bool:
 
 
 def ensure_pepper(path: Path, random: RandomBytes) -> bytes:
-    """The pepper of this file, made at first use (mode 0600). Raises SettingsError."""
+    """The pepper in this file, created at first use (mode 0600). Raises SettingsError."""
     if not path.exists():
         keep_once(path, random(32).hex().encode() + b"\n")
     return read_pepper(path)
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A new file that only its owner reads. Raises FileExistsError: a key is never written over."""
+    """Create a file that only its owner can read. Raises FileExistsError: a key is never overwritten."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
 
 
 def written_moment(seconds: float) -> str:
-    """RFC 3339 in UTC, whole seconds."""
+    """Format as RFC 3339 in UTC, whole seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -97,7 +99,7 @@ def _text_of(path: Path) -> str:
 
 
 def keys_in(path: Path) -> list[KeyEntry]:
-    """The entries of keys.yaml; none where there is no such file. Raises SettingsError."""
+    """The entries of keys.yaml; empty if the file is missing. Raises SettingsError."""
     return _entries(path, _text_of(path))
 
 
@@ -107,7 +109,7 @@ def _entries(path: Path, text: str) -> list[KeyEntry]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One writer at a time, by a lock on the folder: what two commands add at once is both there."""
+    """Lock the folder, so that concurrent commands do not lose each other's changes."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -117,7 +119,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None:
-    """Write the edited text if it says what is meant, else the keys anew. Raises SettingsError before it writes."""
+    """Write the edited text if it parses to `meant`, else rewrite the keys. Raises SettingsError before writing."""
     anew = _EMPTY + "".join(f"{_line(entry)}\n" for entry in meant)
     text = edited if _says(path, edited, meant) else anew
     records_of(read_document(path, text=text), now)
@@ -133,7 +135,7 @@ def _says(path: Path, text: str, meant: list[KeyEntry]) -> bool:
 
 def _line(entry: KeyEntry) -> str:
     pairs = entry.model_dump(exclude_none=True, exclude_defaults=True)
-    # JSON strings are YAML strings that no YAML version reads as anything else.
+    # JSON strings are YAML strings in every YAML version.
     return "  - {" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in pairs.items()) + "}"
 
 

@@ -1,8 +1,8 @@
 """Verifies that the presenter of a bound token holds its key (DPoP, mutual TLS).
 
 A DPoP proof (RFC 9449 4.3) is a JWT that the owner of the key signs for one request: its method, its address as callers
-see it, its token, and an id that is seen once. Ids are remembered for as long as a proof could be shown again, here and
-in the store that replicas share; what cannot be remembered is refused.
+see it, its token, and an id that is used once. Ids are remembered for as long as a proof could be replayed, here and in
+the store that replicas share; a proof whose id cannot be remembered is refused.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ TYP: Final = "dpop+jwt"
 MAX_AGE_S: Final = 60.0
 MAX_PROOF_CHARS: Final = 8 * 1024
 MAX_ID_CHARS: Final = 512
-MAX_KEPT: Final = 100_000  # a hundred bytes each
+MAX_KEPT: Final = 100_000  # about 100 bytes each
 KEY: Final = "dpop:"
-# One key, one id: the first who writes it down has seen it first.
+# One key per id: the first SET succeeds.
 SCRIPT: Final = "return redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) and 1 or 0"
 _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _JWS: Final = jwt.PyJWS()
 
 Share = Callable[[str, int], Awaitable[bool | None]]
-"""(id, for how many ms it is to be remembered) → whether no replica has seen it; None where nothing is shared. Raises
+"""(id, milliseconds to remember it) → whether no replica has seen it; None if nothing is shared. Raises
 Refusal(STORE_UNAVAILABLE)."""
 
 
 async def alone(_name: str, _for_ms: int) -> None:
-    """Nothing is shared."""
+    """Shares nothing."""
 
 
 class SeenProofs:
-    """Which ids were there already. `clock` gives seconds since the epoch."""
+    """The ids that were used. `clock` returns seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
         self.share: Share = alone
@@ -55,8 +55,8 @@ class SeenProofs:
         self._shares: Counter[str] = Counter()
 
     async def is_first(self, name: str, for_s: float, owner: str = "") -> bool:
-        """Whether nobody has seen it, for so long. `owner` is who shows it: nobody has more than three quarters of what
-        is remembered. Raises Refusal where that cannot be known."""
+        """Whether no replica has seen this id, which is then remembered for `for_s`. `owner` presents it; one owner may
+        use at most three quarters of the memory. Raises Refusal if the result cannot be known."""
         now = self._clock()
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             _, (_, forgotten) = self._kept.popitem(last=False)
@@ -73,7 +73,7 @@ class SeenProofs:
 
 
 class KeyProofs:
-    """Checks proofs. `leeway_s` is by how much clocks may differ, `max_age_s` how old one may be."""
+    """Verifies proofs. `leeway_s` is the allowed clock difference, `max_age_s` the maximum age of a proof."""
 
     def __init__(
         self, clock: Callable[[], float], leeway_s: float, max_age_s: float, seen: SeenProofs | None = None
@@ -84,8 +84,8 @@ class KeyProofs:
         self._max_age_s = max_age_s
 
     async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
-        """Raises Refusal unless the request bears a proof for this token by the key with this thumbprint; `owner` is
-        who calls, if it does."""
+        """Raises Refusal unless the request has a proof for this token by the key with this thumbprint; `owner` is the
+        caller in that case."""
         if len(presented.proofs) != 1:
             if presented.proofs:
                 raise _bad("a credential header is there twice", CredentialFault.MALFORMED)
@@ -102,14 +102,14 @@ class KeyProofs:
         if not now - self._max_age_s - self._leeway_s <= issued_at <= now + self._leeway_s:
             fault = CredentialFault.EXPIRED if issued_at < now else CredentialFault.NOT_YET_VALID
             raise _bad("the proof is too old, or from the future", fault)
-        # From the last moment at which it could be shown again, whatever clock it was made by.
+        # Until the last moment at which it could be replayed, by any clock within the leeway.
         for_s = self._max_age_s + 2 * self._leeway_s
         if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s, owner):
             raise _bad("the proof was used before", CredentialFault.REPLAYED)
 
 
 def unproven(detail: str) -> Refusal:
-    """401: a token that is bound to a key came without its proof."""
+    """401: a key-bound token came without its proof."""
     return bad_credential(detail, CredentialFault.PROOF, scheme="DPoP", more=_ALGORITHMS)
 
 
@@ -121,7 +121,7 @@ def _bad(detail: str, fault: CredentialFault) -> Refusal:
 
 
 def _claims(proof: str, key: str) -> dict[str, Any]:
-    """The claims of a proof that was signed by this key; `iat` and `jti` typed. Raises Refusal."""
+    """The claims of a proof signed by this key; `iat` and `jti` have the right types. Raises Refusal."""
     if len(proof) > MAX_PROOF_CHARS:
         raise bad_credential("the proof is too long", CredentialFault.MALFORMED)
     header, claims = read_compact(proof)
@@ -146,7 +146,7 @@ def _same(one: object, other: str) -> bool:
 
 
 def _plain(url: object) -> str:
-    """A URL without query and fragment (RFC 9449 4.3), its origin in one spelling; "?" for what is none."""
+    """A URL without query and fragment (RFC 9449 4.3), its origin in canonical form; "?" for an invalid URL."""
     if not isinstance(url, str):
         return "?"
     try:

@@ -1,7 +1,7 @@
 """The grammar of principals and who may issue which names.
 
-Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1): everything that
-policy rows, audit lines and logs use as punctuation. An issuer names into its own namespace and nowhere else.
+Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1), which policy rules,
+audit lines and logs use as punctuation. An issuer may only use its own namespace.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _TYPED = re.compile(r"(user|nhi|role):")
 
 
 def is_id(text: str) -> bool:
-    """Whether this may stand after `user:` or `nhi:`."""
+    """Whether this may follow `user:` or `nhi:`."""
     return _ID.fullmatch(text) is not None
 
 
 def is_principal(text: str) -> bool:
-    """Whether this is a whole name of a principal that can call: `user:<id>` or `nhi:<id>`."""
+    """Whether this is the full name of a principal that can call: `user:<id>` or `nhi:<id>`."""
     kind, _, rest = text.partition(":")
     return kind in ("user", "nhi") and is_id(rest)
 
 
 def is_namespace(text: str) -> bool:
-    """Whether this may be an issuer's namespace, the first part of an id before `/`."""
+    """Whether this may be an issuer's namespace, the part of an id before the first `/`."""
     return _NAMESPACE.fullmatch(text) is not None
 
 
 def is_typed(subject: str) -> bool:
-    """Whether a subject brings a kind of its own, or one that never calls."""
+    """Whether a subject includes a kind, also one that never calls."""
     return subject == ANONYMOUS or _TYPED.match(subject) is not None
 
 
@@ -48,13 +48,13 @@ def namespace_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamingRule:
-    """What one issuer may call people and workloads. `foreign` are the namespaces of all other issuers."""
+    """The names that one issuer may give to users and NHIs. `foreign` are the namespaces of all other issuers."""
 
     namespace: str = ""
     foreign: frozenset[str] = frozenset()
 
     def name(self, kind: Kind, bare: str) -> str | None:
-        """The full name, or None where the grammar or another issuer's namespace forbids it."""
+        """The full name; None if the grammar or another issuer's namespace forbids it."""
         own = f"{self.namespace}/{bare}" if self.namespace else bare
         if not bare or not is_id(own):
             return None
@@ -62,6 +62,6 @@ class NamingRule:
         return None if namespace_of(name) in self.foreign else name
 
     def allows(self, name: str) -> bool:
-        """Whether this full name is one that the issuer may give."""
+        """Whether the issuer may give this full name."""
         found = namespace_of(name)
         return found == self.namespace if self.namespace else found not in self.foreign

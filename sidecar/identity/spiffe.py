@@ -2,9 +2,9 @@
 
     spiffe://acme.example/ns/prod/sa/planner        trust domain, then the workload's path
 
-The grammar is SPIFFE's own (SPIFFE-ID 2), with one spelling for each: no case to fold, no dot segments, no encoding, no
-query. An ID becomes an NHI by what the operator wrote, a table of paths or a pattern; one of another trust domain is
-nobody's (threats A9).
+The grammar is SPIFFE's (SPIFFE-ID 2), with one form for each ID: no case folding, no dot segments, no encoding, no
+query. The operator maps IDs to NHIs by a table of paths or a pattern; IDs of other trust domains have no NHI (threats
+A9).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 from sidecar.identity.names import NamingRule
 
 KeyUse = Literal["sig", "jwt-svid"]
-"""What the keys of a set are for: any signature, or those of JWT-SVIDs, as a trust bundle says."""
+"""The purpose of a key set: any signature, or JWT-SVIDs, as declared in a trust bundle."""
 
 MAX_ID_CHARS: Final = 2048  # SPIFFE-ID 2.3
 SCHEME: Final = "spiffe://"
@@ -30,22 +30,24 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SpiffeId(NamedTuple):
-    """A workload's."""
+    """The SPIFFE ID of a workload."""
 
     trust_domain: str
     path: str
 
 
 def parse_spiffe_id(text: str) -> SpiffeId | None:
-    """A SPIFFE ID with a path; None for anything else. One without a path is the trust domain's, and no workload's."""
+    """Parse a SPIFFE ID with a path; None for anything else. An ID without a path is the trust domain's own, not a
+    workload's."""
     found = _SPIFFE_ID.match(text) if len(text) <= MAX_ID_CHARS else None
     return None if found is None else SpiffeId(found[1], found[2])
 
 
 @dataclass(frozen=True, slots=True)
 class SpiffeNames:
-    """The NHIs of one trust domain. `workloads` are whole names by path, and come first; of what fits `pattern` the
-    segment `{id}` is the NHI's id, in `namespace` where the domain has one of its own ("": none, or the issuer's)."""
+    """The NHIs of one trust domain. `workloads` maps paths to full names and takes precedence. For a path that matches
+    `pattern`, the segment `{id}` is the NHI's id, in `namespace` if the domain has its own ("": none, or the
+    issuer's)."""
 
     trust_domain: str
     pattern: str = ""
@@ -53,7 +55,7 @@ class SpiffeNames:
     namespace: str = ""
 
     def name(self, spiffe_id: str, naming: NamingRule) -> str | None:
-        """`nhi:<name>`, or None where nobody wrote down who that is."""
+        """`nhi:<name>`, or None if no mapping matches."""
         found = parse_spiffe_id(spiffe_id)
         if found is None or found.trust_domain != self.trust_domain:
             return None
@@ -64,7 +66,7 @@ class SpiffeNames:
 
 
 def trust_domain_of(subject: object) -> str:
-    """The trust domain of a SPIFFE ID; "" where it is none."""
+    """The trust domain of a SPIFFE ID; "" if it is not one."""
     found = parse_spiffe_id(subject) if isinstance(subject, str) else None
     return "" if found is None else found.trust_domain
 

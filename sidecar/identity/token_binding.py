@@ -1,8 +1,8 @@
 """Reads which key a token is bound to.
 
-Its `cnf` (RFC 7800) says: the thumbprint of a key whose owner signs a proof with each request (`jkt`, RFC 9449 6.1), or
-of a certificate that is shown in the handshake (`x5t#S256`, RFC 8705 3.1). A token that is bound in any other way
-cannot be checked here, and is refused: whoever shows it may have stolen it.
+The claim `cnf` (RFC 7800) has the thumbprint of a key whose owner signs a proof with each request (`jkt`, RFC 9449
+6.1), or of a certificate presented in the handshake (`x5t#S256`, RFC 8705 3.1). A token that is bound in any other way
+cannot be checked and is refused: it may be stolen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHA256: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True)
 class TokenBinding:
-    """The thumbprints of the key, and of the certificate; "" is none. Where both are there, both are needed."""
+    """The thumbprints of the key and of the certificate; "" for none. If both are set, both are required."""
 
     key: str = ""
     certificate: str = ""
@@ -31,7 +31,7 @@ UNBOUND: Final = TokenBinding()
 
 
 def bound_to(values: Mapping[str, Any]) -> TokenBinding:
-    """What a token's claims bind it to. Raises Refusal for what cannot be checked."""
+    """The binding in a token's claims. Raises Refusal for a binding that cannot be checked."""
     if "cnf" not in values:
         return UNBOUND
     cnf = values["cnf"]

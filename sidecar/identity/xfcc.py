@@ -1,8 +1,8 @@
 """Reads client certificates from X-Forwarded-Client-Cert.
 
-`X-Forwarded-Client-Cert`, as Envoy writes it: an element for each hop, the nearest last, each of `Key=value` pairs with
-`;` between them. A value with `,`, `;` or `=` is quoted, and a quote in it has a backslash. Of whom it is taken, and
-that nobody else can send it, is settled before it is read.
+The format is Envoy's: one element per hop, the nearest last, each of `Key=value` pairs separated by `;`. A value with
+`,`, `;` or `=` is quoted, and a quote in it is escaped with a backslash. That a trusted proxy sent the header is
+checked before it is parsed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Element = Mapping[str, list[str]]
 
 
 def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
-    """The certificate of one element, the last unless told otherwise. Raises CertificateError."""
+    """The certificate of the last element, or of the first. Raises CertificateError."""
     elements = list(_elements(line))
     return _certificate(elements[0 if first else -1])
 
@@ -49,7 +49,7 @@ def _whole(pem: str) -> ClientCertificate:
 
 
 def _hash(element: Element) -> str:
-    """As RFC 8705 writes it; Envoy writes it in hexadecimal digits."""
+    """The hash in RFC 8705's encoding; Envoy writes it in hexadecimal."""
     told = _one(element, "hash")
     try:
         raw = bytes.fromhex(told)
@@ -76,7 +76,7 @@ def _elements(line: str) -> Iterator[Element]:
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str, str]]:
-    """(key in lower case, value, what follows: `;`, `,` or nothing)."""
+    """Returns (key in lower case, value, the following delimiter: `;`, `,` or nothing)."""
     place = 0
     for _ in range(MAX_PAIRS):
         equals = line.find("=", place)
