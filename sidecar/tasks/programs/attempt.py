@@ -1,6 +1,6 @@
 """The interface of one attempt: its order, its events, its end.
 
-An order goes in; what happens comes out, event by event, and the last is its end. Who stops listening ends it.
+Takes an order and yields events; the last is its end. Closing the generator ends the attempt.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sidecar.vocabulary import Caller, Question
 CHANGED: Final = "the agent was changed"
 
 Objection = Callable[[Caller, str, str], Reason | None]
-"""Why nothing may run for this caller any more, of the agent of this name and for this skill; None if it may. It is
-asked often, and answers at once."""
+"""Returns why nothing may run any more for this caller, agent name and skill; None if it may. It is called often, and
+returns at once."""
 
 
 def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
-    """Everybody may."""
+    """Allows every caller."""
     return None
 
 
 class Prompt(NamedTuple):
-    """What a message says to a program. `text` is data and nothing else; its caller chose `cli_args`, `envs` and
-    `working_directory` out of what the operator allows. `message` is all of it in A2A's canonical form, for a program
-    that speaks JSON-RPC."""
+    """What a message says to a program. `text` is only data; the caller chose `cli_args`, `envs` and
+    `working_directory` from what the operator allows. `message` is the whole message in A2A's canonical form, for a
+    program that speaks JSON-RPC."""
 
     text: str
     cli_args: Mapping[str, str]
@@ -40,14 +40,14 @@ class Prompt(NamedTuple):
 
     @property
     def skill(self) -> str:
-        """The skill that it asks for, as rules read it; "" for none."""
+        """Returns the skill that it asks for, as rules read it; "" for none."""
         return Question("nhi:", "", "", arguments={"message": self.message}).tool
 
 
 class ProgramOrder(NamedTuple):
-    """One try that is to be made. `deadline_s` from now bounds it. `owner` is the binding of `caller`, on whose behalf
-    it is; a process that is kept for them ends when they may no longer speak with it. `term` bounds what runs for it,
-    also where nobody sees to that here."""
+    """One attempt to make, at most `deadline_s` from now. `owner` is the binding of `caller`, on whose behalf it is
+    made; a process kept for that caller ends when it loses the permission. `term` bounds the program's life even if
+    this process cannot."""
 
     execution_id: str
     task_id: str
@@ -62,7 +62,7 @@ class ProgramOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The process runs; in a conversation that goes on it has run already."""
+    """The process runs; in a conversation that continues it ran before."""
 
     pid: int
     resumed: bool = False
@@ -70,7 +70,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """More of its answer: text, safe to show."""
+    """More of its answer, as text that is safe to show."""
 
     text: str
 
@@ -78,14 +78,14 @@ class OutputChunk:
 @dataclass(frozen=True, slots=True)
 class OutputArtifact:
     """A part of an artifact, in A2A's canonical form: a TaskArtifactUpdateEvent without ids. An artifact without an
-    `artifactId` is more of its answer, beside what it `OutputChunk`."""
+    `artifactId` is more of its answer, in addition to its `OutputChunk`s."""
 
     update: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressNote:
-    """How far it is: a sentence, and parts of a whole where it says. One that `stays` is known when all is over too."""
+    """Its progress: a sentence, and figures if it gives them. One that `stays` is kept in the finished task."""
 
     message: str
     done: float | None = None
@@ -95,9 +95,9 @@ class ProgressNote:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The end of the try. Without a `failure` it did what it was told; `state` is what A2A's Task is then, such as
-    TASK_STATE_COMPLETED, TASK_STATE_INPUT_REQUIRED or TASK_STATE_REJECTED. `message` is its last word, canonical parts;
-    `alone` says that the answer is this message and no task. `timed_out` that its time was over."""
+    """The end of the attempt. Without a `failure` it succeeded; `state` is the state of A2A's Task then, such as
+    TASK_STATE_COMPLETED, TASK_STATE_INPUT_REQUIRED or TASK_STATE_REJECTED. `message` is its last message, as canonical
+    parts; `alone` means that the answer is this message and no task; `timed_out` that its time was over."""
 
     exit: Exit | None
     usage: Usage
@@ -112,13 +112,13 @@ Event = Started | OutputChunk | OutputArtifact | ProgressNote | AttemptEnd
 
 
 class ProgramRunner(Protocol):
-    """Makes tries of one agent."""
+    """Makes the attempts of one agent."""
 
     def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
-        """One try. `AttemptEnd` is the last event, and there is always one, unless the generator is closed: then
-        nothing of the process is left when that returns, but for that of a conversation whose program agreed to give up
-        the turn. Who is cancelled in the middle of that hears of it when it is done (`shielding.py`). Never raises for
-        what a program does."""
+        """Makes one attempt. `AttemptEnd` is always the last event, unless the generator is closed: once closing
+        returns, nothing of the process is left, except for a conversation's process whose program agreed to cancel the
+        turn. If cancelled during that, raises CancelledError when it is done (`shielding.py`). Never raises for what a
+        program does."""
 
     async def close(self, why: str = CHANGED) -> None:
-        """End every process that is kept for a conversation, and say why."""
+        """Ends every process kept for a conversation, and records why."""

@@ -1,7 +1,7 @@
 """Broadcasts the events of a run to any number of subscribers, slow ones included.
 
-Each has an ear: a few events that they have not read yet. Whose ear is full misses those, and is told the whole Task
-as it stands then, which has all of what was missed in it.
+Each subscriber has a short queue of unread events. If it is full, the subscriber misses events and then gets the whole
+Task, which includes what was missed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sidecar.tasks.programs.run_events import StreamResponse, Task
 
 MAX_EVENTS: Final = 256
 MAX_BYTES: Final = 256 * 1024
-SIGN_EVERY_S: Final = 10.0  # of life, while nothing is said
+SIGN_EVERY_S: Final = 10.0  # heartbeat interval while there are no events
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class _Subscriber:
 
 
 class Broadcast:
-    """Who listens to one run. `task` gives it as it stands."""
+    """The subscribers of one run. `task` returns its present task."""
 
     def __init__(self, task: Callable[[], Task]) -> None:
         self._task = task
@@ -39,7 +39,7 @@ class Broadcast:
         self._over = False
 
     def tell(self, events: Iterable[StreamResponse]) -> None:
-        """To everybody who listens."""
+        """Sends events to all subscribers."""
         if not self._ears:
             return
         for event in events:
@@ -48,13 +48,13 @@ class Broadcast:
                 _put(ear, event, size)
 
     def end(self) -> None:
-        """Nothing more will be told."""
+        """Ends all subscriptions."""
         self._over = True
         for ear in self._ears:
             ear.news.set()
 
     async def hear(self) -> AsyncGenerator[StreamResponse | None]:
-        """The Task as it stands, and what is told from then on to the end; None is a sign of life."""
+        """Yields the present Task, and then events to the end; None is a heartbeat."""
         with self._ear() as ear:
             yield {"task": self._task()}
             while True:
@@ -91,7 +91,7 @@ class Broadcast:
 def _put(ear: _Subscriber, event: StreamResponse, size: int) -> None:
     ear.news.set()
     if ear.is_behind:
-        return  # the Task will have it in it
+        return  # the Task will include it
     if ear.events and (len(ear.events) >= MAX_EVENTS or ear.size + size > MAX_BYTES):
         ear.events.clear()
         ear.size, ear.is_behind = 0, True

@@ -1,6 +1,6 @@
 """Builds the card of a CLI-program agent.
 
-Its card is made of its definition, and of that only what is meant for callers: no path, no argument, no variable.
+The card shows only what is meant for callers: no path, argument or variable.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any, Final
 from sidecar.protocols.a2a.messages import V10
 from sidecar.settings.agents import CliAgent, Skill
 
-# What A2A's own capabilities have no words for: the seed's A2ACapabilities, under its names.
+# Capabilities that A2A has no fields for: the seed's A2ACapabilities, under its names.
 CAPABILITIES: Final = "urn:sidecar:a2a:capabilities"
 TEXT: Final = "text/plain"
 JSON: Final = "application/json"
 
 
 class DefinedCard:
-    """The card of one definition, of which nothing changes."""
+    """The card of one definition, which does not change."""
 
     def __init__(self, name: str, definition: CliAgent) -> None:
         self._card = card_of(name, definition)
 
     async def prepare(self) -> None:
-        """As `Cards.prepare`: everything is known."""
+        """Does nothing: the card is known."""
 
     async def card(self) -> dict[str, Any]:
         return self._card
@@ -36,7 +36,7 @@ class DefinedCard:
 
 
 def card_of(name: str, definition: CliAgent) -> dict[str, Any]:
-    """The canonical card; our addresses are written into it for each caller (`gateway/frontends/a2a/cards.py`)."""
+    """Returns the canonical card; addresses are filled in for each caller (`gateway/frontends/a2a/cards.py`)."""
     called = definition.name or name
     about = definition.description or called
     return V10.read(
@@ -64,12 +64,12 @@ def card_of(name: str, definition: CliAgent) -> dict[str, Any]:
 
 
 def _itself(name: str, called: str, about: str) -> Skill:
-    """The one skill of an agent that names none."""
+    """Returns the one skill of an agent that names none."""
     return Skill(id=name, name=called, description=about, tags=("cli",))
 
 
 def streams(definition: CliAgent) -> bool:
-    """Whether what it says can be heard as it comes."""
+    """Whether its output can be streamed."""
     able = definition.a2a.capabilities
     return able.streaming_support and "message/stream" in able.supported_methods
 

@@ -1,8 +1,8 @@
 """Holds a conversation with a running program, one turn at a time.
 
-It is read all the time, whether it was asked anything or not, so that it never waits for us. What it says in a turn is
-made safe to show; what it says beside its turns goes to nobody, and what of that is still on its way when a turn
-begins is waited for and thrown away first: else everybody from then on would hear the answer to something else.
+Output is read at all times, so that the program never blocks. Output in a turn is made safe to show; output between
+turns is discarded, and before a turn begins, what is still on its way is awaited and discarded, because otherwise every
+later caller would get the answer to another prompt.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from sidecar.tasks.programs.turn_protocol import Dialogue, DialogueBroken, Heard
 from sidecar.tasks.programs.working_folders import UnreadableFolder
 from sidecar.upstreams.processes import Exit
 
-CANCEL_GRACE_S: Final = 2.0  # to answer when it was asked to give up
-PATIENCE_S: Final = 0.5  # to end by itself, once its input is closed or its output is
-QUIET_PASSES: Final = 5  # of the event loop: from readable to read to heard takes three
+CANCEL_GRACE_S: Final = 2.0  # to answer after it was asked to cancel
+PATIENCE_S: Final = 0.5  # to end by itself, once its input or output is closed
+QUIET_PASSES: Final = 5  # of the event loop: from readable to parsed takes three
 QUIET_S: Final = 0.02
-MAX_STRAYS: Final = 25  # half a second in which it never was
+MAX_STRAYS: Final = 25  # half a second without a pause
 MAX_TOLD_CHARS: Final = 2_000
-PIECE_BYTES: Final = 8 * 1024  # of what was read: thousands of lines at once would hold up everybody
+PIECE_BYTES: Final = 8 * 1024  # of input parsed per pass: thousands of lines at once would block the event loop
 
 Told = OutputChunk | OutputArtifact | ProgressNote | TurnAnswer
 
 
 class ProcessLost(Exception):
-    """It is of no use any more, in the middle of a turn."""
+    """The process became unusable in the middle of a turn."""
 
 
 class AnswerFile(Protocol):
-    """Where a process puts its answers that says on its pipes only that they are there."""
+    """The file in which a process puts its answers, if its pipes report only that they are there."""
 
     async def taken(self) -> bytes:
-        """The answer of this turn, which is not there any more then. Raises folders.Unreadable."""
+        """Reads and removes this turn's answer. Raises UnreadableFolder."""
 
     def remove(self) -> None:
-        """It and its folder. Twice is no fault."""
+        """Removes the file and its folder. Removing twice is allowed."""
 
 
 class ConversationProcess:
-    """A running process, and what is spoken with it: it is told what `talk` has begun. `lost` is called when no further
-    turn can be had with it."""
+    """A running process and its dialogue, which has begun the first turn. `lost` is called when no further turn is
+    possible."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ConversationProcess:
         self._cleaning = cleaning
         self._definition = definition
         self._file = file
-        self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may say
+        self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may output
         self._chunks = 0
         self._broke, self._how = "", ""
         self._is_lost = False
@@ -80,22 +80,22 @@ class ConversationProcess:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, None while it runs."""
+        """How it ended, or None while it runs."""
         return self._attended.exit
 
     @property
     def usage(self) -> Usage:
-        """What it took in this turn."""
+        """What it used in this turn."""
         return self._attended.usage
 
     @property
     def is_lost(self) -> bool:
-        """Whether no turn can be had with it any more."""
+        """Whether no further turn is possible."""
         return self._is_lost or not self._attended.listens
 
     async def is_quiet(self) -> bool:
-        """Wait until what it said is heard; whether it says no more. One that only answers takes no time; one that has
-        said more than that may be in the middle of it."""
+        """Waits until its pending output is parsed; whether no more follows. Takes no time if it only answered; a
+        process with further output may be in the middle of it."""
         quiet = 0
         while quiet < QUIET_PASSES and not self._is_lost:
             quiet = 0 if await self._says_more(0.0) else quiet + 1
@@ -112,29 +112,29 @@ class ConversationProcess:
         return self._chunks > before
 
     def begin(self, order: ProgramOrder) -> None:
-        """Tell it a further turn. Raises talk.Unsayable."""
+        """Sends it a further turn. Raises UnsayableError."""
         told = self._talk.begin(order)
         self._attended.lives(order.term)
         self._attended.measure_anew()
         self._attended.tell(told)
 
     def rests(self) -> None:
-        """Its turn is over, and what bounded that does not bound it any more."""
+        """Ends a turn, and removes the turn's time limit."""
         self._attended.lives(None)
 
     async def turn(self, deadline_s: float) -> AsyncGenerator[Told]:
-        """What it says to what it was told; the last is its answer. Raises TimeoutError after `deadline_s`, and Lost.
-        Who does not hear it to its answer must give it up."""
+        """Yields the events of the turn that was sent; the last is its answer. Raises TimeoutError after `deadline_s`,
+        and ProcessLost. A caller that stops before the answer must call `give_up`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
-        self._attended.end_in(deadline_s + 2 * CANCEL_GRACE_S)  # also where nobody takes what it says
+        self._attended.end_in(deadline_s + 2 * CANCEL_GRACE_S)  # also if its events are not consumed
         cleaner = self._cleaning.cleaner()
         while True:
             async with asyncio.timeout_at(until):
                 heard = await self._heard.get()
             if loop.time() >= until and not isinstance(heard, TurnAnswer):
                 raise TimeoutError
-            async with self._attended.answer():  # to whoever takes it, and what they do with it
+            async with self._attended.answer():  # includes the time that the consumer takes
                 match heard:
                     case OutputChunk(text):
                         if shown := cleaner.feed(text):
@@ -159,7 +159,7 @@ class ConversationProcess:
                         raise ProcessLost
 
     async def give_up(self) -> bool:
-        """Ask it to give up its turn; whether it did in time, and can be asked something else."""
+        """Asks it to cancel its turn; whether it did in time and can take another."""
         told = self._talk.cancel()
         if not told or self._is_lost:
             return False
@@ -175,7 +175,7 @@ class ConversationProcess:
         return False
 
     async def end(self, *, patience_s: float = 0.0) -> Exit:
-        """End it; nothing of it is left. A turn that is under way is lost."""
+        """Ends it; nothing of it is left. A turn under way is lost."""
         self._lose("")
         self._attended.tell_no_more()
         exit_ = await self._attended.end(patience_s=patience_s)
@@ -186,8 +186,8 @@ class ConversationProcess:
         return exit_
 
     async def failed(self) -> tuple[Exit | None, Failure]:
-        """How it ended and why that is a failure, once it is lost by itself; nothing of it is left."""
-        # What we end ourselves says nothing of why.
+        """Returns how it ended and why that is a failure, once it is lost by itself; nothing of it is left."""
+        # The exit status of a process that the sidecar ends says nothing about the cause.
         exit_ = self.exit if self._broke else await self._attended.exits(PATIENCE_S)
         self._how = self._broke or ("it closed its pipes" if exit_ is None else f"it ended by itself, {exit_}")
         await self.end()
@@ -202,10 +202,10 @@ class ConversationProcess:
 
     @property
     def how(self) -> str:
-        """How it went, once it has `failed`, for who comes next."""
+        """Describes how it ended, once it has `failed`, for the next turn."""
         return self._how
 
-    # --- what it says -------------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         broke = ""
@@ -214,7 +214,7 @@ class ConversationProcess:
                 for at in range(0, len(chunk), PIECE_BYTES):
                     self._chunks += 1
                     self._take(self._talk.hear(chunk[at : at + PIECE_BYTES]))
-                    await asyncio.sleep(0)  # a pipe that is always full is not all that there is
+                    await asyncio.sleep(0)  # lets other tasks run while a pipe is always full
             self._take(self._talk.over())
         except DialogueBroken as broken:
             broke = str(broken)
@@ -236,7 +236,7 @@ class ConversationProcess:
             self._tell_lost(self)
 
     async def _filed(self, file: AnswerFile) -> tuple[TurnAnswer, bytes]:
-        """The answer that it put into its file, and what it came to."""
+        """Returns the answer from its file, and the result."""
         try:
             return TurnAnswer(), await file.taken()
         except UnreadableFolder as unreadable:
@@ -253,10 +253,10 @@ class ConversationProcess:
 
 
 def ended(answer: TurnAnswer, exit_: Exit | None, usage: Usage) -> AttemptEnd:
-    """The end of a try whose program answered."""
+    """Returns the end of an attempt whose program answered."""
     return AttemptEnd(exit_, usage, answer.failure, state=answer.state, message=answer.message, alone=answer.alone)
 
 
 Launch = Callable[[ProgramOrder, Callable[[ConversationProcess], None]], Coroutine[Any, Any, ConversationProcess]]
-"""Starts a process for an order and tells it the turn; the other is called when it is lost. Raises
-processes.StartFailed, and talk.Unsayable before anything is started."""
+"""Starts a process for an order and sends it the turn; the second argument is called when the process is lost. Raises
+StartFailed, and UnsayableError before anything is started."""

@@ -1,10 +1,10 @@
 """Keeps the processes of conversations, and ends them when they are idle.
 
-A process belongs to one owner and one context, and nobody else ever meets it: another owner that names the same
-context has a process of its own (threats X6). Its turns never overlap. It ends when it was silent or lived too long,
-when its owner may not speak with it any more, when another conversation needs its place, when the agent's definition
-changes, when a turn is given up and the program does not agree, and when it ends by itself; the next turn of that
-conversation has a new one and begins by saying why.
+A process belongs to one owner and one context and serves no other: another owner that names the same context has a
+process of its own (threats X6). Its turns never overlap. A process ends when it was idle or lived too long, when its
+owner loses the permission for it, when another conversation needs its slot, when the agent's definition changes, when a
+turn is cancelled and the program does not agree, and when it ends by itself. The next turn of that conversation starts
+a new process and begins with the reason.
 
     none ──▶ starting ──▶ speaking ◀──▶ silent          every one of them ──▶ none
 """
@@ -45,7 +45,7 @@ from sidecar.upstreams.processes import StartFailed
 from sidecar.vocabulary import Caller
 
 SWEEP_S: Final = 1.0
-MAX_REMEMBERED: Final = 1_024  # conversations of whose end the next turn is told
+MAX_REMEMBERED: Final = 1_024  # conversations whose next turn reports why the process ended
 
 log = logging.getLogger("sidecar.tasks.programs")
 
@@ -68,7 +68,7 @@ MOVES: Final = {
 
 
 class ConversationKey(NamedTuple):
-    """Whose conversation, with which agent."""
+    """The agent, the owner and the context of a conversation."""
 
     agent: str
     owner: str
@@ -76,29 +76,29 @@ class ConversationKey(NamedTuple):
 
 
 class Endings:
-    """Why the processes of conversations ended, until the next turn of each was told. It outlives a definition."""
+    """Why conversations' processes ended, until the next turn of each reports it. Outlives a definition."""
 
     def __init__(self) -> None:
         self._why: OrderedDict[ConversationKey, str] = OrderedDict()
 
     def keep(self, key: ConversationKey, why: str) -> None:
-        """The last one said counts; of very many, the oldest are forgotten."""
+        """Records a reason, in place of an earlier one; beyond `MAX_REMEMBERED`, the oldest are dropped."""
         self._why[key] = why
         self._why.move_to_end(key)
         if len(self._why) > MAX_REMEMBERED:
             self._why.popitem(last=False)
 
     def take(self, key: ConversationKey) -> str:
-        """Why, "" where there was none."""
+        """Returns and removes the reason, or ""."""
         return self._why.pop(key, "")
 
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """One of them. `used` counts the turns that run or wait, `prompt` is that of the first turn of its process, and
-    `since_s` is when its phase began. `fall` is why its last process was let go, `is_withdrawn` that its owner may not
-    have it. `changing` is what starts a process or lets go of one; whatever else wants the conversation waits for
-    it."""
+    """One conversation. `used` counts the turns that run or wait, `prompt` is that of its process's first turn, and
+    `since_s` is when its phase began. `fall` is why its last process was ended; `is_withdrawn` means that its owner
+    lost the permission for it. `changing` is the task that starts or ends a process; everything else waits for that
+    task."""
 
     key: ConversationKey
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -120,13 +120,13 @@ class _Conversation:
         self.phase, self.since_s = phase, now_s
 
     async def settled(self) -> None:
-        """Until it neither starts a process nor lets go of one."""
+        """Waits until no process is being started or ended."""
         while self.changing is not None and not self.changing.done():
             await asyncio.wait({self.changing})
 
 
 class Conversations:
-    """A Runner of an agent whose processes are kept."""
+    """A ProgramRunner of an agent whose processes are kept."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Conversations:
 
     @property
     def count(self) -> int:
-        """How many processes there are, those that end now counted."""
+        """Returns the number of processes, including those that are being ended."""
         return self._taken
 
     async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
@@ -190,7 +190,7 @@ class Conversations:
     # --- one turn -----------------------------------------------------------------------------------------------------
 
     async def _has_turn(self, conversation: _Conversation, until_s: float) -> bool:
-        """Whether its turn came in time. What lets go of an earlier process has done so then."""
+        """Waits for the turn; whether it came in time. By then an earlier process has been ended if it had to be."""
         try:
             async with asyncio.timeout(until_s - self._clock()):
                 await conversation.turns.acquire()
@@ -229,7 +229,7 @@ class Conversations:
                     yield event
 
     async def _look_at(self, conversation: _Conversation, order: ProgramOrder) -> None:
-        """Let go of a process that this turn cannot go on with, and see it gone."""
+        """Ends a process that this turn cannot use, and waits until it is gone."""
         partner = conversation.partner
         if partner is not None:
             is_quiet = await partner.is_quiet()
@@ -244,7 +244,8 @@ class Conversations:
         await conversation.settled()
 
     async def _told(self, conversation: _Conversation, order: ProgramOrder, until_s: float) -> ConversationProcess:
-        """What has been told the turn: its process, or a new one. Raises Unsayable, StartFailed, TimeoutError."""
+        """Sends the turn to its process, or to a new one, and returns it. Raises UnsayableError, StartFailed,
+        TimeoutError."""
         partner = conversation.partner
         if partner is not None:
             partner.begin(order)
@@ -295,12 +296,12 @@ class Conversations:
         except ProcessLost:
             end = await self._fallen(conversation, partner)
         finally:
-            if conversation.partner is partner and conversation.phase is Phase.SPEAKING:  # nobody listens any more
+            if conversation.partner is partner and conversation.phase is Phase.SPEAKING:  # the turn was abandoned
                 await self._give_up(conversation, partner, "a turn was given up")
         yield end
 
     async def _give_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
-        """Go on with a program that agrees, and end the process of one that does not."""
+        """Cancels a turn: continues with a program that agrees, and ends the process of one that does not."""
         await to_its_end(self._gave_up(conversation, partner, why))
 
     async def _gave_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
@@ -312,7 +313,7 @@ class Conversations:
         await conversation.settled()
 
     async def _fallen(self, conversation: _Conversation, partner: ConversationProcess) -> AttemptEnd:
-        """The end of a turn whose process ended, or was let go of meanwhile."""
+        """Returns the end of a turn whose process ended or was ended meanwhile."""
         if conversation.partner is partner:
             exit_, failure = await to_its_end(partner.failed())
             if conversation.partner is partner:
@@ -323,10 +324,10 @@ class Conversations:
             return withdrawn(conversation.fall, partner.exit, partner.usage)
         return fell(Failure(Category.PERMANENT, conversation.fall), partner.exit, partner.usage)
 
-    # --- when it ends -------------------------------------------------------------------------------------------------
+    # --- end of a process ---------------------------------------------------------------------------------------------
 
     def _refused(self, caller: Caller | None, skill: str) -> str | None:
-        """Why an owner may not speak with it. Of nobody, nothing can be asked: nobody may."""
+        """Returns why an owner may not use it, or None. Without a caller, the use is refused."""
         reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name, skill)
         return None if reason is None else f"its owner may not speak with it: {reason}"
 
@@ -339,8 +340,8 @@ class Conversations:
         return None
 
     def _chose_other(self, conversation: _Conversation, chosen: Prompt) -> bool:
-        """Whether a turn asks for what only a new process can have. What it does not choose stays as it is. A program
-        that speaks JSON-RPC is told its options with each turn."""
+        """Whether a turn chooses what only a new process can have. What it does not choose stays as it is. A program
+        that speaks JSON-RPC gets its options with each turn."""
         began = conversation.prompt
         if began is None:
             return False
@@ -352,7 +353,7 @@ class Conversations:
         )
 
     async def _sweep(self) -> None:
-        """See to those that nobody speaks with, and to those who may not speak any more."""
+        """Ends idle processes, and those whose owners have lost the permission."""
         while self._taken:
             await asyncio.sleep(self._sweep_s)
             for conversation in list(self._conversations.values()):
@@ -367,7 +368,7 @@ class Conversations:
                     self._let_go(conversation, why)
 
     def _falls_silent(self, conversation: _Conversation, partner: ConversationProcess) -> None:
-        """A turn is over, and its process goes on unless it was let go of or ended meanwhile."""
+        """Marks its process as idle after a turn, unless the process was ended or ended by itself meanwhile."""
         if conversation.partner is partner:
             conversation.moves(Phase.SILENT, self._clock())
             partner.rests()
@@ -375,17 +376,16 @@ class Conversations:
                 self._bury(conversation)
 
     def _is_lost(self, conversation: _Conversation, partner: ConversationProcess) -> None:
-        """It ended by itself. A turn that is under way sees that itself."""
+        """Handles a process that ended by itself. A turn under way detects that itself."""
         if conversation.partner is partner and conversation.phase is Phase.SILENT:
             self._bury(conversation)
 
     def _bury(self, conversation: _Conversation) -> None:
-        """Let go of one that ended by itself."""
+        """Cleans up a process that ended by itself."""
         self._let_go(conversation, "")
 
     def _let_go(self, conversation: _Conversation, why: str, *, is_withdrawn: bool = False) -> None:
-        """End its process, if it has one. A turn that is under way fails, or is cancelled where its owner may not have
-        it."""
+        """Ends its process, if it has one. A turn under way fails, or is cancelled if its owner lost the permission."""
         partner = conversation.partner
         if partner is None:
             return
@@ -412,7 +412,7 @@ class Conversations:
             self._forget(conversation)
         log.info("a conversation's process ended", extra={"agent": self._name, "pid": partner.pid})
 
-    # --- how many there are -------------------------------------------------------------------------------------------
+    # --- number of processes ------------------------------------------------------------------------------------------
 
     async def _take_room(self, until_s: float) -> None:
         self._wanted += 1
@@ -429,12 +429,12 @@ class Conversations:
         self._free.release()
 
     def _make_room(self) -> None:
-        """Let go of as many as there is no room for: of the owner with most processes, whose silent ones alone go then,
-        the one that was silent longest. Who opens one after the other ends nobody else's."""
+        """Ends as many processes as are too many: those of the owner with the most processes, and of these only idle
+        ones, the longest idle first. An owner that opens one conversation after another thus ends only its own."""
         lacking = self._wanted - (self._definition.max_sessions - self._taken) - self._leaving
         if lacking > 0:
             silent = [one for one in self._conversations.values() if one.phase is Phase.SILENT and not one.used]
-            # Who waits for a place counts as having it: with as many as somebody else, they would take theirs.
+            # An owner that waits for a slot counts as having it; otherwise, on a tie, it would take another owner's.
             every = self._conversations.values()
             held = Counter(one.key.owner for one in every if one.partner is not None or one.used)
             for _ in range(min(lacking, len(silent))):

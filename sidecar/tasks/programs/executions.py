@@ -1,9 +1,9 @@
 """Accepts, resumes and limits the runs of all programs.
 
-Every run that is not over is on somebody's hands: of the process that it was ordered at, which says so again and again
-(`run_lifecycle.py` is its way). What nobody holds any more was left by a process that is gone: what had not begun waits
-for its turn here, and what had begun has failed (`orphaned_runs.py`). What is under way here is newer than what is
-kept.
+Every unfinished run is held by one process: the one where it was ordered, which keeps extending its hold and carries it
+through (`run_lifecycle.py`). A run whose hold has lapsed was left by a process that is gone: if it had not begun, it
+waits for its turn here; if it had, it has failed (`orphaned_runs.py`). A run under way here is newer than its stored
+record.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from sidecar.vocabulary import Caller
 
 HELD_S: Final = 15.0
 LOOK_EVERY_S: Final = 1.0
-LOOK_ALONE_EVERY_S: Final = 5.0  # where nobody else has a hand in the store
+LOOK_ALONE_EVERY_S: Final = 5.0  # if no other process uses the store
 SWEEP_EVERY_S: Final = 60.0
-CANCEL_S: Final = 10.0  # how long who gives a run up waits for its end
-ENDING_S: Final = 15.0  # what a program that is ended may take for it
-STRAYS_S: Final = 2.0  # within which what a sidecar leaves that is killed has ended (`upstreams/processes/warden.py`)
+CANCEL_S: Final = 10.0  # how long a caller who cancels waits for the end
+ENDING_S: Final = 15.0  # how long a program may take to end
+STRAYS_S: Final = 2.0  # how long programs of a killed sidecar take to end (`upstreams/processes/warden.py`)
 FOLLOW_EVERY_S: Final = 1.0
-OUT_S: Final = 15.0  # how long who follows another replica's run bears a store that is out
+OUT_S: Final = 15.0  # how long a subscriber to another replica's run waits for a store that is out
 MAX_INPUT_CHARS: Final = 16 * 1024
-MAX_TASK_BYTES: Final = 8 * 2**20  # of one that goes on again and again
+MAX_TASK_BYTES: Final = 8 * 2**20  # of a task that is continued many times
 MAX_UNKEPT: Final = 1_000
-SHARE: Final = RecordShare(100_000, 100_000)  # all that were begun: queues bound them
+SHARE: Final = RecordShare(100_000, 100_000)  # all that have begun: the queues bound them
 STOPPED: Final = "the sidecar stopped"
 UNKEPT: Final = "it was refused, because the store did not answer,"
 
 MakeRunner = Callable[[str, CliAgent], ProgramRunner]
-"""What makes the tries of an agent. Raises SettingsError."""
+"""Makes the runner of an agent. Raises SettingsError."""
 
 log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunPool(NamedTuple):
-    """How one agent stands in this process: its runs at work, those that wait for their turn, and how many may be at
-    work at once."""
+    """The runs of one agent in this process: those at work, those that wait for their turn, and how many may be at work
+    at once."""
 
     running: int
     waiting: int
@@ -78,11 +78,11 @@ class RunPool(NamedTuple):
 
 @dataclass(slots=True)
 class Executions:
-    """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
-    that replicas share, None where there is none, and `lease_s` is how long a turn among them is given; without it
-    nothing that writes begins for `strays_s`, as a program of a sidecar that was killed before may still be at it.
-    `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is
-    kept; `objection` says for whom nothing may run any more."""
+    """Every run of every CLI-program agent, held as `holder`. `run_shared` runs scripts in the store that replicas
+    share (None if there is none), and `lease_s` is the length of a write lease there. Without it, no run that writes
+    begins for `strays_s`, because a program of a sidecar that was killed may still be at work. `clock` gives seconds
+    since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a finished run is kept; `objection` says which
+    callers may not run anything any more."""
 
     store: RecordStore[Execution]
     make_runner: MakeRunner
@@ -117,9 +117,9 @@ class Executions:
     # --- agents -------------------------------------------------------------------------------------------------------
 
     def offer(self, definitions: Mapping[str, CliAgent]) -> None:
-        """These agents are in force. One whose definition is the same keeps its conversations; what was ordered of
-        another runs as it was when it was ordered, and what waits for one that is gone has failed. Raises
-        SettingsError, and then all is as before."""
+        """Puts these agents in force. An agent whose definition is unchanged keeps its conversations. A run keeps the
+        definition under which it was ordered, and a waiting run whose agent is gone fails. Raises SettingsError, and
+        then changes nothing."""
         offers = {name: self._offered(name, one) for name, one in definitions.items() if one.enabled}
         self._retired |= set(self._offers.values()) - set(offers.values())
         self._offers = offers
@@ -134,19 +134,19 @@ class Executions:
         self._let_go_of_retired()
 
     def runner_of(self, name: str) -> ProgramRunner:
-        """What makes the tries of an agent. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        """Returns the runner of an agent. Raises Refusal(UPSTREAM_UNKNOWN)."""
         return self._offer_of(name).runner
 
     def standing(self, name: str) -> RunPool:
-        """How an agent stands here. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        """Returns the state of an agent's runs here. Raises Refusal(UPSTREAM_UNKNOWN)."""
         turns = self._offer_of(name).turns
         return RunPool(turns.running, turns.waiting, turns.places)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
-        """A new run, which waits for its turn from now on; it is kept when this returns. Raises Refusal:
-        TOO_MANY_CONCURRENT where its queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
+        """Accepts a new run, which waits for its turn and is stored when this returns. Raises Refusal:
+        TOO_MANY_CONCURRENT if the queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
         offer, now_s, execution_id = self._offer_of(name), self.clock(), self.new_id()
         record = Execution(
             execution_id,
@@ -169,19 +169,20 @@ class Executions:
             added = await self.store.add(record, self.holder, now_s + HELD_S, bounds)
             if (
                 added is AddedRecord.FULL
-            ):  # an id that is known is this one's: nobody else has it, and the reply got lost
+            ):  # KNOWN means that the reply to our own write was lost: no other run has this id
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are kept")
 
         return await self._enter(offer, record, prompt, keep)
 
     async def goes_on(self, execution_id: str, prompt: Prompt, caller: Caller) -> Execution:
-        """One more turn of a run whose task waits for its caller. Raises Refusal as `begin`, and TASK_UNKNOWN;
-        MALFORMED_CALL for one that does not wait, TOO_LARGE for one that has grown beyond all bounds."""
+        """Starts a further turn of a run whose task waits for its caller. Raises Refusal as `begin` does, and
+        TASK_UNKNOWN; MALFORMED_CALL if the task does not wait, TOO_LARGE if it has grown too large."""
         record = await self._kept(execution_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
         if record.is_done and (before := self._tasks.get(execution_id)) is not None:
-            # Who answers at once finds the turn before not put away yet; its last revision is in the store alone.
+            # A caller that answers at once may find the previous turn still cleaning up; its last revision is then in
+            # the store.
             await asyncio.wait({before}, timeout=ENDING_S)
             record = await self._kept(execution_id)
         if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
@@ -217,9 +218,9 @@ class Executions:
         return await self._enter(offer, anew, prompt, keep)
 
     async def follow(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
-        """Its canonical StreamResponses: first the Task as it stands, then what becomes of it until its end; None is a
-        sign of life. Who reads too slowly is told the whole Task again in place of what was missed; of another
-        replica's run there is never anything else. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """Yields the run's canonical StreamResponses: first the Task as it is, then its changes until its end; None is
+        a heartbeat. A subscriber that reads too slowly gets the whole Task in place of what it missed; of another
+        replica's run, subscribers only get whole Tasks. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         course = self._courses.get(execution_id)
         if course is not None:
             await course.shown()
@@ -233,7 +234,7 @@ class Executions:
                 yield event
 
     async def get(self, execution_id: str) -> Execution | None:
-        """The run of this id, whoever owns it. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Returns the run with this id, of any owner, or None. Raises Refusal(STORE_UNAVAILABLE)."""
         course = self._courses.get(execution_id)
         if course is not None:
             return await course.shown()
@@ -245,7 +246,7 @@ class Executions:
     async def page(
         self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
     ) -> tuple[list[Execution], int]:
-        """Some runs of an owner (None: of everybody), newest first, and how many there are in all. Raises
+        """Returns a page of an owner's runs (of all owners if None), newest first, and the total count. Raises
         Refusal(STORE_UNAVAILABLE)."""
         try:
             kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
@@ -254,8 +255,8 @@ class Executions:
         return [self._newest(one) for one in kept], count
 
     async def cancel(self, execution_id: str, why: str) -> Execution:
-        """Give a run up, wherever it is, and wait a while for its end. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE,
-        STORE_UNAVAILABLE."""
+        """Cancels a run, at any replica, and waits up to `CANCEL_S` for its end. Raises Refusal: TASK_UNKNOWN,
+        NOT_CANCELABLE, STORE_UNAVAILABLE."""
         course = self._courses.get(execution_id)
         if course is None:
             return await self._cancel_kept(execution_id, why)
@@ -268,28 +269,28 @@ class Executions:
         return course.record
 
     def review(self) -> None:
-        """End what runs here for those who may not have it any more."""
+        """Ends runs here whose callers have lost the permission for them."""
         for course in list(self._courses.values()):
             if (why := self.withdrawn(course.record, course.prompt.skill)) is not None:
                 course.give_up(GivenUp(RunState.CANCELLED, why))
 
     def withdrawn(self, record: Execution, skill: str) -> str | None:
-        """Why nobody may have this run any more, in a sentence; None if its caller may."""
+        """Returns why the caller has lost the permission for this run, in a sentence, or None."""
         reason = self.objection(record.caller, record.target, skill)
         return None if reason is None else f"its caller may not have it any more: {reason}"
 
-    # --- as long as the process lives ---------------------------------------------------------------------------------
+    # --- background work ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Hold what is ours, hear what others ask of it, end what was left behind, forget what is old. Runs as long as
-        the process."""
+        """Extends holds, reads what others ask of this process's runs, ends orphaned runs and deletes old ones, until
+        cancelled."""
         looked_s = swept_s = float("-inf")
         look_every_s = LOOK_ALONE_EVERY_S if self.run_shared is None else LOOK_EVERY_S
         if self._means.leases is not None:
             with suppress(ConnectionError):
                 await self._means.leases.greet()
         while True:
-            with suppress(RecordStoreOut):  # `up` says so, and the next look is soon
+            with suppress(RecordStoreOut):  # `up` reports it, and the next look is soon
                 if time.monotonic() - looked_s >= look_every_s:
                     looked_s = time.monotonic()
                     await self._look()
@@ -303,7 +304,7 @@ class Executions:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def measure(self) -> None:
-        """How every agent stands, as series."""
+        """Reports every agent's runs as metrics."""
         states = {name: Counter[str]() for name in self._offers}
         for course in self._courses.values():
             if course.offer.name in states:
@@ -312,8 +313,8 @@ class Executions:
             self.metrics.agent_stands(name, *self.standing(name), states[name])
 
     def drain(self) -> None:
-        """Begin nothing more: what waits for its turn is left to another process where the store outlives this one, and
-        else has failed, as has what waits for its next try."""
+        """Begins nothing more. Waiting runs are left to another process if the store outlives this one, and fail
+        otherwise, as do runs that wait for their next attempt."""
         self._means.closing.set()
         waiting = [course for course in self._courses.values() if course.waits]
         left = [course for course in waiting if self.store.is_durable and not has_begun(course.record)]
@@ -324,9 +325,9 @@ class Executions:
         self._stop([course for course in waiting if course not in left], "before it could run")
 
     async def close(self, grace_s: float) -> None:
-        """Begin nothing more, give what runs a while, then end it; the store says so."""
+        """Begins nothing more, waits up to `grace_s` for runs under way, then ends them and stores that."""
         self.drain()
-        if self._courses:  # who waits for this sidecar's end learns for whom it waits
+        if self._courses:  # says what the shutdown waits for
             log.info("runs are under way", extra={"runs": len(self._courses), "grace_s": round(grace_s, 1)})
         await self._wait(grace_s)
         if self._courses:
@@ -342,7 +343,7 @@ class Executions:
             await self.store.let_go(self.holder)
         await self.store.close()
 
-    # --- agents, inside -----------------------------------------------------------------------------------------------
+    # --- agents, internal ---------------------------------------------------------------------------------------------
 
     def _offered(self, name: str, definition: CliAgent) -> RunOffer:
         known, variables = self._offers.get(name), definition.all_envs()
@@ -357,7 +358,7 @@ class Executions:
         return self._offers[name]
 
     def _let_go_of_retired(self) -> None:
-        """What makes the tries of an agent that is not in force ends with the last of its runs."""
+        """Closes the runners of agents that are no longer in force, once their last runs are over."""
         used = {course.offer for course in self._courses.values()}
         for offer in self._retired - used:
             self._retired.discard(offer)
@@ -365,12 +366,12 @@ class Executions:
             self._ending.add(closing)
             closing.add_done_callback(self._ending.discard)
 
-    # --- runs, inside -------------------------------------------------------------------------------------------------
+    # --- runs, internal -----------------------------------------------------------------------------------------------
 
     async def _enter(
         self, offer: RunOffer, record: Execution, prompt: Prompt, keep: Callable[[], Awaitable[None]]
     ) -> Execution:
-        """Its place first, so that what is refused is never kept; then it is kept, and then it begins."""
+        """Takes a slot, stores the run, and starts it, in this order, so that a refused run is never stored."""
         if self._means.closing.is_set():
             raise Refusal(Reason.DRAINING)
         place = offer.turns.enter(record.owner)
@@ -380,7 +381,7 @@ class Executions:
         except BaseException as error:
             del self._courses[record.id]
             course.never_begins()
-            self._unkept[record.id] = None  # it may be there all the same, and nobody will run it
+            self._unkept[record.id] = None  # it may be stored all the same, and must not be run
             while len(self._unkept) > MAX_UNKEPT:
                 self._unkept.popitem(last=False)
             if isinstance(error, RecordStoreOut):
@@ -450,22 +451,23 @@ class Executions:
             await asyncio.sleep(FOLLOW_EVERY_S / 4)
 
     async def _replace(self, record: Execution) -> None:
-        """Where somebody else was faster, the next look says so. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Stores a revision; if another process was faster, the next look finds out. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         try:
             await self.store.replace(record)
         except RecordStoreOut as out:
             raise _unavailable(out) from None
 
-    # --- whose they are -----------------------------------------------------------------------------------------------
+    # --- ownership of runs --------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Raises StoreOut."""
+        """Raises RecordStoreOut."""
         now_s = self.clock()
         held_s, was_held_s = time.monotonic(), self._held_s
         if held_s - was_held_s > HELD_S / 3:
             self._regular_since_s = held_s
-        # A store that is back has heard nobody for long, and not only those who are gone: everybody says first what is
-        # theirs. What was let go of is nobody's at all times.
+        # After an outage every hold has lapsed, not only those of processes that are gone, so each process extends its
+        # own holds first. Records that were released are free at all times.
         free_by_s = now_s if held_s - self._regular_since_s >= HELD_S else 0.0
         known = {one: course.saving.revision for one, course in self._courses.items()}
         for record in await self.store.take(self.holder, free_by_s, now_s + HELD_S, SHARE, known):
@@ -475,13 +477,13 @@ class Executions:
             elif not self._means.closing.is_set():
                 await self._nobodys(record)
         self._held_s = held_s
-        if held_s - was_held_s > HELD_S:  # others may have taken what is ours for left behind: a write finds it out
+        if held_s - was_held_s > HELD_S:  # others may have taken our runs for orphaned: the next write finds out
             for course in self._courses.values():
                 course.saving.doubted = True
                 course.saving.moved()
 
     def _surely_held(self) -> bool:
-        """Whether nobody can have taken what is ours for left behind. Where nobody shares the store, nobody can."""
+        """Whether no other process can have taken this process's runs for orphaned. True if the store is not shared."""
         return self.run_shared is None or time.monotonic() - self._held_s < HELD_S
 
     async def _keep_anew(self, record: Execution) -> AddedRecord | None:
@@ -490,8 +492,8 @@ class Executions:
         return await self.store.add(record, self.holder, self.clock() + HELD_S, self.bounds())
 
     async def _nobodys(self, record: Execution) -> None:
-        """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there. Raises
-        StoreOut."""
+        """Handles a run that no process holds. If it changed since it was read, the write fails on its revision. Raises
+        RecordStoreOut."""
         if record.id in self._unkept:
             await self._left_behind(record, UNKEPT)
         elif record.cancel_requested or has_begun(record) or (offer := self._offers.get(record.target)) is None:
@@ -504,7 +506,7 @@ class Executions:
             await self._left_behind(record, STOPPED)
 
     async def _take_up(self, offer: RunOffer, record: Execution, prompt: Prompt) -> None:
-        """It waits for its turn here from now on; where there is no room, another look is soon."""
+        """Queues the run here; if there is no room, the next look tries again."""
         anew = taken_up(record, self.clock())
 
         async def keep() -> None:
@@ -536,7 +538,7 @@ class Executions:
 
 
 def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
-    """A run whose task waited for its caller, given up."""
+    """Returns a run that is given up because its task waited for its caller for too long."""
     task, _ = stood(record.task, CANCELED, why, now_s)
     open_ = record._replace(status=None, task=task, revision=record.revision + 1)
     return open_.moved(RunState.CANCELLED, now_s, why).moved(RunState.CLEANUP, now_s).moved(RunState.IDLE, now_s)

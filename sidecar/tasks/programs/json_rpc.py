@@ -1,16 +1,16 @@
 """Speaks JSON-RPC with a program over its pipes.
 
-One JSON-RPC 2.0 message a line, UTF-8, both ways; `docs/agents-programs.md` tells authors of programs the same.
+One JSON-RPC 2.0 message per line, UTF-8, both ways; `docs/agents-programs.md` documents the protocol for authors.
 
-    we say    {"id": 1, "method": "message/send", "params": {…}}     one at a time; ids are ours, counted from 1
+    sidecar   {"id": 1, "method": "message/send", "params": {…}}     one at a time; the sidecar's ids, counted from 1
               {"method": "cancel", "params": {"id": 1}}
-    it says   {"method": "progress" | "output" | "artifact" | "status", "params": {…}}       as often as it likes
+    program   {"method": "progress" | "output" | "artifact" | "status", "params": {…}}       any number
               {"id": 1, "result": …} or {"id": 1, "error": {…}}                              once, the end of the turn
 
-It is read strictly: a message that is none, or that we would have to guess at, breaks the conversation, because an
-author sees that at once, and a lost answer only when the time is over. A line that does not begin with `{` is noise
-(a banner, a library's warning) and forgiven within bounds. What it asks of us is answered: there is no such method.
-What it says without being asked, or of a turn that is over, goes to nobody.
+Parsing is strict: an invalid or ambiguous message breaks the conversation, because an author notices that at once, and
+a lost answer only at the timeout. A line that does not begin with `{` is noise (a banner, a library's warning) and is
+skipped within bounds. Requests of the program are answered with "method not found". Unsolicited messages, and those of
+a turn that is over, are discarded.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from sidecar.tasks.programs.run_record import Failure
 from sidecar.tasks.programs.run_states import Category
 from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, TurnReply, UnsayableError
 
-MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; who has more to say says it in pieces
-EACH_BYTES: Final = 16  # a message counts for at least that: many of nothing are work too
-MAX_ARTIFACTS: Final = 1_000  # different ones of a turn: each is looked for among all others, here and by clients
-MAX_NOISE: Final = 1_000  # lines of a turn that are none of ours: a banner is forgiven, a log is not
+MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; longer output must be split
+EACH_BYTES: Final = 16  # a message counts for at least this: many empty ones are work too
+MAX_ARTIFACTS: Final = 1_000  # different ones per turn: each is searched for among the others, here and by clients
+MAX_NOISE: Final = 1_000  # lines per turn that are not JSON-RPC: a banner is skipped, a log is not
 METHOD: Final = "message/send"
 STATES: Final[Mapping[str, str]] = {
     "completed": "TASK_STATE_COMPLETED",
@@ -54,14 +54,14 @@ STATES: Final[Mapping[str, str]] = {
     "auth-required": "TASK_STATE_AUTH_REQUIRED",
 }
 _COMPLETED: Final = STATES["completed"]
-# A program may say whose fault it was, but not that it was ours.
+# The categories that a program may name; `system` is the sidecar's own.
 _CATEGORIES: Final = {one.value: one for one in (Category.TRANSIENT, Category.PERMANENT, Category.AGENT)}
 _UNSAID: Final = "it says that it failed, and not why"
 
 
 class RpcDialogue:
-    """JSON-RPC with one process. What it says in a turn is at most `max_said_bytes`, counted as JSON; as much is
-    forgiven while nothing was asked."""
+    """JSON-RPC with one process. Its output in a turn is at most `max_said_bytes`, counted as JSON; as much is
+    discarded between turns."""
 
     def __init__(self, max_said_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_said_bytes = max_said_bytes
@@ -75,13 +75,13 @@ class RpcDialogue:
 
     @property
     def strays(self) -> bool:
-        """As `Talk.strays`: an answer bears the id of its turn, and what is told on the way can."""
+        """Returns False: answers bear the id of their turn, and notifications can."""
         return False
 
     def begin(self, order: ProgramOrder) -> bytes:
         try:
             line = encode_request(Request(self._last_id + 1, METHOD, _params(order)))
-        except TypeError:  # half a surrogate, or nested beyond what is written
+        except TypeError:  # an unpaired surrogate, or nested too deeply
             raise UnsayableError("the message cannot be written as JSON") from None
         self._last_id += 1
         self._asked = True
@@ -97,7 +97,7 @@ class RpcDialogue:
             yield from self._line(line)
 
     def over(self) -> Iterator[Heard]:
-        """As `Talk.over`: the end of its output ends a line too."""
+        """Parses what is left: the end of output also ends a line."""
         yield from self.hear(b"\n")
 
     def _line(self, line: bytes) -> Iterator[Heard]:
@@ -130,7 +130,7 @@ class RpcDialogue:
 
     def _answered(self, response: Response) -> Iterator[Heard]:
         number = response.id
-        if number is None:  # JSON-RPC 2.0, 5: what it could not read; nothing else was sent than what we ask now
+        if number is None:  # JSON-RPC 2.0, 5: an unreadable request; only the present one can be meant
             number = self._last_id
         if type(number) is not int or not 0 < number <= self._last_id:
             raise DialogueBroken("it answered what it was never asked")
@@ -152,12 +152,12 @@ class RpcDialogue:
         yield from heard
 
     def _rest(self) -> None:
-        """Nothing is asked any more."""
+        """Marks the turn as over."""
         self._asked = False
         self._said_bytes, self._noise = 0, 0
 
     def _number(self, heard: Heard) -> None:
-        """How many artifacts there are by now."""
+        """Counts the turn's artifacts."""
         if isinstance(heard, OutputArtifact):
             self._artifacts.add(heard.update["artifact"].get("artifactId", ""))
         if len(self._artifacts) > MAX_ARTIFACTS:
@@ -169,14 +169,14 @@ class RpcDialogue:
             raise DialogueBroken(f"it said more than {self._max_said_bytes} bytes")
 
     def _forgive(self, something: bool = True) -> None:
-        """Something that goes to nobody."""
+        """Counts discarded output."""
         self._noise += something
         if self._noise > MAX_NOISE:
             raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that nobody can hear")
 
 
 class _RpcLines:
-    """Bytes into lines. One that is too long is not waited for."""
+    """Splits bytes into lines. A line beyond the limit raises before it is complete."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -198,7 +198,7 @@ class _RpcLines:
 
 
 def _params(order: ProgramOrder) -> dict[str, Any]:
-    """What a program is told. Options bear the names that callers write, without dashes."""
+    """Returns the params for a program. Options have callers' names, without dashes."""
     parameters = {name.lstrip("-"): value for name, value in order.prompt.cli_args.items()}
     return {
         "message": dict(order.prompt.message),
@@ -222,7 +222,7 @@ def _size(value: object) -> int:
     return 0 if value is None else len(encode({"": value})) - len('{"":}')
 
 
-# --- what it tells ----------------------------------------------------------------------------------------------------
+# --- notifications ------------------------------------------------------------------------------------------------
 
 
 def _progress(params: Mapping[str, Any], at: str) -> ProgressNote:
@@ -259,11 +259,11 @@ _NOTIFICATIONS: Final[Mapping[str, Callable[[Mapping[str, Any], str], OutputChun
     "status": _status,
 }
 
-# --- what it came to --------------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 
 
 def _result(result: object) -> list[Heard]:
-    """What a result says, and last the answer."""
+    """Returns the events in a result; the last is the answer."""
     if result is None:
         return [TurnAnswer()]
     if isinstance(result, str):
@@ -293,7 +293,7 @@ def _texts(text: str) -> list[Heard]:
 
 
 def _message_parts(said: Any) -> tuple[Mapping[str, Any], ...]:
-    """The parts of a message that a program writes as a text, or as A2A has it; whatever else that names is ours."""
+    """Returns the parts of a message, given as text or as an A2A message; its ids and other members are ignored."""
     if isinstance(said, str):
         said = {"parts": [{"text": said}]}
     parts = _parts(said.get("parts"), "/result/message/parts")
@@ -310,17 +310,17 @@ def _told_failure(words: tuple[Mapping[str, Any], ...]) -> Failure:
 def _failure(error: Mapping[str, Any]) -> Failure:
     data = error.get("data")
     named = data.get("category") if isinstance(data, dict) else None
-    # What we do not know is not tried again.
+    # Unknown categories are not retried.
     category = _CATEGORIES.get(named, Category.AGENT) if isinstance(named, str) else Category.AGENT
     return Failure(category, error["message"] or _UNSAID)
 
 
-# --- its values -------------------------------------------------------------------------------------------------------
+# --- values -------------------------------------------------------------------------------------------------------
 
 
 def _members(given: object, at: str, **types: type | tuple[type, ...]) -> dict[str, Any]:
-    """The members of an object, each of the type that it must have; null is absent. One that we do not know would be
-    lost without a word."""
+    """Returns the members of an object, checked by type; null counts as absent. An unknown member is an error, because
+    it would be lost silently."""
     if not isinstance(given, dict):
         raise DialogueBroken(f"{at} must be an object")
     said = {name: value for name, value in given.items() if value is not None}
@@ -354,7 +354,7 @@ def _whole(part: Mapping[str, Any], at: str) -> Mapping[str, Any]:
 
 
 def _read(name: str, given: object, at: str) -> dict[str, Any]:
-    """A part or an artifact in A2A's canonical form."""
+    """Parses a part or an artifact in A2A's canonical form."""
     try:
         read = V10.read(name, given)
     except UnreadableMessage as error:

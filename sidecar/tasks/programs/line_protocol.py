@@ -1,9 +1,9 @@
 """The line protocol: writes a turn to a program and finds the end of its answer.
 
-A prompt is one line. A program that reads lines would take each further one for a prompt of its own and answer that
-too, and from then on every caller would hear the answer to something else; so a prompt of several lines is refused, or
-made one as the definition says. The answer is what it writes up to `turn_end`. What it writes beside that goes to
-nobody: before the first turn (`greets`), after the answer, and between turns.
+A prompt is one line. A program that reads lines would answer each further line as a prompt of its own, and every later
+caller would get the answer to another prompt; so a prompt of several lines is refused, or made one line, as the
+definition says. The answer is the output up to `turn_end`. Other output is discarded: before the first turn (`greets`),
+after the answer, and between turns.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LINE_END: Final = b"\n"
 
 
 class LineDialogue:
-    """One process that reads lines. An answer is at most `max_said_bytes`; as much is forgiven between two turns. Where
-    the answer is not in what it `says`, only its end is heard."""
+    """The dialogue with a process that reads lines. An answer has at most `max_said_bytes`; as much is discarded
+    between two turns. If the answer is in a file (`says` is false), only its end is read here."""
 
     def __init__(
         self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True
@@ -50,7 +50,7 @@ class LineDialogue:
         return line.encode("utf-8", "replace") + _LINE_END
 
     def cancel(self) -> bytes:
-        """As `Talk.cancel`: whatever was written would be a prompt."""
+        """Returns b"": anything written would be a prompt."""
         return b""
 
     def hear(self, chunk: bytes) -> Iterator[Heard]:
@@ -77,13 +77,13 @@ class LineDialogue:
             yield TurnAnswer()
 
     def over(self) -> Iterator[Heard]:
-        """As `Talk.over`: what may have been the beginning of an end was none."""
+        """Parses what is left: what looked like the beginning of `turn_end` was not."""
         if self._asked and not self._greeting and (text := self._decode(self._held, final=True)) and self._says:
             yield OutputChunk(text)
         self._held = b""
 
     def _greeted(self, found: bytes, said: bytes, rest: bytes) -> None:
-        """What it says until it is ready."""
+        """Discards output until the program is ready."""
         self._bound(self._said_bytes - len(rest))
         if found:
             self._greeting = False
@@ -98,16 +98,15 @@ class LineDialogue:
 
 
 def is_sayable(text: str, definition: CliAgent) -> bool:
-    """Whether this prompt can be told to a program of this kind."""
+    """Whether this prompt can be sent to a program of this kind."""
     reads_lines = definition.keeps_processes and definition.patterns.input == "stdin"
     return not reads_lines or definition.newlines != "refuse" or len(text.splitlines()) < 2
 
 
 def _one_line(text: str, newlines: Newlines) -> str:
-    """A prompt as one line. What ends a line for any reader ends one here: those of other languages than ours have
-    more line ends than `\\n`."""
+    """Returns a prompt as one line. All of Unicode's line ends count, because other languages know more than `\\n`."""
     if newlines == "json":
-        return json.dumps(text)  # nothing but ASCII, so none of those line ends either
+        return json.dumps(text)  # pure ASCII, so none of those line ends
     lines = text.splitlines()
     if len(lines) < 2:
         return "".join(lines)
@@ -117,7 +116,7 @@ def _one_line(text: str, newlines: Newlines) -> str:
 
 
 def _begun(said: bytes, end: bytes) -> int:
-    """How many of the last bytes may be the beginning of `end`."""
+    """Returns how many of the last bytes may be the beginning of `end`."""
     for size in range(min(len(said), len(end) - 1), 0, -1):
         if end.startswith(said[-size:]):
             return size

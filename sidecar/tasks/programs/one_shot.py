@@ -1,7 +1,7 @@
 """Runs a program once for one prompt and leaves nothing of it behind.
 
-A process for each try: by default its prompt on its standard input, its answer on its standard output, chunk by chunk
-as it comes. Where a file holds the one or the other, the try has a folder of its own.
+Each attempt has a process of its own. By default the prompt goes to its standard input, and the answer is its standard
+output, streamed in chunks. If the prompt or the answer is a file, the attempt has a folder of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sidecar.tasks.programs.supervised_process import GRACE_S, StderrTail, Super
 from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
 from sidecar.upstreams.processes import Processes, StartFailed
 
-_SLICE_BYTES: Final = 64 * 1024  # of an output file that goes out as one event
+_SLICE_BYTES: Final = 64 * 1024  # of an output file, per event
 
 log = logging.getLogger("sidecar.tasks.programs")
 
 
 class OneShot:
-    """A Runner whose process is told once."""
+    """A ProgramRunner that starts a process for each prompt."""
 
     def __init__(self, name: str, command: CommandLine, processes: Processes, *, grace_s: float = GRACE_S) -> None:
         self._name = name
@@ -54,23 +54,23 @@ class OneShot:
                 async for event in events:
                     yield event
         finally:
-            # Nothing of its program is left to hold it. However much that left there, nobody else waits for it.
+            # No process holds the folder any more. Its removal may take long, in a thread, so that only this run waits.
             await to_its_end(asyncio.to_thread(folder.remove))
 
     async def close(self, why: str = CHANGED) -> None:
-        """As `Runner.close`: nothing is kept."""
+        """Does nothing: no process is kept."""
 
     async def _folder(self, order: ProgramOrder) -> WorkingFolder:
-        """A folder for a try, its prompt in it where a file tells it. Raises OSError."""
+        """Makes a folder for an attempt, with the prompt in it if it is passed as a file. Raises OSError."""
         making = asyncio.ensure_future(asyncio.to_thread(_made, self._command, order))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(_unmake)  # a thread is not cancelled
+            making.add_done_callback(_unmake)  # a thread cannot be cancelled
             raise
 
     async def _told(self, order: ProgramOrder, folder: WorkingFolder | None) -> AsyncGenerator[Event]:
-        """From its start to its end."""
+        """Runs the program from its start to its end."""
         try:
             program = self._command.program(
                 order.prompt, None if folder is None else _files(self._command, order, folder)
@@ -95,14 +95,14 @@ class OneShot:
     async def _heard(
         self, attended: SupervisedProcess, order: ProgramOrder, folder: WorkingFolder | None
     ) -> AsyncGenerator[Event]:
-        """What it says, and what its end means."""
+        """Yields its output, and then its end."""
         definition = self._command.definition
         by_file = definition.patterns.output == "file"
         most = definition.a2a.capabilities.max_output_size
         cleaner, size = self._command.cleaning.cleaner(), 0
         printed = StderrTail(self._command.cleaning.cleaner(plain=True))
         while said := await attended.read():
-            if by_file:  # its answer is elsewhere: this may be what it complains of
+            if by_file:  # its answer is in the file: this may be an error message
                 async with attended.aside():
                     printed.add(said)
                 continue
@@ -129,7 +129,8 @@ class OneShot:
         yield end
 
     async def _end(self, attended: SupervisedProcess, order: ProgramOrder, printed: str) -> AttemptEnd:
-        """Its end, once nothing of it is left. Who closed its output and goes on has its time."""
+        """Returns its end, once nothing of it is left. A program that closed its output may run on until its
+        deadline."""
         definition = self._command.definition
         await attended.wait()
         timed_out = attended.timed_out

@@ -1,7 +1,7 @@
 """Runs a program once over JSON-RPC.
 
-A process of its own for each order: one request, its answer, and then its input is closed and it is ended. Until it
-has answered, its input stays open: that is how it hears that it is to give up.
+Each order has a process of its own: one request, its answer, then its input is closed and it is ended. Its input stays
+open until it has answered, because a cancellation is sent there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidecar.upstreams.processes import StartFailed
 
 
 class OneShotRpc:
-    """A Runner of an agent that is asked once."""
+    """A ProgramRunner whose processes answer one request each."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -41,7 +41,7 @@ class OneShotRpc:
                     yield event
 
     async def close(self, why: str = CHANGED) -> None:
-        """As `Runner.close`: nothing is kept."""
+        """Does nothing: no process is kept."""
 
     async def _asked(self, order: ProgramOrder, partner: ConversationProcess, until: float) -> AsyncGenerator[Event]:
         answer, over = TurnAnswer(), False
@@ -67,7 +67,7 @@ class OneShotRpc:
 
 
 async def _gone(partner: ConversationProcess, over: bool) -> None:
-    """Nothing of it is left; one that is still at it is asked to give up first."""
+    """Ends the process; one that has not answered is asked to cancel first."""
     if not over and not partner.is_lost:
         await partner.give_up()
     await partner.end()

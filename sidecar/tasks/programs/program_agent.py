@@ -1,8 +1,8 @@
 """Answers A2A operations for a CLI-program agent.
 
-By runs: a task is a run, and has its id. A message begins one, or goes on with one that waits for its caller; whoever
-waits for the answer hears of the run until it ends, or leaves, and the run goes on. Whose a run is was asked before
-(`gateway/frontends/a2a/task_ownership.py`), and is asked here again.
+A task is a run, and has its id. A message begins a run, or continues one that waits for its caller. A caller that waits
+for the answer gets the run's events until it ends, or disconnects, and the run continues. The owner of a run has been
+checked before (`gateway/frontends/a2a/task_ownership.py`), and is checked here again.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from sidecar.vocabulary import SKILL, Caller
 
 Result = dict[str, Any]
 Told = Mapping[str, Any] | None
-"""A canonical StreamResponse; None is a sign of life."""
+"""A canonical StreamResponse; None is a heartbeat."""
 DEFAULT_LISTED: Final = 50
-LOOK_EVERY_S: Final = 1.0  # whether a task that waits for its caller went on
-ANSWER_S: Final = 0.5  # before its deadline a caller who waits is told how the task stands
+LOOK_EVERY_S: Final = 1.0  # how often a task that waits for its caller is checked for a further turn
+ANSWER_S: Final = 0.5  # a waiting caller gets the task as it is this long before the deadline
 _END: Final = object()
 _PUSHES: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
 _STREAMED: Final = frozenset({STREAM, RESUBSCRIBE})
-# What a run's own refusals are called in A2A. Everything else is ours, and told as ours.
+# A2A's names for refusals of runs. All others are the sidecar's own, and reported as such.
 _WORDS: Final[Mapping[Reason, str]] = {
     Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
     Reason.NOT_CANCELABLE: "TASK_NOT_CANCELABLE",
@@ -59,7 +59,7 @@ _WORDS: Final[Mapping[Reason, str]] = {
 
 
 class ProgramAgent:
-    """An agent that is a program, as `AgentTransport`. `shows` is what is named for its environment."""
+    """A CLI program as an agent; implements `AgentTransport`. `shows` has the named variables of its environment."""
 
     def __init__(self, name: str, definition: CliAgent, executions: Executions, shows: Mapping[str, str]) -> None:
         self._name = name
@@ -97,7 +97,7 @@ class ProgramAgent:
         return isinstance(other, ProgramAgent) and self._shows == other._shows
 
     async def close(self) -> None:
-        """As `AgentTransport.close`: a run that was begun goes on, and conversations are ended where they are kept."""
+        """Does nothing: runs under way continue, and conversations are ended by the runner."""
 
     def unable(self, operation: Operation) -> AgentError | None:
         able = self._definition.a2a.capabilities
@@ -123,12 +123,12 @@ class ProgramAgent:
         return {"task": _with_history(run.task, _history_of(outgoing))}
 
     async def _sent(self, outgoing: OutgoingOperation) -> Execution | AgentError:
-        """The run that a message begins, or goes on with."""
+        """Returns the run that a message begins or continues."""
         caller, params = _whose(outgoing), outgoing.params
         message = _with_skill(params)
         if params.get("configuration", {}).get("taskPushNotificationConfig"):
             return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
-        if message.get("role") == "ROLE_AGENT":  # turns are counted by what callers say
+        if message.get("role") == "ROLE_AGENT":  # turns are counted by callers' messages
             return _error("INVALID_PARAMS", "/message/role is the agent's own, and this is its caller's")
         prompt = prompt_from(message, self._definition)
         if isinstance(prompt, AgentError):
@@ -144,8 +144,8 @@ class ProgramAgent:
         return await _unless_sent(self._executions.goes_on(run.id, prompt, caller))
 
     async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
-        """As `Executions.follow`, and past the points where the task waits for its caller: who subscribes hears of it
-        until it is over (A2A 1.0, 3.1.6)."""
+        """Follows a run as `Executions.follow` does, and continues where the task waits for its caller: a subscriber
+        receives events until the task is over (A2A 1.0, 3.1.6)."""
         while True:
             async with aclosing(self._executions.follow(run_id)) as told:
                 async for event in told:
@@ -159,7 +159,8 @@ class ProgramAgent:
                 return
 
     async def _told_of(self, run: Execution, outgoing: OutgoingOperation) -> None:
-        """Whose a new one is is on record before anything is said of it: who hangs up finds it again."""
+        """Records the owner of a new run before anything of it is sent, so that a caller that disconnects can find
+        it."""
         is_new = outgoing.operation in (SEND, STREAM) and not outgoing.params["message"].get("taskId")
         if outgoing.begun is None or not is_new:
             return
@@ -171,23 +172,23 @@ class ProgramAgent:
             raise
 
     async def _ended(self, run: Execution, deadline_s: float) -> Execution:
-        """The run at its end, or when it waits for its caller; or as it stands when there is no more time."""
+        """Waits until the run ends or waits for its caller, or until the deadline; returns it as it is then."""
         try:
             async with asyncio.timeout(max(0.0, deadline_s - ANSWER_S)):
                 async with aclosing(self._executions.follow(run.id)) as told:
                     async for _ in told:
                         pass
         except TimeoutError:
-            pass  # whoever wants to wait longer asks for the task
+            pass  # a caller that wants to wait longer asks for the task
         try:
             return await self._executions.get(run.id) or run
-        except Refusal:  # the store is out: the run goes on, and who ordered it asks again
+        except Refusal:  # the store is out: the run continues, and its caller asks again
             return run
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
     async def _mine(self, caller: Caller, task: str) -> Execution:
-        """The caller's own run. Another's and none are the same. Raises Refusal(TASK_UNKNOWN)."""
+        """Returns the caller's own run. Raises Refusal(TASK_UNKNOWN) if it is another's or unknown."""
         run = await self._executions.get(task)
         if run is None or run.target != self._name or run.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -202,7 +203,7 @@ class ProgramAgent:
 
     async def _cancel(self, outgoing: OutgoingOperation) -> Result | AgentError:
         run = await self._named(outgoing)
-        # The task API cancels in the name of who ordered it, also because they may not have it any more.
+        # The task API cancels on behalf of the run's owner, also because the owner lost the permission for it.
         why = self._executions.withdrawn(run, run_events.skill_of(run.task)) or "its caller cancelled it"
         return dict((await self._executions.cancel(run.id, why)).task)
 
@@ -210,7 +211,7 @@ class ProgramAgent:
         return _error("EXTENDED_AGENT_CARD_NOT_CONFIGURED")
 
     async def _list(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        """A page of the caller's own, newest first. A token is where the next one begins."""
+        """Returns a page of the caller's runs, newest first. A page token is the offset of the next page."""
         params = outgoing.params
         size = int(params.get("pageSize", DEFAULT_LISTED))
         token = str(params.get("pageToken", "")) or "0"
@@ -220,7 +221,7 @@ class ProgramAgent:
         runs, total = await self._executions.page(_whose(outgoing).binding, (self._name,), None, size, offset)
         found = [_listed(run.task, params) for run in runs if _is_wanted(run.task, params)]
         found.sort(key=lambda task: str(task["status"].get("timestamp", "")), reverse=True)
-        after = offset + size  # one that cannot be read has its place, too
+        after = offset + size  # records that cannot be read keep their positions
         token = str(after) if after < total else ""
         return {"tasks": found, "nextPageToken": token, "pageSize": size, "totalSize": total}
 
@@ -235,7 +236,7 @@ _ANSWERS: Final[Mapping[Operation, Callable[[ProgramAgent, OutgoingOperation], A
 
 
 class RunFollower:
-    """What becomes of a run, as `AgentEvents`."""
+    """The events of a run; implements `AgentEvents`."""
 
     def __init__(self, first: Told, told: AsyncGenerator[Told], history: int | None) -> None:
         self._first = first
@@ -244,11 +245,11 @@ class RunFollower:
 
     @classmethod
     async def begun(cls, told: AsyncGenerator[Told], history: int | None) -> RunFollower:
-        """It listens from now on: of a run that was begun just now, nothing is missed. Raises Refusal."""
+        """Subscribes at once, so that nothing of a run that has just begun is missed. Raises Refusal."""
         return cls(await anext(told), told, history)
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
-        """As `AgentEvents.events`. A run is bounded by its own time."""
+        """Yields the events. A run has its own time limit."""
         try:
             async with aclosing(self._told) as told:
                 yield self._shown(self._first)
@@ -260,7 +261,7 @@ class RunFollower:
             yield _told(refusal)
 
     def close(self) -> None:
-        """As `AgentEvents.close`: nothing is held but an ear, which goes with the last who knows of it."""
+        """Does nothing: the subscription ends with the generator."""
 
     def _shown(self, event: Told) -> Result | None:
         if event is None or "task" not in event:
@@ -269,7 +270,7 @@ class RunFollower:
 
 
 class ProgramProbe:
-    """Whether there is a program to start, as `health.Asked`."""
+    """Checks that the program can be found; implements the health check's `Asked`."""
 
     def __init__(self, account: UpstreamAccount, find: Callable[[], str | None]) -> None:
         self._account = account
@@ -283,14 +284,14 @@ class ProgramProbe:
         self._account.answered(given)
 
     async def explore(self) -> None:
-        """As `Asked.explore`: there is nothing else to know."""
+        """Does nothing: there is nothing else to learn."""
 
 
 def cli_agent_from(
     name: str, definition: CliAgent, executions: Executions, environ: Mapping[str, str]
 ) -> AgentUpstream:
-    """A program as an agent, as configured. Nothing is started yet. Raises SettingsError."""
-    executions.make_runner(name, definition)  # that it can be made is known before it is in force
+    """Builds an agent from its definition; starts nothing yet. Raises SettingsError."""
+    executions.make_runner(name, definition)  # fails now rather than when it is in force
     account = UpstreamAccount(name, definition.breaker)
     named = definition.all_envs()
     wire = ProgramAgent(name, definition, executions, named)
@@ -313,21 +314,21 @@ def cli_agent_from(
     )
 
 
-# --- how it is said ---------------------------------------------------------------------------------------------------
+# --- conversions --------------------------------------------------------------------------------------------------
 
 
 def _told(refusal: Refusal) -> AgentError:
-    """A refusal as an agent says it. Raises it where it is for the sidecar to say."""
+    """Converts a refusal to an agent's error. Raises it if the sidecar must report it."""
     word = _WORDS.get(refusal.reason)
     if refusal.reason is Reason.MALFORMED_CALL:
-        word = "UNSUPPORTED_OPERATION"  # the task went on meanwhile
+        word = "UNSUPPORTED_OPERATION"  # the task continued meanwhile
     if word is None:
         raise refusal
     return _error(word)
 
 
 async def _unless_sent(ordered: Awaitable[Execution]) -> Execution:
-    """An order, of which nothing runs where it is refused: then nothing of it is charged."""
+    """Awaits an order; marks a refusal as not sent, so that it is not charged."""
     try:
         return await ordered
     except Refusal as no:
@@ -346,7 +347,7 @@ def _whose(outgoing: OutgoingOperation) -> Caller:
 
 
 def _with_skill(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The message, with the skill that stands beside it inside: a program is told the message alone."""
+    """Moves the skill into the message, because a program gets only the message."""
     message, beside = dict(params["message"]), params.get("metadata", {})
     if SKILL in beside:
         message["metadata"] = {**message.get("metadata", {}), SKILL: beside[SKILL]}
@@ -359,7 +360,7 @@ def _history_of(outgoing: OutgoingOperation) -> int | None:
 
 
 def _with_history(task: Mapping[str, Any], length: int | None) -> Result:
-    """The task with so many of its last messages; None is all of them."""
+    """Returns the task with its last `length` messages; None means all."""
     history = task.get("history", ())
     if length is None or len(history) <= length:
         return dict(task)
@@ -382,7 +383,7 @@ def _is_wanted(task: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
 
 
 def _later(one: str, other: str) -> bool:
-    """Whether a time of the canonical form is at or after another."""
+    """Whether a canonical timestamp is at or after another."""
     return _sortable(one) >= _sortable(other)
 
 

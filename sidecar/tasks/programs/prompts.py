@@ -1,16 +1,16 @@
 """Reads a prompt and the chosen arguments out of a message.
 
-Text, and files that are text, are the prompt, one after the other. A data part that is an object of these members is no
-prompt but says more about the call; of what it chooses, only what `per_call` allows passes (threats X1, X2):
+Text, and files that are text, form the prompt, in their order. A data part that is an object with these members is not
+part of the prompt but sets options of the call; only what `per_call` allows is accepted (threats X1, X2):
 
     prompt              more text
-    parameters          values of options, by name, with their dashes or without
+    parameters          values of options, by name, with or without dashes
     environment         values of variables
     working_directory   one of the folders that the operator lists
 
-Such a part is how every order is told that is no message of A2A's (the task API, a schedule, an operator), so an agent
-that takes text alone takes it. Every other data is JSON text in the prompt. A program that speaks JSON-RPC has the
-message too, so that a data part may hold whatever else it likes. Nothing that a part points at is fetched.
+Orders that are not A2A messages (the task API, a schedule, an operator) arrive as such a part, so an agent that takes
+only text accepts it. All other data becomes JSON text in the prompt. A program that speaks JSON-RPC also gets the
+message, so its data parts may hold anything else. URLs in a part are never fetched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sidecar.settings.agents import PROMPT, Allowed, CliAgent
 from sidecar.tasks.programs.attempt import Prompt
 from sidecar.tasks.programs.line_protocol import is_sayable
 
-MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the byte that ends it
+MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the terminating byte
 _JSON: Final = "application/json"
 _CALL: Final = frozenset({"prompt", "parameters", "environment", "working_directory"})
 _SHOWN_CHARS: Final = 64
@@ -36,7 +36,7 @@ _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class _UnsaidError(Exception):
-    """What is wrong, and where (a JSON Pointer in the message); never a value of it."""
+    """What is wrong with the message, and where (a JSON Pointer); never a value of it."""
 
     def __init__(self, pointer: str, problem: str, reason: str = "INVALID_PARAMS") -> None:
         super().__init__(f"{pointer} {problem}")
@@ -44,7 +44,7 @@ class _UnsaidError(Exception):
 
 
 def prompt_from(message: Mapping[str, Any], definition: CliAgent) -> Prompt | AgentError:
-    """What a canonical message says to a program; or why it cannot be said to it."""
+    """Returns the prompt in a canonical message, or the error that refuses it."""
     try:
         reading = _Reading(definition)
         for index, part in enumerate(message.get("parts", ())):
@@ -57,7 +57,7 @@ def prompt_from(message: Mapping[str, Any], definition: CliAgent) -> Prompt | Ag
 
 
 class _Reading:
-    """What is read so far."""
+    """Collects the parts of a message."""
 
     def __init__(self, definition: CliAgent) -> None:
         self.texts: list[str] = []
@@ -93,7 +93,7 @@ class _Reading:
             return
         others = sorted(data.keys() - _CALL)
         if others and self._definition.patterns.input != "json-rpc":
-            # Fail closed: what its caller may have meant for a choice is not told to the program as something else.
+            # Fail closed: what its caller may have meant as options must not reach the program as text.
             beside = ", ".join(sorted(_CALL))
             raise _UnsaidError(f"{at}/{_shown(others[0])}", f"stands beside one of {beside}, and is none of them")
         if "prompt" in data:
@@ -112,7 +112,7 @@ class _Reading:
             raise _UnsaidError(at, "cannot be chosen")
         text = _chosen(options[name], value, at)
         if text.startswith("-") and text not in options[name].values:
-            # Fail closed: a pattern that happens to take it does not say that it may be an option of its own.
+            # Fail closed: a pattern that happens to match does not permit an option.
             raise _UnsaidError(at, "has a value that looks like an option")
         if not (text or options[name].is_flag or name.startswith("--")):
             raise _UnsaidError(at, "has an empty value, which only an option of two dashes can have")
@@ -137,13 +137,13 @@ def _is_of_call(data: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _says_how(data: Any) -> bool:
-    """Whether data says more about the call and is nothing else: it is no content of any type, and its `prompt` is
+    """Whether a data part sets options of the call and holds nothing else: it has no media type, and its `prompt` is
     text."""
     return _is_of_call(data) and data.keys() <= _CALL
 
 
 def _check(text: str, definition: CliAgent) -> None:
-    """Whether a prompt can be told at all. Raises _Unsaid."""
+    """Checks that a prompt can be sent to this program. Raises _UnsaidError."""
     size, at = len(text.encode("utf-8", "surrogatepass")), "/message/parts"
     largest = definition.a2a.capabilities.max_input_size
     if size > largest:
@@ -165,7 +165,7 @@ def _check(text: str, definition: CliAgent) -> None:
 
 
 def _is_behind_options(args: Sequence[str]) -> bool:
-    """Whether nothing in the prompt's place can be an option: `--` stands before it."""
+    """Whether `--` precedes the prompt's place, so that nothing there can be an option."""
     return PROMPT not in args or "--" in args[: args.index(PROMPT)]
 
 
@@ -177,7 +177,7 @@ def _chosen(allowed: Allowed, value: Any, at: str) -> str:
 
 
 def _scalar(value: Any, at: str) -> str:
-    """As JSON writes it; whole numbers may have come as fractions of nothing (google.protobuf.Value)."""
+    """Formats a value as JSON; whole numbers may arrive as floats (google.protobuf.Value)."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))
     if not isinstance(value, bool | int | float):
@@ -204,7 +204,7 @@ def _string(value: Any, at: str) -> str:
 
 
 def _text_of(raw: str, at: str) -> str:
-    """A file that is text. `raw` is the base64 that reading the message left."""
+    """Decodes a text file. `raw` is base64, which reading the message has checked."""
     try:
         return base64.b64decode(raw).decode("utf-8")
     except ValueError:
@@ -212,6 +212,6 @@ def _text_of(raw: str, at: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """A member's name in a pointer, whoever chose it."""
+    """Returns a member's name, which the caller chose, as it appears in a pointer."""
     plain = "".join(character if character.isprintable() else "?" for character in name[:_SHOWN_CHARS])
     return plain.replace("~", "~0").replace("/", "~1")

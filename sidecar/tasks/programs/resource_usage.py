@@ -1,8 +1,8 @@
 """Measures the resources of a program and its descendants.
 
-While it runs it is looked at a few times a second: its keeper and what is below that, as the kernel counts them. A
-process that has ended counts for its parent, so that nothing is missed between two looks; only what memory the whole
-took at its highest may be. Once it is over, its keeper has the kernel's own sum, which is exact (`processes.Used`).
+While a program runs, its warden and all processes below are sampled a few times a second from the kernel's counters. A
+process that has ended is counted in its parent, so nothing is missed between samples except perhaps the peak of total
+memory. Once the program is over, its warden has the kernel's own sum, which is exact (`processes.Used`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sidecar.tasks.programs.run_record import Usage
 from sidecar.upstreams.processes import Process, ProcessUsage
 
 LOOK_S: Final = 0.25
-LOOKS_SHARE: Final = 0.02  # of the loop, where a look costs much: a tree of hundreds is looked at more rarely
-MAX_PROCESSES: Final = 256  # that are looked at; more are no program but a fault, and looking costs
+LOOKS_SHARE: Final = 0.02  # of the event loop's time: large trees, where a sample is costly, are sampled more rarely
+MAX_PROCESSES: Final = 256  # sampled; more indicate a fault, and sampling them is costly
 
 
 class _Look(NamedTuple):
-    """One look. All but memory only grows."""
+    """One sample. All values but memory only grow."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -34,7 +34,7 @@ class _Look(NamedTuple):
 
 
 class UsageMeter:
-    """Measures one process tree, from its start or from the last `begin`: a conversation's turns share a process."""
+    """Measures a process tree, from its start or from the last `begin`: the turns of a conversation share a process."""
 
     def __init__(self, process: Process, clock_mono: Callable[[], float] = time.monotonic) -> None:
         self._process = process
@@ -47,7 +47,7 @@ class UsageMeter:
         self._peak_bytes = self._last.memory_bytes
 
     async def run(self) -> None:
-        """Look, until nothing is left of it."""
+        """Samples until nothing is left of the process."""
         rest_s = LOOK_S
         while not self._process.followed.done():
             await asyncio.wait({self._process.followed}, timeout=rest_s)
@@ -57,12 +57,12 @@ class UsageMeter:
                 rest_s = max(LOOK_S, (self._clock() - began_s) / LOOKS_SHARE)
 
     def look(self) -> None:
-        """Look now."""
+        """Takes a sample now."""
         self._last = self._look() or self._last
         self._peak_bytes = max(self._peak_bytes, self._last.memory_bytes)
 
     def begin(self) -> None:
-        """What was taken until now is somebody else's."""
+        """Starts a new measurement: earlier usage belongs to another turn."""
         self.look()
         self._first = False
         self._before = self._last
@@ -70,7 +70,7 @@ class UsageMeter:
         self._began_s = self._clock()
 
     def usage(self) -> Usage:
-        """What it took since it began; exact once nothing is left of it."""
+        """Returns the usage since `begin`; exact once nothing is left of the process."""
         used, last, before = self._process.used, self._last, self._before
         if used is None:
             used = ProcessUsage(last.cpu_s, 0, last.disk_read_bytes, last.disk_write_bytes)
@@ -79,14 +79,14 @@ class UsageMeter:
             cpu_s=cpu_s,
             cpu_percent=100 * cpu_s / max(self._clock() - self._began_s, 0.001),
             memory_bytes=last.memory_bytes,
-            # The largest process of a conversation may have been so in an earlier turn.
+            # The largest process of a conversation may have peaked in an earlier turn.
             peak_memory_bytes=max(self._peak_bytes, used.peak_memory_bytes if self._first else 0),
             disk_read_bytes=max(used.disk_read_bytes - before.disk_read_bytes, 0),
             disk_write_bytes=max(used.disk_write_bytes - before.disk_write_bytes, 0),
         )
 
     def _look(self) -> _Look | None:
-        """None when it is gone."""
+        """Takes a sample; None if the process is gone."""
         keeper = self._keeper
         pids = [keeper, *_below(keeper)] if keeper else [self._process.pid, *_below(self._process.pid)]
         looks = [look for pid in pids if (look := _look_at(pid, only_reaped=pid == keeper)) is not None]
@@ -94,7 +94,7 @@ class UsageMeter:
 
 
 def _keeper_of(pid: int) -> int | None:
-    """Who adopts what a program leaves; elsewhere than on Linux nobody does."""
+    """Returns the process that adopts a program's orphans; None on systems other than Linux."""
     if not psutil.LINUX:
         return None
     with suppress(psutil.Error):
@@ -103,7 +103,7 @@ def _keeper_of(pid: int) -> int | None:
 
 
 def _look_at(pid: int, *, only_reaped: bool) -> _Look | None:
-    """One process, and those of its children that are over. Of a keeper only these."""
+    """Samples one process and its ended children; with `only_reaped`, as for a warden, only the children."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -111,14 +111,14 @@ def _look_at(pid: int, *, only_reaped: bool) -> _Look | None:
             disk = process.io_counters() if hasattr(process, "io_counters") else None
             memory = 0 if only_reaped else process.memory_info().rss
     except psutil.Error:
-        return None  # it ended meanwhile, or is somebody else's by now
+        return None  # it ended meanwhile, or its pid was reused
     own = 0.0 if only_reaped else times.user + times.system
     reaped = times.children_user + times.children_system
     return _Look(own + reaped, memory, disk.read_bytes if disk else 0, disk.write_bytes if disk else 0)
 
 
 def _below(pid: int) -> list[int]:
-    """Every process below it, as far as we look."""
+    """Returns every process below it, up to `MAX_PROCESSES`."""
     found: list[int] = []
     waiting = [pid]
     while waiting and len(found) < MAX_PROCESSES:

@@ -1,7 +1,7 @@
 """Decides whether and when a failed run is tried again.
 
-Only for what may be gone the next time, which whoever saw the failure says (`Category.TRANSIENT`). Never because its
-time was over or somebody gave it up, and never an agent that writes, unless its definition says that it may.
+Only failures that may pass are retried (`Category.TRANSIENT`), never timeouts or cancellations, and never an agent that
+writes, unless its definition allows it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import AttemptEnd
 from sidecar.tasks.programs.run_states import Category
 
-SPREAD: Final = 0.2  # a fifth more or less, so that what failed together does not come back together
+SPREAD: Final = 0.2  # 20% more or less, so that runs that failed together are not retried together
 
 
 def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], float]) -> float | None:
-    """How long to rest before the next try, after so many; None where there is none. `random` gives numbers from 0
-    to 1."""
+    """Returns the delay before the next attempt, after `tries` attempts, or None if there is none. `random` gives
+    numbers from 0 to 1."""
     may_pass = ended.failure is not None and ended.failure.category is Category.TRANSIENT
     if ended.timed_out or not may_pass or tries >= agent.tries:
         return None

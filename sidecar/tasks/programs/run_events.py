@@ -1,10 +1,10 @@
 """Turns a run's progress into A2A tasks and events.
 
-The run as A2A's Task in its canonical form, and what is told of each change to whoever listens. Pure: a task and what
-happened go in, the task after it and the events of a stream come out; no task is changed in place.
+The run is A2A's Task in canonical form, and each change is an event for subscribers. Pure: takes a task and what
+happened, returns the new task and the events of a stream; no task is changed in place.
 
-What a program says is one artifact, `output`, and of a later turn of the same task `output-2` and so on. Its chunks go
-out as they come; in the task they are few parts, however many there were, and one at the end of the turn.
+The program's output is one artifact, `output`, and in later turns of the same task `output-2` and so on. Its chunks are
+sent as they come; the task holds them in few parts, and in one at the end of the turn.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ StreamResponse = Mapping[str, Any]
 Told = tuple[Task, tuple[StreamResponse, ...]]
 OVER: Final = frozenset(
     {"TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED", "TASK_STATE_REJECTED"}
-)  # A2A 1.0, 4.1.3: nothing follows these
+)  # A2A 1.0, 4.1.3: these are final
 WAITS: Final = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
 OUTPUT: Final = "output"
 _TIMED_OUT: Final = {"metadata": {ERROR_CODE: "Timeout"}}
 
 
 def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: float) -> Task:
-    """A task that nothing was done for yet, with what its caller said."""
+    """Returns a new task with its caller's message."""
     said = _placed(message, execution_id, context)
     return {
         "id": execution_id,
@@ -40,18 +40,18 @@ def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: fl
 
 
 def message_of(task: Task) -> Mapping[str, Any]:
-    """What its caller said last, as it was told to the program."""
+    """Returns the caller's last message, as it was sent to the program."""
     said = [message for message in task.get("history", ()) if message.get("role") == "ROLE_USER"]
     return said[-1] if said else {}
 
 
 def skill_of(task: Task) -> str:
-    """Which skill its caller asked for last, as far as they said."""
+    """Returns the skill that the caller asked for last, or ""."""
     return str((message_of(task).get("metadata") or {}).get(SKILL, ""))
 
 
 def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:
-    """A task that waited for its caller, who said this now. What it had asked stands before that in its history."""
+    """Continues a waiting task with its caller's message. The agent's question precedes it in the history."""
     asked = task["status"].get("message")
     said = _placed(message, task["id"], task["contextId"])
     history = [*task.get("history", ()), *([asked] if asked else []), said]
@@ -59,7 +59,7 @@ def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:
 
 
 def after(task: Task, event: Event, now_s: float) -> Told:
-    """The task after something that its program did."""
+    """Applies an event of the program to the task."""
     match event:
         case Started():
             return _in_state(task, "TASK_STATE_WORKING", None, now_s)
@@ -80,37 +80,37 @@ def after(task: Task, event: Event, now_s: float) -> Told:
 
 
 def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
-    """The task in this state, with a sentence of ours where there is one: it waits, it was cancelled, time is over
-    (`timed_out`, which who reads no sentences is told in the seed's word)."""
+    """Moves the task to a state, with a sentence of the sidecar's if there is one: it waits, was cancelled, or timed
+    out (`timed_out` adds the seed's code for clients that don't read text)."""
     message = _message(task, [{"text": text}], now_s) | (_TIMED_OUT if timed_out else {}) if text else None
     return _in_state(task, state, message, now_s)
 
 
 def anew(task: Task, text: str, now_s: float) -> Told:
-    """The task before one more try: what the last one said is forgotten, and the next chunk begins the output anew."""
+    """Prepares the task for another attempt: the last one's output is dropped, and the next chunk replaces it."""
     mine = output_of(task)
     kept = [one for one in task.get("artifacts", ()) if one["artifactId"] != mine]
     return stood(_with(task, artifacts=kept), "TASK_STATE_WORKING", text, now_s)
 
 
 def output_of(task: Task) -> str:
-    """The id of the artifact that holds what the program says in this turn."""
+    """Returns the id of the artifact for this turn's output."""
     turn = sum(one.get("role") == "ROLE_USER" for one in task.get("history", ()))
     return OUTPUT if turn < 2 else f"{OUTPUT}-{turn}"
 
 
 def is_over(task: Task) -> bool:
-    """Whether nothing more becomes of it."""
+    """Whether the task is in a final state."""
     return task["status"]["state"] in OVER
 
 
 def answer_alone(task: Task) -> Mapping[str, Any] | None:
-    """The message that a program answered instead of a task, as it says by naming none; None for a task."""
+    """Returns the message that a program answered in place of a task, or None for a task."""
     said: Mapping[str, Any] | None = task["status"].get("message")
     return said if said is not None and "taskId" not in said else None
 
 
-# --- the parts of a task ----------------------------------------------------------------------------------------------
+# --- parts of a task ----------------------------------------------------------------------------------------------
 
 
 def _in_state(task: Task, state: str, message: Mapping[str, Any] | None, now_s: float) -> Told:
@@ -128,13 +128,13 @@ def _ended(task: Task, event: AttemptEnd, now_s: float) -> Told:
 
 
 def _progress(task: Task, event: ProgressNote, now_s: float) -> Mapping[str, Any]:
-    """A message with the figures beside it, under the names that MCP gives them."""
+    """Returns a message with the progress figures in its metadata, under MCP's names."""
     figures = {name: value for name, value in (("progress", event.done), ("total", event.total)) if value is not None}
     return _message(task, [{"text": event.message}], now_s) | ({"metadata": figures} if figures else {})
 
 
 def _message(task: Task, parts: Sequence[Mapping[str, Any]], now_s: float, *, alone: bool = False) -> dict[str, Any]:
-    """A word of the agent. The same word at the same time has the same id, so that replicas tell the same task."""
+    """Returns an agent's message. The same text at the same time has the same id, so that replicas agree."""
     named = uuid5(NAMESPACE_OID, f"{task['id']} {now_s!r} {parts!r}")
     about = {} if alone else {"taskId": task["id"]}
     said = {"messageId": str(named), "contextId": task["contextId"], **about, "role": "ROLE_AGENT"}
@@ -146,7 +146,7 @@ def _placed(message: Mapping[str, Any], task: str, context: str) -> Mapping[str,
 
 
 def _with_artifact(task: Task, given: Mapping[str, Any], *, append: bool, **more: Any) -> Told:
-    """More of an artifact, or one that stands in place of what was there. A first chunk appends to nothing."""
+    """Adds an artifact, replaces it, or appends to it. The first chunk cannot append."""
     known = list(task.get("artifacts", ()))
     at = next((index for index, one in enumerate(known) if one["artifactId"] == given["artifactId"]), None)
     appends = append and at is not None
@@ -159,8 +159,8 @@ def _with_artifact(task: Task, given: Mapping[str, Any], *, append: bool, **more
 
 
 def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The longer artifact. Texts are joined as soon as the last is as long as the one before: a program that says its
-    letters one by one costs each letter a few copies, not one for each that follows."""
+    """Appends to an artifact. Texts are joined as soon as the last is as long as the one before: a program that prints
+    single letters costs a few copies per letter, not one for each letter that follows."""
     parts = list(known.get("parts", ()))
     for part in given.get("parts", ()):
         parts.append(part)
@@ -170,7 +170,7 @@ def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str
 
 
 def _joined(artifact: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The artifact with texts that follow one another as one."""
+    """Joins adjacent texts of the artifact."""
     runs: list[tuple[Mapping[str, Any], list[str]]] = []
     for part in artifact.get("parts", ()):
         if runs and _is_text(part, runs[-1][0]):
@@ -182,17 +182,17 @@ def _joined(artifact: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_text(*parts: Mapping[str, Any]) -> bool:
-    """Whether they are text and nothing beside it."""
+    """Whether all parts are plain text."""
     return all(part.keys() == {"text"} for part in parts)
 
 
 def _with(task: Task, *, artifacts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A task with these artifacts; none at all is left out, as everything that is empty."""
+    """Returns the task with these artifacts; an empty list is left out."""
     rest = {name: value for name, value in task.items() if name != "artifacts"}
     return {**rest, "artifacts": list(artifacts)} if artifacts else rest
 
 
 def _moment(epoch_s: float) -> str:
-    """A time as the canonical form has it: in UTC, with thousandths unless there are none."""
+    """Formats a time in canonical form: UTC, with milliseconds unless they are zero."""
     text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     return text.removesuffix(".000") + "Z"

@@ -1,6 +1,6 @@
 """The stored record of one run.
 
-The seed's AgentExecution and its ExecutionResult in one value. What a person or a program said in it is kept without
+One value holds the seed's AgentExecution and its ExecutionResult. Texts of people and programs are stored without
 secrets (`stored_text.py`), and within bounds.
 """
 
@@ -17,11 +17,11 @@ from sidecar.storage.caller_codec import caller_from, plain_caller
 from sidecar.tasks.programs.run_states import ENDS, MOVES, Category, RunState, RunStatus
 from sidecar.vocabulary import Caller
 
-MAX_TRANSITIONS: Final = 100  # kept of what was before it was taken up, or went on
+MAX_TRANSITIONS: Final = 100  # kept from before a takeover or a further turn
 
 
 class Usage(NamedTuple):
-    """The seed's ResourceUsage: what a run took, all its processes together. Memory and disk are in bytes."""
+    """The seed's ResourceUsage: what all processes of a run used. Memory and disk are in bytes."""
 
     cpu_s: float = 0.0
     cpu_percent: float = 0.0
@@ -40,14 +40,14 @@ class Transition(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a try came to nothing. `message` is ours or the program's last words, safe to show."""
+    """Why an attempt failed. `message` is the sidecar's, or the program's last line of errors, safe to show."""
 
     category: Category
     message: str
 
 
 class Attempt(NamedTuple):
-    """One try that is over."""
+    """One finished attempt."""
 
     started_at: float
     ended_at: float
@@ -60,13 +60,13 @@ class Attempt(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """One run. Times are seconds since the epoch; "" and None are what is not known yet.
+    """One run. Times are seconds since the epoch; "" and None mean not known yet.
 
-    `caller` is on whose behalf, `owner` its binding, `target` the agent's name, `schedule` which schedule ordered it.
-    `input` is the prompt and `output` the end of what the program said, without secrets. `task` is the run as A2A's
-    canonical Task. `status` is what it came to, once that is known. `started_at` is when the process of the last try
-    was started, or its turn in a process of its conversation began; None where it was not. `previous_tries` are those
-    before the last. `revision` grows with each change.
+    `caller` is the chain on whose behalf it runs, `owner` its binding, `target` the agent's name, `schedule` the
+    schedule that ordered it. `input` is the prompt and `output` the end of the program's output, without secrets.
+    `task` is the run as A2A's canonical Task. `status` is the result, once known. `started_at` is when the process of
+    the last attempt was started, or its turn in a conversation's process began; None if neither happened.
+    `previous_tries` are the attempts before the last. `revision` grows with each change.
     """
 
     id: str
@@ -99,26 +99,27 @@ class Execution(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether it came to its end, and nothing of it is left to clean up."""
+        """Whether it has ended, and nothing of it is left to clean up."""
         return self.state is RunState.IDLE and self.status is not None
 
     @property
     def standing(self) -> str:
-        """The word by which it is counted and found: what it came to, or its state until then."""
+        """Returns the state by which it is counted and filtered: its status, or its state until then."""
         return self.status if self.is_done and self.status else self.state
 
     @property
     def retry_count(self) -> int:
-        """How many more tries than one there were so far."""
+        """Returns the number of attempts after the first."""
         return len(self.previous_tries)
 
     @property
     def previous_state(self) -> RunState | None:
-        """The state before this one."""
+        """Returns the previous state, or None."""
         return self.transitions[-2].state if len(self.transitions) > 1 else None
 
     def moved(self, state: RunState, now_s: float, why: str = "", **facts: Any) -> Execution:
-        """In another state, with more known of it. Raises ValueError for a way that the table does not know."""
+        """Returns the run in another state, with `facts` set. Raises ValueError for a transition that the table
+        lacks."""
         if state not in MOVES[self.state] or self.is_done:
             raise ValueError(f"a run that is {self.state} cannot be {state}")
         logged = (*self.transitions, Transition(state, now_s, why))
@@ -133,12 +134,12 @@ class Execution(NamedTuple):
 
 
 def encoded(record: Execution) -> bytes:
-    """A run as a store keeps it."""
+    """Encodes a run for storage."""
     return orjson.dumps({**record._asdict(), "caller": plain_caller(record.caller)}, default=_named)
 
 
 def decoded(raw: bytes | str) -> Execution:
-    """A run that a store kept. Raises ValueError, TypeError or LookupError for what says nothing to us."""
+    """Decodes a stored run. Raises ValueError, TypeError or LookupError for data that cannot be decoded."""
     known = _known(Execution, orjson.loads(raw))
     known["caller"] = caller_from(known["caller"])
     known["transitions"] = [_known(Transition, one) for one in known["transitions"]]
@@ -147,12 +148,12 @@ def decoded(raw: bytes | str) -> Execution:
 
 
 def _named(part: Any) -> Mapping[str, Any]:
-    """A part of a run by names, so that a newer version may know more of it."""
+    """Encodes a part of a run by member names, so that a newer version may add members."""
     return dict(part._asdict())
 
 
 def _known(kind: type[_Part], plain: Any) -> dict[str, Any]:
-    """As much of a part as this version knows."""
+    """Returns the members that this version knows."""
     return {name: plain[name] for name in kind._fields if name in plain}
 
 

@@ -1,9 +1,10 @@
 """Saves a run's record in order and detects writes by others.
 
-Each change of its state at once, what it says at most once a second; one write is under way at a time, always of the
-newest. A store that is out is told as soon as it answers again. Two others may write into a run that is ours: whoever
-wants it given up sets `cancel_requested`; and who took it for left behind, because we were not heard for too long, has
-ended it: then it is theirs. A store that came back empty is told of it anew, unless somebody may have ended it before.
+Changes of state are written at once, output at most once a second; one write is under way at a time, always of the
+newest revision. While the store is out, the write is retried. Two others may write into a run that this process holds:
+a process that wants it cancelled sets `cancel_requested`; and a process that took it for orphaned, because this one's
+hold had lapsed, has ended it, and then owns it. A store that lost its data gets the run again, unless another process
+may have ended it before.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunSaver:
-    """The writes of one run. `newest` gives it as it is now, `anew` keeps it where there is nothing of it any more, if
-    it may; `asked` is called once somebody wants it given up, `lost` with what is there in its place, None for nothing.
-    While it is `doubted`, others may have taken it for left behind."""
+    """The writes of one run. `newest` returns its newest revision; `anew` stores it again if the store lost it and that
+    is allowed; `asked` is called when its cancellation is requested; `lost` is called with the record that replaced it
+    (None if there is none). While it is `doubted`, others may have taken it for orphaned."""
 
     def __init__(
         self,
@@ -44,22 +45,22 @@ class RunSaver:
         self._settled.set()
 
     def spoke(self) -> None:
-        """There is more of it, which may wait."""
+        """Schedules a write of new output, which may wait."""
         if not self.is_lost:
             self._settled.clear()
             self._changed.set()
 
     def moved(self) -> None:
-        """It is in another state."""
+        """Schedules a write of a new state at once."""
         self.spoke()
         self._at_once.set()
 
     async def settle(self) -> None:
-        """Until all of it is there, or it is somebody else's."""
+        """Waits until everything is stored, or another process owns the run."""
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Write, as long as it lasts."""
+        """Writes changes until all is done or cancelled."""
         is_out = False
         while not self.is_lost:
             await self._changed.wait()
@@ -67,9 +68,9 @@ class RunSaver:
             self._at_once.clear()
             try:
                 await self._write()
-            except Exception as error:  # also a bug of ours: what is not kept may be tomorrow
+            except Exception as error:  # a bug too: the next write may succeed
                 bug = None if isinstance(error, RecordStoreOut) else error
-                if not is_out:  # each second would say so, of every run
+                if not is_out:  # log once, not every second for each run
                     about = {"run": self._newest().id, "error": str(error)}
                     log.warning("a run cannot be kept right now", extra=about, exc_info=bug)
                 is_out = True
@@ -87,18 +88,18 @@ class RunSaver:
         self._settled.set()
 
     def leave(self) -> None:
-        """Write nothing more: it is as the store has it, for another process that takes it up."""
+        """Stops writing: the stored record is left for another process."""
         self.is_lost = True
         self._settled.set()
 
     def look(self, theirs: Execution) -> None:
-        """What somebody saw in the store."""
+        """Takes note of a record that a look found in the store."""
         if theirs.revision > self.revision and not self._takes(theirs):
             self._changed.set()
-            self._at_once.set()  # and the next write finds it out
+            self._at_once.set()  # the next write finds out
 
     async def _write(self) -> None:
-        """Raises StoreOut."""
+        """Raises RecordStoreOut."""
         may_be_anew = True
         while not self.is_lost:
             record = self._newest()._replace(revision=self.revision + 1)
@@ -112,15 +113,15 @@ class RunSaver:
                     log.warning("a run that the store forgot is kept anew", extra={"run": record.id})
                     self.revision = record.revision
                     return
-                if added is AddedRecord.KNOWN:  # a reply got lost: the next look sees it
+                if added is AddedRecord.KNOWN:  # a reply was lost: the next look sees it
                     continue
             if theirs is None or not self._takes(theirs):
                 self.is_lost = True
                 self._lost(theirs)
 
     def _takes(self, theirs: Execution) -> bool:
-        """Whether what is there is ours: an earlier one, where a reply got lost, or one that we are asked to give
-        up."""
+        """Whether the stored record is this run's: an earlier revision whose reply was lost, or one with a request to
+        cancel."""
         if theirs.transitions[-1] not in self._newest().transitions:
             return False
         self.revision = theirs.revision

@@ -22,9 +22,9 @@ def runner_from(
     objection: Objection = no_objection,
     endings: Endings | None = None,
 ) -> ProgramRunner:
-    """The runner of an agent. Nothing is started yet. `environ` is the sidecar's own; `objection` says who may not go
-    on with a conversation, and `endings` remembers why one ended, also for the runner of a later definition. Raises
-    SettingsError where there is no such program, or its `env_path` cannot be read."""
+    """Returns the runner of an agent; starts nothing yet. `environ` is the sidecar's own. `objection` says which
+    callers may not continue a conversation, and `endings` remembers why conversations ended, also for the runner of a
+    later definition. Raises SettingsError if the program is not found, or its `env_path` cannot be read."""
     command = command_from(name, definition, environ)
     if is_talked_with(definition):
         return talking_runner_from(name, command, processes, objection, Endings() if endings is None else endings)

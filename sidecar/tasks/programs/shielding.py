@@ -1,7 +1,7 @@
 """Finishes clean-up work even when its task is cancelled.
 
-A run that is given up while its program is just being ended anyway must not be told before that is done: its turn would
-be another's while something of it is still there.
+If a run is cancelled while its program is being ended, its end must not be reported before that is done: its slot would
+be given away while part of the program still runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What it comes to. Whoever is cancelled here hears of it when it is over; what it raised is raised otherwise."""
+    """Returns the coroutine's result. If the caller is cancelled, raises CancelledError once the coroutine is done;
+    otherwise raises what it raised."""
     ending = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():

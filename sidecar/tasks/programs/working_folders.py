@@ -1,8 +1,8 @@
 """Creates and removes the working folders of runs.
 
-Each run that is told or answers by a file has a folder of its own (0700, its files 0600). It goes with the run, however
-that ends. While it is used it is locked: one that nobody holds was left by a sidecar that was killed, and is removed by
-the next. Who finds one that was made just now before it is locked removes it too, and its maker makes another.
+Each run whose prompt or answer is a file has a folder of its own (0700, its files 0600), which is removed with the run,
+however that ends. A folder in use is locked: an unlocked one was left by a sidecar that was killed, and the next start
+removes it. A folder that was just made and is not locked yet may be removed too; its maker then makes another.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ PREFIX: Final = "sidecar-run-"
 
 
 class UnreadableFolder(Exception):
-    """A program's file cannot be had; the text says why, and names no path."""
+    """A program's file cannot be read; the message says why, and names no path."""
 
 
 class WorkingFolder:
-    """A folder of one run."""
+    """The folder of one run."""
 
     def __init__(self) -> None:
-        """Make it. Raises OSError."""
+        """Makes the folder. Raises OSError."""
         self._fd = -1
         while self._fd < 0:
             self.path = tempfile.mkdtemp(prefix=PREFIX)
             self._fd = _held(self.path)
 
     def at(self, name: str) -> str:
-        """The path of a file in it."""
+        """Returns the path of a file in it."""
         return f"{self.path}/{name}"
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a new file there. Raises OSError."""
+        """Writes a new file. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self._fd), "wb") as file:
             file.write(content)
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """A file that its program left there: a regular one, in this very folder. Raises Unreadable."""
+        """Reads a file that the program left: a regular one, in this folder itself. Raises UnreadableFolder."""
         try:
-            # Not to wait for who writes to a pipe, and not to go where a link leads: it could be to anywhere.
+            # Neither blocks on a pipe without a writer, nor follows a link, which could lead anywhere.
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=self._fd)
         except FileNotFoundError:
             raise UnreadableFolder("it wrote no output file") from None
@@ -68,7 +68,7 @@ class WorkingFolder:
         return content
 
     def take(self, name: str, max_bytes: int) -> bytes:
-        """As `read`, and then it is not there any more."""
+        """Reads a file as `read` does, and removes it."""
         try:
             return self.read(name, max_bytes)
         finally:
@@ -76,7 +76,7 @@ class WorkingFolder:
                 os.unlink(name, dir_fd=self._fd)
 
     def remove(self) -> None:
-        """It and all that is in it, which may take long: not for the event loop. Twice is no fault."""
+        """Removes the folder and its files. May take long, so don't call it on the event loop. Twice is allowed."""
         fd, self._fd = self._fd, -1
         remove(self.path)
         if fd >= 0:
@@ -84,11 +84,11 @@ class WorkingFolder:
 
 
 def sweep() -> int:
-    """Remove the folders that nobody holds; how many. Nothing of anybody else is touched."""
+    """Removes folders that no process has locked, and returns how many. Never touches other users' files."""
     removed = 0
     try:
         place = Path(tempfile.gettempdir())
-    except OSError:  # nothing can be written anywhere, and so nothing was left
+    except OSError:  # nothing can be written there, so nothing was left
         return 0
     for path in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
@@ -104,8 +104,8 @@ def sweep() -> int:
 
 
 def _held(path: str) -> int:
-    """A descriptor of the folder, which is locked as long as that is open; -1 where somebody holds it, or it is gone.
-    Raises OSError."""
+    """Opens and locks a folder; the lock lasts as long as the descriptor is open. Returns -1 if another process has
+    locked it, or it is gone. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

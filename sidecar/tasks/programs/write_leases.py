@@ -1,18 +1,17 @@
 """Leases that let one run at a time write, across replicas.
 
-By a lease in the store that they share (`leases.lua`): asked for by the first in each replica's queue, given in the
-order in which they came, kept by a heartbeat. A store that is out gives none, so nothing begins: two at once could
-destroy each other's work, and one that waits destroys nothing. A lease that could not be kept is lost long enough
-before it ends there that what ran under it has ended by then:
+A lease is held in the store that replicas share (`write_leases.lua`). The first run in each replica's queue asks for
+it; it is given in order of arrival and kept by heartbeats. While the store is out, no lease is given and nothing
+begins: two writers could destroy each other's work, and a waiting one destroys nothing. A holder that cannot renew its
+lease stops early enough that its program has ended before the lease does:
 
-    0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its keeper asks it to end ──▶ 7/10 and kills it ──▶ 1 another may begin
+    0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its warden asks it to end ─▶ 7/10 and kills it ──▶ 1 another may begin
 
-The keeper is a process of its own, which hears of each heartbeat (`time_limits.py`) and reads the same clock: it ends
-the program also where the operating system has stopped this process, which notices nothing then.
+The warden is a process of its own, which gets each heartbeat (`time_limits.py`) and reads the same clock, so it ends
+the program even if the operating system has stopped this process.
 
-What no lease can do: where keeper and program are stopped as well, the program is killed as soon as both go on, and not
-before. A store whose failover forgets its last second may have forgotten a lease of that second; its holder hears of it
-with the next heartbeat.
+Limits of leases: if warden and program are stopped too, the program is killed only when both continue. A store whose
+failover loses its last second may have lost a lease of that second; its holder learns that with the next heartbeat.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from sidecar.upstreams.processes import WaitLimit
 KEY: Final = "agent-turns"
 SCRIPT: Final = script_text("write_leases")
 LEASE_S: Final = 20.0
-ASKED_TIMES, KEPT_TIMES = 40, 8  # in the time of a lease
-OURS, ASKS, KILLS = 0.5, 0.6, 0.7  # of a lease: until when it is surely ours, and what its keeper does then
+ASKED_TIMES, KEPT_TIMES = 40, 8  # per lease time
+OURS, ASKS, KILLS = 0.5, 0.6, 0.7  # parts of a lease: until when it is surely held, and when the warden asks and kills
 UNHEARD: Final = "the store that replicas share did not say in time that it is still its turn"
 STOOD_STILL: Final = "the sidecar stood still, and its turn may be another's"
 ANOTHERS: Final = "its turn is another's"
@@ -39,7 +38,7 @@ ANOTHERS: Final = "its turn is another's"
 
 @dataclass(frozen=True, slots=True)
 class WriteLeases:
-    """The turns among replicas. `me` names this process, `run` asks the store."""
+    """The leases of one process, named `me`; `run` runs scripts in the store."""
 
     run: Run
     me: str
@@ -47,11 +46,11 @@ class WriteLeases:
     clock_mono: Callable[[], float] = time.monotonic
 
     async def greet(self) -> None:
-        """Be asked once before anybody runs: the first answer of a store that knows nothing is to wait."""
+        """Asks once before anything runs: a store without data answers first that one must wait."""
         await self._ask("greet")
 
     def of(self, agent: str, execution_id: str) -> WriteLease:
-        """One run's, which is not asked for yet."""
+        """Returns a run's lease, not yet requested."""
         return WriteLease(self, agent, f"{self.me}/{execution_id}")
 
     async def _ask(self, verb: str, *words: str) -> Any:
@@ -60,8 +59,8 @@ class WriteLeases:
 
 @dataclass(slots=True)
 class WriteLease:
-    """One run's right to be the only one. `ahead` is how many wait before it, as far as is known; `term` is until when
-    what it runs may live if this process can say nothing more, and `why` tells why it is over once it is."""
+    """One run's exclusive right to write. `ahead` is how many wait before it, as far as known; `term` is how long its
+    program may live if this process cannot renew it, and `why` is why the lease is over, once it is."""
 
     leases: WriteLeases
     agent: str
@@ -72,9 +71,9 @@ class WriteLease:
     _good_until_mono_s: float = 0.0
 
     async def come(self) -> None:
-        """Until it is had. Whoever is cancelled has none."""
+        """Waits until the lease is held. Cancelling gives it up."""
         try:
-            while not await self._comes():  # noqa: ASYNC110 - nobody here knows when another replica is done
+            while not await self._comes():  # noqa: ASYNC110 - no notice comes when another replica is done
                 await asyncio.sleep(self.leases.lease_s / ASKED_TIMES)
         except BaseException:
             await self.leave()
@@ -82,11 +81,11 @@ class WriteLease:
 
     @property
     def is_over(self) -> bool:
-        """Whether it may be another's by now."""
+        """Whether another replica may hold it by now."""
         return self.leases.clock_mono() >= self._good_until_mono_s
 
     async def keep(self) -> None:
-        """For as long as it can be kept: when this returns, it is lost, and `why` says why."""
+        """Renews the lease as long as possible; returns when it is lost, and `why` says why."""
         clock, pause_s = self.leases.clock_mono, self.leases.lease_s / KEPT_TIMES
         while not self.is_over:
             slept_s = clock()
@@ -104,7 +103,7 @@ class WriteLease:
                 self._had(asked_s)
 
     async def leave(self) -> None:
-        """Let the next one. Where the store is out, it ends there by itself."""
+        """Releases the lease for the next run. If the store is out, it expires there."""
         try:
             await self._ask("leave")
         except ConnectionError:
@@ -115,8 +114,8 @@ class WriteLease:
         try:
             answer = await self._ask("come")
         except ConnectionError:
-            return False  # fail closed: nobody can say whether another is at work
-        if answer is None:  # nobody shares this store
+            return False  # fail closed: another replica may be at work
+        if answer is None:  # the store is not shared
             self._good_until_mono_s = float("inf")
             return True
         came, self.ahead = answer
@@ -125,7 +124,7 @@ class WriteLease:
         return bool(came)
 
     def _had(self, asked_s: float) -> None:
-        """From when it was asked for, and for half of its time: the other half is for ending what runs."""
+        """Counts from the request, and only half of the lease: the other half is for ending the program."""
         lease_s, self.why = self.leases.lease_s, STOOD_STILL
         self._good_until_mono_s = asked_s + OURS * lease_s
         self.term.renew(WaitLimit(asked_s + ASKS * lease_s, asked_s + KILLS * lease_s))
