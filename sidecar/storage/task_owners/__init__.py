@@ -7,7 +7,8 @@
 
 A task belongs to the chain that created it, as a session does, and never to a session, a connection or the bytes of
 a token. Another caller's task and an unknown task get the same refusal. A task whose owner cannot be looked up is
-refused."""
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The task API: ordering work from agents without speaking A2A.
+"""The task API: orders work from agents without A2A.
 
-    records      a task in the seeds' words, the agent's own state beside it, and what of it is done: two tables; they
-                 are kept by `sidecar/storage/`
-    models       what is said at these addresses: the seed's models
-    reading      what a request at these addresses wants: one canonical operation of A2A
-    front        what happens to it, beside what happens to every request
-    following    one task on its way: sent once, and followed to its end
-    running      all tasks that this sidecar has on its hands
+    task_record.py         the stored record of a task and its state tables; `sidecar/storage/` stores it
+    models.py              request and response models, from the seed
+    request_reader.py      reads a request as one canonical operation of A2A
+    frontend.py            carries requests out
+    task_orders.py         creates tasks, from requests and from schedules
+    task_lifecycle.py      sends one task once and follows it to its end
+    task_runner.py         runs all tasks that this sidecar holds
+    permission.py, views.py, completion_webhook.py
 
-A task that was taken is on disk before its caller hears of it, and is carried out whoever is gone by then. Nothing is
-ever sent twice: the agent may have done what it did not answer.
+An accepted task is stored before its caller gets an answer, and is carried out even if the caller disconnects. A task
+is never sent twice: the agent may have done what it did not answer.
 """

@@ -1,7 +1,7 @@
 """Sends a completion callback when a task ends.
 
-By the outbox (`callbacks/`): what is put there is on disk, and gets there once at least. Who loses a result by its size
-hears of the end nonetheless.
+Deliveries go through the outbox (`tasks/webhooks/outbox.py`): they are stored, and made at least once. A result that is
+too large is left out, and the end is delivered without it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sidecar.tasks.webhooks import OnBehalfOf, Outbox
 
 HEADERS: Final = (("Content-Type", "application/json"),)
 Announce = Callable[[Task, A2aTask], Awaitable[None]]
-"""Put down that the owner of a task is to be called back with this; on disk when it returns. Raises Refusal."""
+"""Queues the completion callback of a task; it is stored when this returns. Raises Refusal."""
 
 
 def announces(outbox: Outbox) -> Announce:
-    """How ends are told by this outbox."""
+    """Returns a function that sends completion callbacks through this outbox."""
 
     async def announce(record: Task, said: A2aTask) -> None:
         try:
@@ -38,5 +38,5 @@ def announces(outbox: Outbox) -> Announce:
 
 
 def without_result(said: A2aTask) -> A2aTask:
-    """A task as it is shown where its result is too large: that can be had at its own address."""
+    """Returns a task without its result, which is too large; the task's own URL has it."""
     return {**said, "result": None, "result_omitted": True}

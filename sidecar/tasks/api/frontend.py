@@ -1,8 +1,7 @@
 """The frontend of the task API.
 
-It is read (`request_reader.py`), the task that it names is looked up, and once policy, limits and evidence have had
-their say, it is carried out: a new task is put on disk before its caller hears of it, and one that runs is cancelled at
-its agent.
+A request is read (`request_reader.py`) and the task that it names is looked up. After policy, limits and audit, it is
+carried out: a new task is stored before its caller gets an answer, and a task under way is cancelled at its agent.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from sidecar.vocabulary import Call, Caller, Decision, Question
 
 LOOK_AGAIN_S: Final = 0.02
 SLOWEST_LOOK_S: Final = 0.5
-_PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # it is one caller's
+_PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # it belongs to one caller
 
 
 class CreateTask(NamedTuple):
-    """A new task."""
+    """A request for a new task."""
 
     intent: AgentOperation
     order: NewTask
@@ -60,7 +59,7 @@ class CreateTask(NamedTuple):
 
 
 class ShowTask(NamedTuple):
-    """One task."""
+    """A request to show one task."""
 
     intent: AgentOperation
     record: Task
@@ -72,7 +71,7 @@ class ShowTask(NamedTuple):
 
 
 class CancelTask(NamedTuple):
-    """A task to cancel. Its agent does that: nothing of it is `here`."""
+    """A request to cancel a task. Its agent cancels it, so it is not answered `here`."""
 
     intent: AgentOperation
     record: Task
@@ -85,12 +84,12 @@ class CancelTask(NamedTuple):
 
 Asked = CreateTask | ShowTask | CancelTask | TaskQuery
 CheckUrl = Callable[[str, str], Awaitable[None]]
-"""Whether something could be sent there, for this chain. Raises Refusal."""
+"""Checks that messages can be sent to an agent, for this chain. Raises Refusal."""
 
 
 @dataclass(slots=True)
 class TaskFrontend:
-    """Serves the addresses of the task API."""
+    """Serves the task API."""
 
     exchanges: Forwarder
     orders: TaskOrders
@@ -99,18 +98,18 @@ class TaskFrontend:
 
     @property
     def runner(self) -> TaskRunner:
-        """Who sees to tasks."""
+        """Returns the runner of tasks."""
         return self.orders.runner
 
     async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Asked:
-        """What is wanted. Raises Refusal; another's task and none are the same."""
+        """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
         if route.kind == routing.TASKS:
             return self._understood(turn, caller, await self._at_all(turn, caller))
         verb = GET if route.kind == routing.TASK else None
         turn.asks("tasks/get" if verb is GET else "tasks/cancel")
         routing.check_no_query(turn.raw_path)
         if verb is None and turn.request.body_exists:
-            await turn.body()  # nothing in it says anything
+            await turn.body()  # the body is read and ignored
         record = await self._own(caller, route.rest)
         asked: Asked = ShowTask(gets(record), record) if verb is GET else CancelTask(cancels(record), record)
         return self._understood(turn, caller, asked)
@@ -131,7 +130,7 @@ class TaskFrontend:
         turn.goes_to(asked.call.upstream)
         turn.record.call = asked.call
         turn.record.mark("parse")
-        if asked.call.upstream:  # what would have been asked at the agent's own address
+        if asked.call.upstream:  # the same check as at the agent's own address
             check_caller(caller, turn.now.audience(asked.call.upstream, routing.AGENTS))
         return asked
 
@@ -145,11 +144,11 @@ class TaskFrontend:
         return record
 
     def close(self) -> None:
-        """Accept no further tasks."""
+        """Accepts no further tasks."""
         self.orders.closed = True
 
     async def check(self, turn: RequestContext, caller: Caller, asked: Asked) -> None:
-        """Before anything is charged: whether it could be carried out. Raises Refusal."""
+        """Checks that the request can be carried out, before anything is charged. Raises Refusal."""
         if not isinstance(asked, CreateTask):
             return
         await self.orders.check(turn.now, caller, asked.intent)
@@ -165,7 +164,7 @@ class TaskFrontend:
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """The answer to the caller, on record. Raises Refusal."""
+        """Carries out the request and returns the response, after the audit record. Raises Refusal."""
         if isinstance(asked, CreateTask):
             return await self._create(turn, caller, asked, lease)
         if isinstance(asked, CancelTask):
@@ -175,7 +174,7 @@ class TaskFrontend:
             return await _respond(turn, 200, shown(asked.record, turn.now))
         return await self._list(turn, caller, asked)
 
-    # --- one by one ---------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _create(
         self, turn: RequestContext, caller: Caller, asked: CreateTask, lease: Lease
@@ -183,7 +182,7 @@ class TaskFrontend:
         record = self.orders.new(caller, asked.order, asked.task_id)
         body = orjson.dumps(created(record))
         if not await self.orders.keep(record, lease, partial(turn.ended, 201, len(body))):
-            raise ValueError("an id came twice")  # nobody may have another's task
+            raise ValueError("an id came twice")  # a task must not be returned to another caller
         return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{turn.prefix}/a2a/tasks/{record.id}"})
 
     async def _list(self, turn: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
@@ -215,8 +214,8 @@ class TaskFrontend:
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """What nobody has sent yet is over at once; what is being sent is waited for, because only then it has a name
-        at the agent."""
+        """Ends a task that has not been sent at once. A task that is being sent must be sent first, because only then
+        does it have an id at the agent."""
         limit_s = min(turn.now.agent(asked.record.target).timeout_s, timeout_s or float("inf"))
         record, pause_s = asked.record, LOOK_AGAIN_S
         try:
@@ -241,7 +240,7 @@ class TaskFrontend:
     async def _cancel_there(
         self, turn: RequestContext, caller: Caller, decision: Decision, record: Task, lease: Lease, limit_s: float
     ) -> str:
-        """At the agent; the state that it is in there now. Raises Refusal."""
+        """Cancels the task at the agent; returns its state there. Raises Refusal."""
         agent, intent = turn.now.agent(record.target), cancels(record)
         agent.account.breaker.check()
         until = end_of(caller, decision, turn.now)
@@ -260,13 +259,13 @@ class TaskFrontend:
         if SEEN.get(said) in (
             TaskState.COMPLETED,
             TaskState.FAILED,
-        ):  # it was faster: whoever follows it hears the same
+        ):  # the agent ended it first, which the task's own course sees
             self.runner.wake(record)
             raise Refusal(Reason.NOT_CANCELABLE, f"it is {SEEN[said]}")
         return said
 
     async def _cancelled(self, caller: Caller, record: Task, said: str) -> Task:
-        """A task that its agent cancelled; whoever follows it may have heard it first."""
+        """Records that its agent cancelled it; the task's own course may have seen that first."""
         while not record.is_over:
             ended = await self.runner.end(record._replace(a2a_state=said), TaskState.CANCELLED)
             record = ended or await self._own(caller, record.id)
@@ -276,7 +275,7 @@ class TaskFrontend:
 
 
 def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
-    """Entries whose results fit into an answer; others say that theirs is left out: each task has its own address."""
+    """Leaves results out of entries once they exceed the limit of a response: each task has its own URL."""
     room = most
     for entry in entries:
         if entry["result"] is None:

@@ -1,7 +1,7 @@
 """Request and response models of the task API.
 
-The seed's models, in its words, with the agent's own beside them. The text beside a member stands in the OpenAPI
-document, and so do its bounds.
+The seed's models with its names, and the agent's own values beside them. The text beside a member appears in the
+OpenAPI document, as do its bounds.
 """
 
 from __future__ import annotations

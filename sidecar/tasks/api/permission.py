@@ -12,8 +12,8 @@ from sidecar.vocabulary import Call, Caller, Decision
 
 
 def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
-    """Raises Refusal where one of them is disabled, or nobody vouches for them any more, or they lack what the agent's
-    address asks for."""
+    """Raises Refusal if one of the chain is disabled, a credential is no longer trusted, or the chain lacks what the
+    agent's address requires."""
     for disabled in (switch.disabled, now.disabled):
         disabled.refuse(caller.chain, call, now_s)
     if not now.identity.vouches_for(caller):
@@ -22,7 +22,7 @@ def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call
 
 
 def decided(now: Snapshot, call: Call, recording: Recording, now_s: float) -> Decision:
-    """What policy says to the caller of this record, and it is in the record. Raises Refusal."""
+    """Returns policy's decision for the caller of this record, and adds it to the record. Raises Refusal."""
     assert recording.caller is not None
     decision = recording.decision = now.decide(recording.caller.chain, call, now_s)
     shadows = now.shadows(now_s)

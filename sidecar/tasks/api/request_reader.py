@@ -5,8 +5,8 @@
     GET  /a2a/tasks/{id}          show        tasks/get on the task's target
     POST /a2a/tasks/{id}/cancel   cancel      tasks/cancel on it
 
-The same stands under `/api/nhi/`. All of them come to a canonical operation of A2A, so that rules, limits and evidence
-are those that hold for it anywhere else.
+The same paths exist under `/api/nhi/`. Each becomes a canonical operation of A2A, so that the rules, limits and audit
+of that operation apply.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sidecar.tasks.api.models import MAX_NAME_CHARS, MAX_URL_CHARS
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.vocabulary import SKILL, Call, Caller, Question
 
-MAX_LIMIT: Final = 100  # of one page, as the seed says
+MAX_LIMIT: Final = 100  # per page, from the seed
 DEFAULT_LIMIT: Final = 20
 MAX_OFFSET: Final = 1_000_000
 _MEMBERS: Final = ("target_agent_id", "task_type", "input", "callback_url", "source_agent_id")
@@ -36,8 +36,8 @@ _SPELLINGS: Final = spellings(_MEMBERS)
 
 
 class NewTask(NamedTuple):
-    """What a task is created from. `context` is the conversation that it goes on with, `answers` the agent's task
-    that asked; "" is a new one."""
+    """The definition of a new task. `context` is the conversation that it continues, `answers` the agent's task that
+    asked for it; "" means none."""
 
     target: str
     task_type: str
@@ -48,7 +48,7 @@ class NewTask(NamedTuple):
 
 
 class TaskQuery(NamedTuple):
-    """Which tasks are to be listed; `target` "" is those of all agents."""
+    """Which tasks to list; `target` "" means those of all agents."""
 
     target: str
     state: TaskState | None
@@ -58,7 +58,7 @@ class TaskQuery(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """What policy is asked."""
+        """Returns the call that policy decides."""
         name = self.target or "*"
         question = Question(f"nhi:{name}", LIST.action, "", arguments=self._filters)
         return Call("a2a", "1.0", self.target, LIST.action, (question,))
@@ -69,8 +69,8 @@ class TaskQuery(NamedTuple):
 
 
 def name_of(now: Snapshot, given: str) -> str:
-    """An agent's name, whether it is named by that or by the UUID that the operator gave it. What is neither stays as
-    it is: nobody learns here which agents there are."""
+    """Returns an agent's name for its name or its UUID. An unknown name is returned unchanged, so that the caller does
+    not learn which agents exist."""
     if given in now.agents:
         return given
     try:
@@ -81,13 +81,13 @@ def name_of(now: Snapshot, given: str) -> str:
 
 
 def id_of(now: Snapshot, name: str) -> str:
-    """How people know an agent: by its UUID, where it has one."""
+    """Returns an agent's UUID if it has one, else its name."""
     agent = now.agents.get(name)
     return name if agent is None or agent.agent_id is None else str(agent.agent_id)
 
 
 def order_in(now: Snapshot, caller: Caller, raw: bytes) -> NewTask:
-    """What the body of a POST asks for. Raises Refusal(MALFORMED_CALL)."""
+    """Parses the body of a POST. Raises Refusal(MALFORMED_CALL)."""
     body = jsonrpc.parse_json(raw)
     if not isinstance(body, dict):
         raise malformed("the body must be an object")
@@ -107,7 +107,7 @@ def order_in(now: Snapshot, caller: Caller, raw: bytes) -> NewTask:
 
 
 def _agent(value: object) -> str:
-    """What can stand in a question of policy: a name of an upstream, or a UUID."""
+    """Checks that a value can name an agent: an upstream's name, or a UUID."""
     name = _name(value, "target_agent_id")
     if not all(character.isascii() and (character.isalnum() or character == "-") for character in name):
         raise malformed("target_agent_id must be an agent's name, or its UUID")
@@ -129,19 +129,19 @@ def _url(value: object) -> str:
 
 
 def _check_source(now: Snapshot, caller: Caller, value: object) -> None:
-    """Nobody creates a task in another's name."""
+    """Checks that the caller creates the task in its own name."""
     if value is None:
         return
     last = caller.last
     own = (last.name, last.id, id_of(now, last.id)) if last.kind == "nhi" else (last.name,)
-    if value not in own:  # a tuple, because what is no string need not be hashable
+    if value not in own:  # a tuple: `value` may be unhashable
         raise malformed("source_agent_id must be who calls")
 
 
 def sends(
     task_id: str, target: str, task_type: str, payload: Mapping[str, Any], context: str = "", answers: str = ""
 ) -> AgentOperation:
-    """The message that a task becomes. The same task is the same message. Raises Refusal(MALFORMED_CALL)."""
+    """Returns the message of a task; the same task always gives the same message. Raises Refusal(MALFORMED_CALL)."""
     part = {"data": dict(payload), "mediaType": "application/json"}
     goes_on = {"contextId": context, "taskId": answers}
     about = {"messageId": task_id, "role": "ROLE_USER", **{name: one for name, one in goes_on.items() if one}}
@@ -154,22 +154,22 @@ def sends(
 
 
 def gets(record: Task) -> AgentOperation:
-    """The question how a task stands."""
+    """Returns the operation that gets the task."""
     return canonical(record.target, GET, {"id": record.a2a_task or record.id})
 
 
 def hears(record: Task) -> AgentOperation:
-    """The wish to hear of what becomes of it."""
+    """Returns the operation that subscribes to the task."""
     return canonical(record.target, RESUBSCRIBE, {"id": record.a2a_task})
 
 
 def cancels(record: Task) -> AgentOperation:
-    """The wish that it be no more."""
+    """Returns the operation that cancels the task."""
     return canonical(record.target, CANCEL, {"id": record.a2a_task or record.id})
 
 
 def wanted_in(now: Snapshot, raw_query: str) -> TaskQuery:
-    """What a list's query asks for. Raises Refusal(MALFORMED_CALL)."""
+    """Parses a list's query string. Raises Refusal(MALFORMED_CALL)."""
     try:
         query = http.query_of(raw_query)
     except UnreadableMessage as error:
@@ -197,5 +197,5 @@ def _number(text: str | None, name: str, least: int, most: int, default: int) ->
 
 
 def unknown() -> Refusal:
-    """Another's task and none are the same."""
+    """Returns the refusal for an unknown task and for another's."""
     return Refusal(Reason.TASK_UNKNOWN)

@@ -1,13 +1,13 @@
 """Follows one task at its agent until it ends.
 
-It is sent, once, and followed until it ends; what happens on the way is on disk before anything else happens. Each time
-that the agent is asked, so is policy, and the kill switch, about the whole chain that created the task: who lost the
-permission has lost the task with it, here and at the agent.
+A task is sent once and followed until it ends; each step is stored before the next begins. Before each request to the
+agent, policy and the kill switch decide again for the whole chain that created the task: a chain that loses the
+permission loses the task, here and at the agent.
 
-    unsent     rules, a slot where budgets have some, evidence, then `sending` on disk, then the message
-    sending    found after a crash: the agent may have it or not. It failed, and is never sent again
-    sent       asked how it stands, ever more rarely and whenever its stream says anything, until it says that it ended
-    telling    put down for whoever asked to be called back
+    unsent     rules, a slot where budgets have some, audit, then `sending` is stored, then the message is sent
+    sending    found after a crash: the agent may or may not have it. The task failed, and is never sent again
+    sent       polled, less and less often, and whenever its stream has an event, until the agent reports its end
+    telling    the completion callback is queued
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ FIRST_PAUSE_S: Final = 0.2
 LEAST_PAUSE_S: Final = 0.02
 SLOWER: Final = 1.5
 TELL_AGAIN_S: Final = 5.0
-AGAIN_S: Final = 0.25  # between two questions to a store that is out
-CANCEL_S: Final = 10.0  # what a task that is given up may cost at its agent
+AGAIN_S: Final = 0.25  # between two tries at a store that is out
+CANCEL_S: Final = 10.0  # the longest wait for an agent when a task is given up
 MAX_MESSAGE_CHARS: Final = 2_000
 UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
 _WRONG_REQUEST: Final = frozenset({-32602, -32005, -32600, -32700})
-# Why an agent did not take a message, as its error says it. What is not here is the agent's own failure.
+# Why an agent refused a message, by its error code. Other codes are the agent's own failures.
 _REFUSED_FOR: Final[Mapping[int, Reason]] = {
     **dict.fromkeys(_WRONG_REQUEST, Reason.BAD_ARGUMENTS),
     BY_REASON["TASK_NOT_FOUND"].code: Reason.TASK_UNKNOWN,
@@ -67,17 +67,17 @@ log = logging.getLogger("sidecar.tasks.api")
 
 
 class TaskChanged(Exception):
-    """Somebody else changed the task meanwhile."""
+    """Another process changed the task meanwhile."""
 
 
 class ResultTooLong(Refusal):
-    """No patience is left for it."""
+    """The result is too large, and asking again does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDeadlines:
-    """How long a task may take, how long its agent may be away meanwhile, how often it is asked, and how large what it
-    comes to may be."""
+    """Limits: how long a task may take, how long its agent may be unreachable, how often it is polled, and how large
+    its result may be."""
 
     whole_s: float
     away_s: float
@@ -87,7 +87,7 @@ class TaskDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class TaskServices:
-    """What every task needs on its way."""
+    """What every task needs."""
 
     store: RecordStore[Task]
     tasks: TaskOwners
@@ -101,7 +101,7 @@ class TaskServices:
 
 @dataclass(slots=True)
 class TaskLifecycle:
-    """One task on its way. `caller` is who created it, with what only this process knows of them."""
+    """One task. `caller` is the chain that created it, with what only this process knows of it."""
 
     means: TaskServices
     record: Task
@@ -114,11 +114,11 @@ class TaskLifecycle:
 
     @property
     def is_sending(self) -> bool:
-        """Whether it is just being sent: to be cut off now is to never know."""
+        """Whether it is being sent: if that is interrupted, the outcome is never known."""
         return self.record.step is TaskStep.SENDING
 
     async def run(self) -> None:
-        """As far as it goes. Raises StoreOut."""
+        """Carries the task as far as possible. Raises RecordStoreOut."""
         steps = {
             TaskStep.UNSENT: self._send,
             TaskStep.SENDING: self._lost_sight,
@@ -142,7 +142,7 @@ class TaskLifecycle:
                 self.ear.cancel()
 
     async def broken(self) -> None:
-        """A bug of ours: it has an end, and nobody else hears of what it was."""
+        """Ends the task after a bug, without details for the caller."""
         await self._fail("InternalError", "Internal error", Refusal(Reason.INTERNAL))
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -172,26 +172,26 @@ class TaskLifecycle:
             await self._look_again()
 
     async def _slots(self, held: AsyncExitStack, now: Snapshot, plan: LimitPlan, recording: Recording) -> Lease | None:
-        """What a message at the agent takes of budgets' `concurrency`, like any other; all else was charged when the
-        task was created. None where there is no room: then it waits its turn."""
+        """Takes the slots of budgets' `concurrency` that a message to the agent needs; all else was charged when the
+        task was created. Returns None if there is no slot: the task then waits."""
         slots = LimitPlan(plan.slots)
         shadows = now.shadows(self._now_s())
         reserved = self.means.limiter.reserve(slots, recording.decision_id, excuse=lambda _: shadows)
         try:
             return await held.enter_async_context(reserved)
         except Refusal:
-            self.recording = None  # nothing was begun yet
+            self.recording = None  # nothing has begun
             return None
 
     async def _say(
         self, agent: AgentUpstream, intent: AgentOperation, recording: Recording, lease: Lease, timeout_s: float | None
     ) -> None:
-        """The message goes out, once, and is answered. Raises Refusal."""
+        """Sends the message once and handles its answer. Raises Refusal."""
         owning = TaskOwnership(self.means.tasks, self.caller, intent)
         loop = asyncio.get_running_loop()
         decided_s = loop.time()
         await owning.check()
-        await recording.decided()  # evidence first, then on disk that it is being sent, then the agent
+        await recording.decided()  # first the audit record, then `sending` is stored, then the message is sent
         await owning.begin()
         await self._save(self.record.at(TaskStep.SENDING)._replace(sender=token_hex(8)))
         await agent.cards.prepare()
@@ -211,7 +211,7 @@ class TaskLifecycle:
             await self._sent(owning, answer)
 
     async def _sent(self, owning: TaskOwnership, answer: dict[str, Any]) -> None:
-        """What an agent makes of a message: an answer at once, or a task."""
+        """Handles an agent's answer to a message: a result at once, or a task."""
         answer = await self._once_up(partial(owning.admit, answer))
         task = answer.get("task")
         if task is None:
@@ -220,12 +220,12 @@ class TaskLifecycle:
         record = self.record.at(TaskStep.SENT)._replace(a2a_task=task["id"], a2a_context=task.get("contextId", ""))
         try:
             await self._see(record, task)
-        except TaskChanged:  # it was given up while the agent began: nobody else knows that it did
+        except TaskChanged:  # given up while the agent began it: only this process knows that it did
             await self._give_up(record)
             raise
 
     async def _lost_sight(self) -> None:
-        """It was being sent when somebody who had it stopped."""
+        """Fails a task whose process stopped while sending it."""
         await self._fail("ExecutionFailed", UNKNOWN_WHETHER_SENT)
 
     async def _follow(self) -> None:
@@ -263,8 +263,8 @@ class TaskLifecycle:
             self.means.live.leave(now)
 
     async def _listen(self, agent: AgentUpstream) -> None:
-        """To the task's stream, where the agent has one: something happened, so it is asked sooner. What it says there
-        is not believed, nor needed: whoever cannot be listened to is asked in the end all the same."""
+        """Listens to the task's stream, if the agent has one, to poll sooner after an event. The content is neither
+        trusted nor needed: without a stream, the task is polled all the same."""
         intent = hears(self.record)
         try:
             if not (await agent.cards.card()).get("capabilities", {}).get("streaming"):
@@ -284,7 +284,7 @@ class TaskLifecycle:
             return
 
     async def _tell(self) -> None:
-        """Whoever is called back hears of it once at least: it is put down before it is forgotten here."""
+        """Queues the completion callback before the task is done, so that it is delivered at least once."""
         now = self.means.live.current
         try:
             await self.means.announce(self.record, shown(self.record, now))
@@ -296,10 +296,10 @@ class TaskLifecycle:
             log.warning("a task's end is told to nobody", extra={"reason": refusal.reason.value})
         await self._save(self.record.at(TaskStep.OVER))
 
-    # --- what the agent says ------------------------------------------------------------------------------------------
+    # --- the agent's answers ------------------------------------------------------------------------------------------
 
     async def _see(self, record: Task, task: Mapping[str, Any]) -> None:
-        """A task of the agent's, as it stands."""
+        """Takes over the state that the agent reports."""
         status = task.get("status", {})
         said = str(status.get("state", ""))
         state = SEEN.get(said, TaskState.PENDING)
@@ -317,26 +317,26 @@ class TaskLifecycle:
             await self._goes_on(record, state)
 
     async def _goes_on(self, record: Task, state: TaskState) -> None:
-        if state is TaskState.RUNNING:  # what runs does not wait again, whatever the agent says
+        if state is TaskState.RUNNING:  # a running task does not wait again, whatever the agent says
             record = record.moved(TaskState.RUNNING, self._now_s())
         if record != self.record:
             self._pause_s = FIRST_PAUSE_S
             await self._save(record)
 
     async def _complete(self, record: Task, result: Mapping[str, Any]) -> None:
-        # The agent may have taken its time, and its caller's permission may have ended meanwhile.
+        # The agent may have taken long, and the caller's permission may have ended meanwhile.
         self._check(self.means.live.current, sends(record.id, record.target, record.task_type, {}))
         if len(orjson.dumps(result)) > self.means.patience().max_result:
             await self._end(record, TaskState.FAILED, "ExecutionFailed", "The agent's result is too large")
         else:
             await self._end(record, TaskState.COMPLETED, result=result)
 
-    # --- what can go wrong --------------------------------------------------------------------------------------------
+    # --- failures -----------------------------------------------------------------------------------------------------
 
     async def _refused(self, refusal: Refusal) -> None:
-        """A no of ours, or of what stands between us and the agent."""
+        """Handles a refusal, by the sidecar or on the way to the agent."""
         if self.record.step is TaskStep.UNSENT and refusal.reason is Reason.STORE_UNAVAILABLE:
-            await self._close(refusal)  # nothing was begun: it is tried again
+            await self._close(refusal)  # nothing has begun: it is tried again
             return
         lasts = (
             isinstance(refusal, ResultTooLong)
@@ -351,7 +351,7 @@ class TaskLifecycle:
         await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 
     async def _away(self, refusal: Refusal) -> None:
-        """An agent that does not answer may come back."""
+        """Waits for an agent that does not answer; it may come back."""
         now_s = self._now_s()
         if self._away_since_s is None:
             self._away_since_s = now_s
@@ -359,12 +359,12 @@ class TaskLifecycle:
             await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 
     def _told(self, refusal: Refusal) -> str:
-        """A refusal as a sentence, as far as the operator lets it be explained."""
+        """Returns a refusal as a sentence, as far as the operator's settings explain refusals."""
         manner = self.means.live.current.manner
         return message_of(refusal, facts_of(refusal, "", manner))
 
     async def _give_up(self, record: Task) -> None:
-        """Nobody may have what comes of it: the agent need not go on. What it answers changes nothing."""
+        """Cancels the task at the agent, because its caller lost the permission. The agent's answer is ignored."""
         intent = cancels(record)
         agent = self.means.live.current.agents.get(record.target)
         if agent is None:
@@ -401,7 +401,7 @@ class TaskLifecycle:
         facts = {"error_code": error_code, "error_message": error_message, "result": result}
         await self._save(record.ended(state, self._now_s(), **facts))
         await self._close(refusal)
-        with suppress(Refusal):  # the ownership may be out; the task over A2A is only kept for longer then
+        with suppress(Refusal):  # the owner store may be out; the owner's record is only kept longer then
             await self._saw(record)
 
     async def _saw(self, record: Task) -> None:
@@ -410,10 +410,10 @@ class TaskLifecycle:
             for one in mine.values():
                 await self.means.tasks.saw(one, TERMINAL[record.a2a_state], None)
 
-    # --- permission and evidence --------------------------------------------------------------------------------------
+    # --- permission and audit -----------------------------------------------------------------------------------------
 
     def _check(self, now: Snapshot, intent: AgentOperation, *, at_first: bool = False) -> Decision:
-        """Whether the chain may still have this. Raises Refusal."""
+        """Checks that the chain still has the permission. Raises Refusal."""
         now_s = self._now_s()
         check_standing(self.means.switch, now, self.caller, intent.call, now_s)
         if at_first and self.recording is not None:
@@ -426,12 +426,12 @@ class TaskLifecycle:
 
     @property
     def _shown_as(self) -> Caller:
-        """On whose behalf the agent is asked. What was let in goes on under the rules of now, also when the credential
-        of its beginning has ended: what comes of it is its owner's only."""
+        """Returns the caller on whose behalf the agent is asked. An accepted task continues under the present rules,
+        even if the credential it began with has expired: its results go only to its owner."""
         return replace(self.caller, expires_at=None)
 
     def _new_recording(self, intent: AgentOperation) -> Recording:
-        """The evidence of what is done for this task, from its first word to the agent to its end."""
+        """Returns the audit record of this task, from the first message to the agent to its end."""
         recording = self.means.audit.recording(protocol="a2a", peer="sidecar", request_id=self.record.id)
         recording.task_id = self.record.id
         recording.caller, recording.call = self.caller, intent.call
@@ -442,7 +442,7 @@ class TaskLifecycle:
         recording, self.recording = self.recording, None
         if recording is None or recording.done:
             return
-        with suppress(Refusal):  # it cannot be recorded; the next that could not be is refused
+        with suppress(Refusal):  # if it cannot be recorded, the next request that cannot be is refused
             if refusal is not None:
                 await recording.refused(refusal, http_status=refusal.answer.http)
             else:
@@ -451,8 +451,8 @@ class TaskLifecycle:
     # --- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self, record: Task) -> None:
-        """On disk, as soon as the store answers: what was sent, and what came of it, is known here alone until then.
-        Raises Changed, and Unreadable."""
+        """Stores the record, as soon as the store answers: until then only this process knows what was sent and what
+        came of it. Raises TaskChanged, and UnreadableRecord."""
         record, in_doubt = record._replace(revision=record.revision + 1), False
         while True:
             try:
@@ -461,19 +461,19 @@ class TaskLifecycle:
                 raise TaskChanged
             except UnreadableRecord:
                 raise
-            except RecordStoreOut:  # it may have been done all the same
+            except RecordStoreOut:  # the write may have happened all the same
                 in_doubt = True
                 await asyncio.sleep(AGAIN_S)
         self.record = record
 
     async def _is_kept(self, record: Task) -> bool:
-        """Whether the store has exactly this: an earlier write of ours, of which nobody heard. No other attempt has its
-        `sender`."""
+        """Whether the store has exactly this record, from an earlier write whose reply was lost. No other attempt has
+        its `sender`."""
         found = await self.means.store.get(record.id)
         return found is not None and encoded(found) == encoded(record)
 
     async def _once_up(self, ask: Callable[[], Awaitable[T]], out: type[Refusal] = Refusal) -> T:
-        """What is asked of a store, again while it is out, for as long as an agent may be away. Raises Refusal."""
+        """Asks a store, again while it is out, for as long as an agent may be unreachable. Raises Refusal."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.means.patience().away_s
         while True:
@@ -485,9 +485,9 @@ class TaskLifecycle:
             await asyncio.sleep(AGAIN_S)
 
     async def _look_again(self) -> None:
-        """As somebody else may have left it."""
+        """Reads the record again, as another process may have changed it."""
         record = await self.means.store.get(self.record.id)
-        if record is None:  # it was over, and is forgotten
+        if record is None:  # it was over, and has been deleted
             record = self.record._replace(step=TaskStep.OVER)
         if record.is_over:
             await self._close(None if record.a2a_task else Refusal(Reason.CALLER_GONE))
@@ -495,7 +495,7 @@ class TaskLifecycle:
 
     async def _rest(self) -> None:
         pause_s, longest_s = self._pause_s, self.means.patience().every_s
-        await asyncio.sleep(LEAST_PAUSE_S)  # an agent that talks without end is not asked without end
+        await asyncio.sleep(LEAST_PAUSE_S)  # so that an agent that never stops streaming is not polled without pause
         self._pause_s = min(longest_s, pause_s * SLOWER)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, longest_s)):
@@ -507,18 +507,18 @@ class TaskLifecycle:
 
 
 def _code_of(error: AgentError) -> str:
-    """What an agent's no is in the seed's words."""
+    """Returns the seed's error code for an agent's error."""
     return "InvalidParameters" if error.kind.code in _WRONG_REQUEST else "ExecutionFailed"
 
 
 def _failure_of(message: Mapping[str, Any] | None) -> str:
-    """Why a task failed, in the seed's words: that its time was over is the one thing that an agent may say of it."""
+    """Returns the seed's code for why a task failed; a timeout is the only cause that an agent can report."""
     said = (message or {}).get("metadata")
     return "Timeout" if isinstance(said, Mapping) and said.get(ERROR_CODE) == "Timeout" else "ExecutionFailed"
 
 
 def _text_of(message: Mapping[str, Any] | None) -> str:
-    """What a message says in letters, as one line that people can read."""
+    """Returns a message's text as one printable line."""
     parts = (message or {}).get("parts", [])
     text = " ".join(str(part["text"]) for part in parts if "text" in part)
     return _plain(text)

@@ -1,8 +1,8 @@
 """Creates tasks, from requests and from schedules.
 
-Who orders over HTTP has passed the pipeline. Who orders by the clock, or at a terminal of ours, sends no request, and
-is asked the same here, in the same order: is there room, is anybody disabled, may they, is the agent there, how often.
-The evidence comes before the task, and the task is kept before anybody hears of it.
+An order over HTTP has passed the pipeline. An order by a schedule or from an operator's terminal has no request, and
+passes the same checks here in the same order: capacity, kill switch, policy, the agent's availability, limits. The
+audit record is written before the task is stored, and the task is stored before its caller gets an answer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.api.task_runner import TaskRunner, unavailable
 from sidecar.vocabulary import Caller, Decision
 
-CREATED, THERE = 201, 200  # as HTTP says it, for the evidence
+CREATED, THERE = 201, 200  # HTTP statuses for the audit record
 
 
 @dataclass(slots=True)
 class TaskOrders:
-    """Creates tasks. `closed` once nothing new is begun."""
+    """Creates tasks. Once `closed`, creates no more."""
 
     runner: TaskRunner
     pressure: LoadShedding
@@ -57,9 +57,9 @@ class TaskOrders:
         context: str = "",
         answers: str = "",
     ) -> Task:
-        """A task of this id, new or there already: who is not sure whether it was taken orders it again. `peer` says
-        whence the order came, `context` which conversation it goes on with, `answers` which task of the agent's that
-        asked. Raises Refusal, as over HTTP."""
+        """Creates a task with this id, or returns the one that exists: a caller that is unsure whether an order was
+        accepted repeats it. `peer` says where the order comes from, `context` which conversation it continues, and
+        `answers` which of the agent's tasks asked for it. Raises Refusal, as over HTTP."""
         means = self.runner.means
         now = means.live.take()
         recording = means.audit.recording(protocol="a2a", peer=peer, request_id=task_id)
@@ -82,14 +82,14 @@ class TaskOrders:
             judged(self.metrics, placing.judged)
 
     def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:
-        """A task that was not kept yet."""
+        """Returns a task that is not stored yet."""
         live = self.runner.means.live
         now_s, keep_s = live.clock(), live.current.settings.tasks.keep_s
         about = (order.target, order.task_type, now_s, now_s + keep_s, order.input, order.callback_url)
         return Task(task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers)
 
     async def check(self, now: Snapshot, caller: Caller, intent: AgentOperation) -> None:
-        """Before anything is charged: whether the task could be sent. Raises Refusal."""
+        """Checks that the task could be sent, before anything is charged. Raises Refusal."""
         agent = now.agent(intent.call.upstream)
         await TaskOwnership(self.runner.means.tasks, caller, intent).check()
         agent.account.breaker.check()
@@ -97,8 +97,9 @@ class TaskOrders:
     async def keep(
         self, record: Task, lease: Lease, put_down: Callable[[], Awaitable[object]], *, once_more: bool = False
     ) -> bool:
-        """Keep a new task, put it on record, and begin it. False where there is one of this id. `once_more` says that
-        who does not hear of it orders it again. Raises Refusal; what cannot be put on record was not taken."""
+        """Stores a new task, writes its audit record, and begins it. Returns False if a task with this id exists.
+        `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal; if the audit record
+        cannot be written, the task is not accepted."""
         if not await self.runner.add(record, once_more=once_more):
             return False
         lease.forwarded = True
@@ -111,7 +112,7 @@ class TaskOrders:
         return True
 
     def admit(self, caller: Caller) -> None:
-        """Raises Refusal while nobody is let in, or not so many, or not this one."""
+        """Raises Refusal while no orders are admitted, not as many, or not this caller's."""
         if self.closed:
             raise Refusal(Reason.DRAINING)
         self.pressure.or_refuse()
@@ -120,7 +121,7 @@ class TaskOrders:
 
 @dataclass(slots=True)
 class _Placing:
-    """One order on its way: the stages fill it in."""
+    """One order; each stage fills in its part."""
 
     orders: TaskOrders
     now: Snapshot
@@ -133,11 +134,11 @@ class _Placing:
 
     @property
     def judged(self) -> JudgedRequest:
-        """What policy and limits said."""
+        """Returns what policy and limits decided."""
         return JudgedRequest(self.recording, self.plan, self.refusal, self.excused, self._shadow)
 
     async def carried_out(self, task_id: str) -> Task:
-        """The task, new or there already. Raises Refusal."""
+        """Returns the task, new or existing. Raises Refusal."""
         order = self.order
         intent = sends(task_id, order.target, order.task_type, order.input, order.context, order.answers)
         self.recording.call = intent.call
@@ -154,7 +155,7 @@ class _Placing:
                 return await self._kept(task_id, lease)
             finally:
                 if not lease.forwarded:
-                    self.recording.charged = 0  # it comes back
+                    self.recording.charged = 0  # it is refunded
 
     def _admit(self) -> None:
         try:
@@ -182,7 +183,7 @@ class _Placing:
         put_down = partial(recording.outcome, http_status=CREATED, bytes_out=0)
         if await self.orders.keep(record, lease, put_down, once_more=True):
             return record
-        recording.charged = 0  # another was faster: its charges are those of the task
+        recording.charged = 0  # another process was faster: the task has that one's charges
         await recording.outcome(http_status=THERE, bytes_out=0)
         return await self._there(task_id)
 
@@ -191,7 +192,7 @@ class _Placing:
             record = await self.orders.runner.means.store.get(task_id)
         except RecordStoreOut as out:
             raise unavailable(out) from None
-        if record is None or record.owner != self.caller.binding:  # nobody may have another's task
+        if record is None or record.owner != self.caller.binding:  # a task must not be returned to another caller
             raise unknown()
         return record
 
@@ -212,7 +213,7 @@ class _Placing:
 
 
 async def _put_down(recording: Recording, refusal: Refusal) -> None:
-    """It is on record that it was refused, unless its end is. What cannot be recorded, the next order says again."""
+    """Records the refusal, unless the outcome is recorded already. If that fails, the next order reports it."""
     if not recording.done:
         with suppress(Refusal):
             await recording.refused(refusal, http_status=refusal.answer.http)

@@ -1,7 +1,7 @@
-"""The stored record of a task and its state table.
+"""The stored record of a task and its state tables.
 
-Two tables. `MOVES` are the seed's states, which people see. `STEPS` are what of our own part is done, so that a restart
-knows what it may still do. What the agent itself says stands beside, word for word: it has more states than the seed.
+`MOVES` are the seed's states, which callers see. `STEPS` are the steps of the sidecar's own part, so that a restart
+knows what it may still do. The agent's own state is stored unchanged beside them: A2A has more states than the seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOVES: Final[Mapping[TaskState, frozenset[TaskState]]] = {
     TaskState.FAILED: frozenset(),
     TaskState.CANCELLED: frozenset(),
 }
-# What A2A's states are in the seed's words. One that an agent does not tell is no progress, and never an end.
+# A2A's states as states of the seed. A state that A2A does not define is neither progress nor an end.
 SEEN: Final[Mapping[str, TaskState]] = {
     "TASK_STATE_UNSPECIFIED": TaskState.PENDING,
     "TASK_STATE_SUBMITTED": TaskState.PENDING,
@@ -52,12 +52,12 @@ SEEN: Final[Mapping[str, TaskState]] = {
 
 
 class TaskStep(StrEnum):
-    """How far our own part is."""
+    """How far the sidecar's part has come."""
 
     UNSENT = "unsent"
-    SENDING = "sending"  # the agent may have it, and nobody knows
-    SENT = "sent"  # the agent has it, under a name that we know
-    TELLING = "telling"  # it ended, and who asked to be called back was not yet put down for it
+    SENDING = "sending"  # the agent may or may not have it
+    SENT = "sent"  # the agent has it, under a known id
+    TELLING = "telling"  # it ended, and its completion callback is not queued yet
     OVER = "over"
 
 
@@ -71,12 +71,12 @@ STEPS: Final[Mapping[TaskStep, frozenset[TaskStep]]] = {
 
 
 class Task(NamedTuple):
-    """One task. Times are seconds since the epoch; "" and None are what is not known yet.
+    """One task. Times are seconds since the epoch; "" and None mean not known yet.
 
-    `caller` is on whose behalf, `owner` its binding; `target` an agent's name. `input` is kept until it was sent.
-    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words, `answers` is the task of the agent's that asked
-    for it. `refused` is the reason for which it did not reach its agent, or its agent did not take it. `sender` names
-    one attempt to send it. `revision` grows with each change.
+    `caller` is the chain on whose behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept
+    until it was sent. `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values; `answers` is the agent's
+    task that asked for this one. `refused` is why it did not reach its agent, or why its agent did not take it.
+    `sender` identifies one attempt to send it. `revision` grows with each change.
     """
 
     id: str
@@ -105,32 +105,32 @@ class Task(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it reached its end, told or not."""
+        """Whether it reached its end, reported or not."""
         return not MOVES[self.state]
 
     @property
     def is_sent(self) -> bool:
-        """Whether its agent has it, or will not have it any more."""
+        """Whether its agent has it, or will not get it any more."""
         return self.step not in (TaskStep.UNSENT, TaskStep.SENDING)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left for us to do."""
+        """Whether the sidecar has nothing left to do."""
         return self.step is TaskStep.OVER
 
     @property
     def standing(self) -> str:
-        """The word by which it is counted and found."""
+        """Returns the state by which it is counted and filtered."""
         return self.state
 
     def at(self, step: TaskStep) -> Task:
-        """With our own part so far."""
+        """Returns the task at another step."""
         if step not in STEPS[self.step]:
             raise ValueError(f"a task that is {self.step} cannot be {step}")
         return self._replace(step=step)
 
     def moved(self, state: TaskState, now_s: float) -> Task:
-        """In another state. What never was seen to run passes through `running`."""
+        """Returns the task in another state. A task that was never seen to run passes through `running`."""
         if state is self.state:
             return self
         if state not in MOVES[self.state]:
@@ -143,23 +143,23 @@ class Task(NamedTuple):
         return moved._replace(completed_at=now_s)
 
     def ended(self, state: TaskState, now_s: float, **facts: Any) -> Task:
-        """At its end. Its input is nobody's any more."""
+        """Returns the task at its end, without its input."""
         step = TaskStep.TELLING if self.callback_url else TaskStep.OVER
         return self.moved(state, now_s).at(step)._replace(input=None, **facts)
 
 
 def encoded(record: Task) -> bytes:
-    """A record as a store keeps it."""
+    """Encodes a record for storage."""
     plain = record._asdict()
     plain["caller"] = plain_caller(record.caller)
     return orjson.dumps(plain)
 
 
 def decoded(raw: bytes | str) -> Task:
-    """A record that a store kept. Raises ValueError, TypeError or LookupError for what says nothing to us."""
+    """Decodes a stored record. Raises ValueError, TypeError or LookupError for data that cannot be decoded."""
     plain = orjson.loads(raw)
     plain["caller"] = caller_from(plain["caller"])
-    known = {name: plain[name] for name in Task._fields if name in plain}  # a newer one may have more
+    known = {name: plain[name] for name in Task._fields if name in plain}  # newer versions may have more
     return _WHOLE.validate_python(known)
 
 
@@ -176,7 +176,7 @@ TASKS: Final = RecordKind(
 
 
 def moment(epoch_s: float | None) -> str | None:
-    """A time as people read it, in UTC."""
+    """Formats a time in UTC for people."""
     if epoch_s is None:
         return None
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
 """Runs the tasks that this sidecar holds.
 
-Every task that is not over is somebody's: this process takes what is its own and what nobody holds any more, and each
-has its course (`task_lifecycle.py`). What it holds, it says so again and again; if it dies, another takes over, or it
-does itself when it is started again.
+Each unfinished task is held by one process. This process takes its own tasks and those whose hold has lapsed, runs each
+(`task_lifecycle.py`), and keeps extending its holds. If it dies, another process takes over, or it continues after a
+restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sidecar.tasks.api.task_lifecycle import TaskLifecycle, TaskServices
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.vocabulary import Caller
 
-FILE: Final = "file"  # who holds what is in a file: nobody else is there to take it up
+FILE: Final = "file"  # the holder for records in a file, which no other process takes
 HELD_S: Final = 15.0
 LOOK_EVERY_S: Final = 3.0
 SWEEP_EVERY_S: Final = 60.0
@@ -34,7 +34,7 @@ log = logging.getLogger("sidecar.tasks.api")
 
 @dataclass(slots=True)
 class TaskRunner:
-    """All tasks on our hands. `holder` is by whose name we hold them."""
+    """Runs the tasks held as `holder`."""
 
     means: TaskServices
     metrics: Metrics
@@ -46,8 +46,9 @@ class TaskRunner:
     _closing: bool = False
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
-        """Keep a new task; it is ours. False where there is one of this id, which stays as it is. `once_more` says that
-        who does not hear of it orders it again. Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+        """Stores a new task, held by this process. Returns False if a task with this id exists, which stays unchanged.
+        `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal: TOO_MANY_CONCURRENT,
+        STORE_UNAVAILABLE."""
         until_s = self.means.live.clock() + HELD_S
         try:
             added = await self.means.store.add(record, self.holder, until_s, self.bounds())
@@ -60,7 +61,8 @@ class TaskRunner:
         return added is AddedRecord.KEPT
 
     def begin(self, record: Task, caller: Caller) -> None:
-        """Carry a task out that is ours; one too many, of all or of its owner, waits for the next look."""
+        """Begins a task that this process holds; beyond the bounds in total or per owner, it waits for the next
+        look."""
         if self._closing or record.id in self._courses or len(self._courses) >= SHARE.total:
             return
         if sum(other.record.owner == record.owner for other, _ in self._courses.values()) >= SHARE.per_owner:
@@ -71,14 +73,14 @@ class TaskRunner:
         task.add_done_callback(lambda _: self._courses.pop(record.id, None))
 
     def wake(self, record: Task) -> None:
-        """Something became of it: whoever follows it looks at once."""
+        """Makes the task's course look at once, because something changed."""
         if record.id in self._courses:
             self._courses[record.id][0].awake.set()
         else:
             self.begin(record, record.caller)
 
     async def end(self, record: Task, state: TaskState) -> Task | None:
-        """Its end, on disk. None where somebody else was faster. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Stores a task's end. Returns None if another process was faster. Raises Refusal(STORE_UNAVAILABLE)."""
         ended = record.ended(state, self.means.live.clock())
         ended = ended._replace(revision=record.revision + 1)
         try:
@@ -90,14 +92,14 @@ class TaskRunner:
         return ended
 
     async def run(self) -> None:
-        """Take up what is to be done. Runs as long as the process."""
+        """Takes up tasks until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Take up what is to be done now."""
-        with suppress(RecordStoreOut):  # `up` says so, and the next look is soon
+        """Takes up tasks now."""
+        with suppress(RecordStoreOut):  # `up` reports it, and the next look is soon
             now_s = self.means.live.clock()
             for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, SHARE):
                 if record.id in self._untaken:
@@ -105,24 +107,24 @@ class TaskRunner:
                 else:
                     self.begin(record, record.caller)
             self.metrics.tasks(await self.means.store.counts())
-            if asyncio.get_running_loop().time() - self._swept_s >= SWEEP_EVERY_S:  # however the clock was set
+            if asyncio.get_running_loop().time() - self._swept_s >= SWEEP_EVERY_S:  # whatever the clock says
                 self._swept_s = asyncio.get_running_loop().time()
                 await self.means.store.sweep(now_s)
 
     def _take_back_later(self, record: Task) -> None:
-        """It may be there all the same, and its caller hears that it is not."""
+        """Notes a task that may be stored although its caller was told that it was not."""
         self._untaken[record.id] = None
         while len(self._untaken) > MAX_UNTAKEN:
             self._untaken.popitem(last=False)
 
     async def _take_back(self, record: Task, now_s: float) -> None:
-        """What its caller heard that it was not taken is over, and nobody is told."""
+        """Ends a task that its caller was told was not accepted, without a callback."""
         untold = record._replace(callback_url="", revision=record.revision + 1)
         await self.means.store.replace(untold.ended(TaskState.CANCELLED, now_s))
         del self._untaken[record.id]
 
     async def stop(self, grace_s: float) -> None:
-        """Begin nothing more; what is just being sent has a while for its answer, the rest goes on after the next
+        """Begins nothing more, and waits up to `grace_s` for messages being sent; other tasks continue after the next
         start."""
         self._closing = True
         sending = [task for course, task in self._courses.values() if course.is_sending]
@@ -142,16 +144,16 @@ class TaskRunner:
     async def _see_to(self, course: TaskLifecycle) -> None:
         try:
             await course.run()
-        except RecordStoreOut as out:  # it is still ours, and begun anew with the next look
+        except RecordStoreOut as out:  # still held: the next look begins it again
             log.warning("the store of tasks is out", extra={"error": str(out)})
-        except Exception:  # a bug in one task is no other task's trouble
+        except Exception:  # a bug in one task must not stop the others
             log.exception("bug", extra={"task": course.record.id})
             with suppress(Exception):
                 await course.broken()
 
 
 def unavailable(out: RecordStoreOut) -> Refusal:
-    """A store that is out, as its caller hears it."""
+    """Returns the Refusal for a store that is out."""
     if isinstance(out, UnreadableRecord):
         return Refusal(Reason.STORE_UNAVAILABLE, str(out))
     return Refusal(Reason.STORE_UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""How does a task look to people? As the seed's A2aTask, with the agent's own words beside it."""
+"""Formats tasks for callers: the seed's A2aTask, with the agent's own values beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sidecar.tasks.api.task_record import Task, moment
 
 
 def shown(record: Task, now: Snapshot) -> A2aTask:
-    """The seed's task object."""
+    """Returns the seed's task object."""
     source = record.caller.last
     return {
         "id": record.id,
@@ -32,10 +32,10 @@ def shown(record: Task, now: Snapshot) -> A2aTask:
 
 
 def created(record: Task) -> TaskCreated:
-    """What who created it hears."""
+    """Returns the response to a creation."""
     return {"task_id": record.id, "status": record.state, "created_at": moment(record.created_at)}
 
 
 def cancelled(record: Task) -> TaskCancelled:
-    """What who cancelled it hears."""
+    """Returns the response to a cancellation."""
     return {"task_id": record.id, "state": record.state, "cancelled_at": moment(record.completed_at)}

@@ -4,9 +4,9 @@
     outbox.py           sends each delivery at least once
     signature.py        signs deliveries
 
-The records lie in `storage/webhooks/`: deliveries with their state table, and push configurations. The A2A frontend
-registers push configurations (`gateway/frontends/a2a/push_notifications.py`). `http/client/guarded_client.py` checks an
-address when it is named and each time that something is sent to it.
+`storage/webhooks/` stores deliveries, with their state table, and push configurations. The A2A frontend registers push
+configurations (`gateway/frontends/a2a/push_notifications.py`). `http/client/guarded_client.py` checks an address when
+it is registered and before each delivery.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ log = logging.getLogger("sidecar.tasks.webhooks")
 
 @dataclass(frozen=True, slots=True)
 class Webhooks:
-    """All of it: where something may go, how it gets there, and what agents push."""
+    """The address guard, the outbox, and agents' push configurations."""
 
     guard: GuardedClient
     outbox: Outbox
@@ -72,7 +72,7 @@ class Webhooks:
     resolver: SystemResolver
 
     async def run_sweeps(self) -> None:
-        """Forget push configurations that are over. Runs as long as the process."""
+        """Deletes expired push configurations until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
@@ -81,13 +81,13 @@ class Webhooks:
                 log.warning("the store of callbacks is out", extra={"error": str(out)})
 
     async def close(self) -> None:
-        """Let go of the file and of the threads that look names up. What waits is sent by the next run."""
+        """Closes the file and the resolver's threads. Waiting deliveries are sent after the next start."""
         await self.outbox.store.close()
         self.resolver.close()
 
 
 def check_callbacks(settings: Settings) -> None:
-    """Whether a start could use what runs before it left. Reads only. Raises SettingsError."""
+    """Checks that a start could use the stored files. Only reads. Raises SettingsError."""
     if settings.tasks.store != "memory":
         check_callback_file(settings.callbacks_path)
     if settings.callback_key_path.exists():
@@ -104,9 +104,8 @@ def callbacks_from(
     shows: Shows,
     run: Run,
 ) -> Webhooks:
-    """As the settings say, which may change what is allowed and how patiently. File and key are made when they are
-    first needed; `run` works on the store that replicas share. Raises SettingsError for those that are there and
-    cannot be used."""
+    """Builds the webhooks from the settings, whose limits may change later. File and key are created on first use;
+    `run` runs scripts in the store that replicas share. Raises SettingsError if an existing file or key is unusable."""
     settings = now()
     check_callbacks(settings)
     kept, key = settings.tasks.store, cache(partial(load_or_make_callback_key, settings.callback_key_path))

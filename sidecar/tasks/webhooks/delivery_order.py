@@ -1,10 +1,10 @@
 """Orders deliveries so that one slow receiver delays only its own.
 
-The one that is due, of the chain whose turn it is: chains take turns, and each has a share of the places, so that one
-whose receivers hang delays its own callbacks only. A URL is sent one thing at a time for each chain; a receiver
-(host and port) a few at a time and so many a minute, whoever they are for: it may be somebody who asked for nothing.
+Chains take turns, and each has a share of the concurrent deliveries, so that a chain whose receivers hang delays only
+its own deliveries. Each chain has one delivery at a time per URL. A receiver (host and port) gets a few at a time and a
+bounded number per minute over all chains: it may not have asked for any.
 
-Pure: told the time, never waits.
+Pure: takes the time as an argument, and never waits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sidecar.storage.webhooks.delivery import MOVES, DeliveryState, Happening, P
 PLACES: Final = 64
 PLACES_OF_OWNER: Final = 16
 PLACES_OF_RECEIVER: Final = 4
-BURST: Final = 10  # of a receiver's rate
+BURST: Final = 10  # beyond a receiver's rate
 MAX_RATES: Final = 10_000
 
-Lane = tuple[str, str]  # whose, and where to
+Lane = tuple[str, str]  # owner and URL
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class DeliveryOrder:
-    """Every callback that is not at its end. `sending` counts those under way."""
+    """All deliveries that are not at their end. `sending` counts those under way."""
 
     sending: int = 0
     _entries: dict[str, _Entry] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class DeliveryOrder:
     _of_owner: Counter[str] = field(default_factory=Counter)
     _of_receiver: Counter[str] = field(default_factory=Counter)
     _lanes: set[Lane] = field(default_factory=set)
-    _next_at: dict[str, float] = field(default_factory=dict)  # when a receiver's rate is spent up to
+    _next_at: dict[str, float] = field(default_factory=dict)  # when a receiver's allowance is used up to
     _wake_at: float | None = None
 
     def __len__(self) -> int:
@@ -56,13 +56,13 @@ class DeliveryOrder:
         return id_ in self._entries
 
     def add(self, waiting: PendingDelivery, receiver: str) -> None:
-        """It waits from now on. One that is known already stays as it is."""
+        """Queues a delivery. A known one stays as it is."""
         if waiting.id not in self._entries:
             self._entries[waiting.id] = _Entry(waiting, receiver)
             heappush(self._later, (waiting.due_at, next(self._order), waiting.id))
 
     def take(self, now_s: float, per_minute: int) -> PendingDelivery | None:
-        """The next one, which is under way from now on; None where nothing can be sent now."""
+        """Returns the next delivery, which is under way from then on; None if nothing can be sent now."""
         self._come_due(now_s)
         self._wake_at = None
         if self.sending >= PLACES:
@@ -77,12 +77,12 @@ class DeliveryOrder:
         return None
 
     def wake_at(self) -> float | None:
-        """When `take` should be asked again if nothing else happens; None is never."""
+        """Returns when to call `take` again if nothing else happens; None means never."""
         times = [at for at in (self._wake_at, self._later[0][0] if self._later else None) if at is not None]
         return min(times, default=None)
 
     def move(self, id_: str, happening: Happening, due_at: float = 0.0) -> DeliveryState:
-        """What happened to it; one that waits again is due at `due_at`."""
+        """Applies an event; a delivery that waits again is due at `due_at`."""
         entry = self._entries[id_]
         was, entry.state = entry.state, MOVES[entry.state, happening]
         if was is DeliveryState.SENDING:
@@ -94,19 +94,19 @@ class DeliveryOrder:
             entry.waiting = entry.waiting._replace(attempts=attempts, due_at=due_at)
             heappush(self._later, (due_at, next(self._order), id_))
         else:
-            del self._entries[id_]  # what `_later` still has of it is passed over there
+            del self._entries[id_]  # `_later` may still have it, and skips it
         return entry.state
 
     def shift(self, by_s: float) -> None:
-        """Every time that is known is so much later."""
+        """Shifts all known times, after the clock was set."""
         for entry in self._entries.values():
             waiting = entry.waiting
             entry.waiting = waiting._replace(created_at=waiting.created_at + by_s, due_at=waiting.due_at + by_s)
-        self._later = [(at + by_s, order, id_) for at, order, id_ in self._later]  # all of them: a heap as before
+        self._later = [(at + by_s, order, id_) for at, order, id_ in self._later]  # all alike: still a heap
         self._next_at = {receiver: at + by_s for receiver, at in self._next_at.items()}
 
     def about(self, kind: str, ref: str) -> Iterable[PendingDelivery]:
-        """Those with this ref."""
+        """Returns the deliveries with this kind and ref."""
         known = [entry.waiting for entry in self._entries.values()]
         return [waiting for waiting in known if (waiting.kind, waiting.ref) == (kind, ref)]
 
@@ -133,7 +133,7 @@ class DeliveryOrder:
         lanes = self._due[owner]
         entry = self._entries[lanes[url].popleft()]
         self._forget_empty(owner, url)
-        if owner in self._due:  # who has had a turn stands at the end
+        if owner in self._due:  # an owner goes to the end after its turn
             self._due.move_to_end(owner)
             if url in lanes:
                 lanes.move_to_end(url)

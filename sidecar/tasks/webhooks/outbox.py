@@ -1,8 +1,8 @@
 """Delivers webhooks at least once.
 
-Put here, a callback is on disk before `put` returns; it leaves by the guard (`http/client/guarded_client.py`), signed,
-and is forgotten when its receiver took it, or when it is given up. What becomes of each attempt is told to whoever put
-it.
+A delivery is stored before `put` returns. It is signed and sent through the address guard
+(`http/client/guarded_client.py`), and deleted when its receiver has accepted it or it is given up. The code that queued
+it gets the result of each attempt.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, Delive
 from sidecar.tasks.webhooks.delivery_order import DeliveryOrder
 from sidecar.tasks.webhooks.signature import CallbackKey
 
-LOOK_AGAIN_S: Final = 30.0  # at the store, for what another process left, and at the clock, however it was set
-STORE_REST_S: Final = 1.0  # between two questions to a store that is out
+LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
+STORE_REST_S: Final = 1.0  # between two tries at a store that is out
 KNOWN_AT_ONCE: Final = 500
 MAX_RETRY_AFTER_S: Final = 86_400
 RESULTS: Final[dict[DeliveryState, Result]] = {
@@ -49,19 +49,19 @@ RESULTS: Final[dict[DeliveryState, Result]] = {
 Post = Callable[[str, Headers, bytes], Awaitable[Accepted]]
 Listener = Callable[[DeliveryOutcome], None]
 Objection = Callable[[Kind, OnBehalfOf], Reason | None]
-"""Why it may not be sent any more; None if it may."""
+"""Returns why a delivery may not be sent any more; None if it may."""
 
 log = logging.getLogger("sidecar.tasks.webhooks")
 
 
 class DeliveryWitness(Protocol):
-    """Puts on record what the sidecar did by itself. Raises Refusal if it cannot."""
+    """Writes an audit record of what the sidecar did on its own. Raises Refusal if it cannot."""
 
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class DeliveryCounts(Protocol):
-    """What of it the operator sees: `Metrics`."""
+    """Metrics of deliveries; `Metrics` implements it."""
 
     def callback_attempted(self, kind: str, result: str, duration_s: float) -> None: ...
 
@@ -69,13 +69,13 @@ class DeliveryCounts(Protocol):
 
 
 class _Held(Exception):
-    """It may not be sent, and that cannot be recorded now."""
+    """The delivery is withheld, which cannot be recorded now."""
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Callbacks on their way. `key` may make the key when it is first asked; `clock` gives seconds since the epoch,
-    `chance` numbers from 0 to 1, `new_id` ids that no other callback has."""
+    """Sends deliveries. `key` may create the key on first use; `clock` gives seconds since the epoch, `chance` numbers
+    from 0 to 1, and `new_id` unique ids."""
 
     store: DeliveryStore
     post: Post
@@ -90,14 +90,15 @@ class Outbox:
     _schedule: DeliveryOrder = field(default_factory=DeliveryOrder)
     _listeners: dict[Kind, Listener] = field(default_factory=dict)
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
-    _over: dict[str, DeliveryState] = field(default_factory=dict)  # at their end, which the store could not be told yet
+    _over: dict[str, DeliveryState] = field(default_factory=dict)  # ended, but not yet deleted from the store
 
     def listen(self, kind: Kind, told: Listener) -> None:
-        """Who is told what becomes of callbacks of this kind, also of those of an earlier run."""
+        """Registers the listener for results of deliveries of this kind, including those of an earlier process."""
         self._listeners[kind] = told
 
     async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
-        """Send this; its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT where too many wait, STORE_UNAVAILABLE."""
+        """Queues a delivery; returns its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT if too many wait,
+        STORE_UNAVAILABLE."""
         rules, now_s = self.rules(), self.clock()
         if len(body) > rules.max_body:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
@@ -114,7 +115,7 @@ class Outbox:
         return callback.id
 
     async def drop(self, kind: Kind, ref: str) -> None:
-        """Send nothing more of this, though an attempt may be under way. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Drops all deliveries with this ref, though an attempt may be under way. Raises Refusal(STORE_UNAVAILABLE)."""
         dropped = [waiting.id for waiting in self._schedule.about(kind, ref)]
         for id_ in dropped:
             self._schedule.move(id_, Happening.DROPPED)
@@ -127,12 +128,12 @@ class Outbox:
             self._count()
 
     def clock_was_set(self, by_s: float) -> None:
-        """What waits waits as long as it would have, and is as old as it was."""
+        """Shifts due times and ages by the change of the clock."""
         self._schedule.shift(by_s)
         self._awake.set()
 
     async def run(self) -> None:
-        """Send what is due, as long as the process lives. What is under way at the end is sent again by the next."""
+        """Sends what is due, until cancelled. Attempts under way then are repeated after the next start."""
         async with asyncio.TaskGroup() as attempts:
             look_at = self.clock()
             while True:
@@ -148,7 +149,7 @@ class Outbox:
                         await self._awake.wait()
 
     async def _look(self) -> bool:
-        """Whether the store said what it has, and heard what it had missed."""
+        """Reads the store and deletes ended deliveries there; whether both succeeded."""
         try:
             if self._over:
                 ended = [*self._over]
@@ -158,7 +159,7 @@ class Outbox:
             for number, waiting in enumerate(await self.store.waiting()):
                 self._known(waiting)
                 if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
-                    await asyncio.sleep(0)  # after a long outage there are many, and others wait for the loop
+                    await asyncio.sleep(0)  # yields to other tasks: after a long outage there are many
         except DeliveryStoreOut:
             return False
         return True
@@ -169,13 +170,13 @@ class Outbox:
             self._count()
 
     async def _attempt(self, waiting: PendingDelivery) -> None:
-        """One attempt, and what becomes of it. Nothing of it is anybody else's trouble."""
+        """Makes one attempt and records its result. Errors don't affect other deliveries."""
         started_s = self.clock()
         try:
             happening, why, rest_s = await self._sent(waiting)
-        except (DeliveryStoreOut, _Held):  # told by whoever looks at it next
+        except (DeliveryStoreOut, _Held):  # the next look reports it
             self._postpone(waiting)
-        except asyncio.CancelledError:  # it may have come; whoever it came to knows it by its id
+        except asyncio.CancelledError:  # it may have arrived; the receiver knows it by its id
             self._postpone(waiting)
             raise
         else:
@@ -187,7 +188,7 @@ class Outbox:
             self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
 
     async def _sent(self, waiting: PendingDelivery) -> tuple[Happening, str, float | None]:
-        """What happened to it, why, and how long the receiver asks us to wait."""
+        """Sends it; returns the event, the reason, and the delay that the receiver asks for."""
         rules, now_s = self.rules(), self.clock()
         if now_s - waiting.created_at > rules.max_age_s:
             return Happening.EXHAUSTED, "it has become too old", None
@@ -213,7 +214,7 @@ class Outbox:
         return self._failed(waiting, rules), why, _seconds(answer.retry_after)
 
     async def _withheld(self, callback: Delivery, reason: Reason) -> tuple[Happening, str, float | None]:
-        """Evidence first: what cannot be recorded waits, and is not sent either."""
+        """Records that it is withheld; until that succeeds, it waits and is not sent."""
         facts = {
             "kind": callback.kind,
             "principal": callback.behalf.caller.last.name,
@@ -254,26 +255,26 @@ class Outbox:
             )
 
     def _wait_s(self, attempts: int) -> float:
-        """Twice as long each time, and between half of it and all of it, so that what failed together comes apart."""
+        """Returns the delay: doubled with each attempt, and spread over its upper half so that retries come apart."""
         rules = self.rules()
         longest_s = min(rules.max_retry_s, rules.first_retry_s * 2.0 ** min(attempts, 40))
         return longest_s * (0.5 + 0.5 * self.chance())
 
     def _tell(self, told: DeliveryOutcome, waiting: PendingDelivery, duration_s: float) -> None:
         self.counts.callback_attempted(told.kind, told.result, duration_s)
-        if told.result != "delivered":  # the receiver by its host only: a path may be a secret
+        if told.result != "delivered":  # only the receiver's host: a path may be a secret
             about = {"id": told.id, "receiver": _receiver(waiting.url), "attempts": told.attempts, "why": told.why}
             level = logging.INFO if told.result == "failed" else logging.WARNING
             log.log(level, f"a callback is {told.result.replace('_', ' ')}", extra=about)
         if (listener := self._listeners.get(told.kind)) is not None:
-            asyncio.get_running_loop().call_soon(listener, told)  # what it does is not the outbox's trouble
+            asyncio.get_running_loop().call_soon(listener, told)  # its errors don't affect the outbox
 
     def _count(self) -> None:
         self.counts.callbacks_wait(len(self._schedule))
 
 
 def _receiver(url: str) -> str:
-    """Host and port; what cannot be read shares one."""
+    """Returns host and port; URLs that cannot be parsed share one value."""
     try:
         origin = parse_strictly(url)
     except ValueError:
@@ -282,6 +283,6 @@ def _receiver(url: str) -> str:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """RFC 9110, 10.2.3, in seconds; a date is as good as none."""
+    """Parses Retry-After in seconds (RFC 9110, 10.2.3); a date counts as absent."""
     text = retry_after.strip()
     return float(min(int(text), MAX_RETRY_AFTER_S)) if text.isascii() and text.isdigit() and len(text) < 10 else None

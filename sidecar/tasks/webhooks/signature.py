@@ -1,12 +1,11 @@
-"""Signs webhooks as Standard Webhooks define.
+"""Signs webhooks by Standard Webhooks 1.0 (standardwebhooks.com).
 
-As Standard Webhooks have it (standardwebhooks.com, 1.0): `webhook-id` stays the same when it is sent again,
-`webhook-timestamp` is of this attempt, and
+`webhook-id` stays the same when a delivery is repeated, `webhook-timestamp` is that of the attempt, and
 
     webhook-signature: v1,base64(HMAC-SHA256(secret, "{webhook-id}.{webhook-timestamp}.{body}"))
 
-Each receiver (scheme, host, port) has a secret of its own, made from our key: whoever knows one forges no callback to
-another. It is told as `whsec_` and base64, which the libraries of Standard Webhooks take.
+Each receiver (scheme, host, port) has its own secret, derived from the sidecar's key, so that a receiver cannot forge
+deliveries to another. A secret is shown as `whsec_` and base64, which the libraries of Standard Webhooks accept.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class CallbackKey:
-    """What the secrets of all receivers are made from."""
+    """The key from which receivers' secrets are derived."""
 
     key: bytes = field(repr=False)
 
     def secret_of(self, receiver: TargetOrigin) -> bytes:
-        """The secret that this receiver checks with: 32 bytes."""
+        """Returns the secret of this receiver: 32 bytes."""
         place = f"{receiver.scheme}://{receiver.host}:{receiver.port}"
         return hmac.digest(self.key, _PURPOSE + place.encode(), "sha256")
 
     def told_to(self, receiver: TargetOrigin) -> str:
-        """The same as its operator is to be given it."""
+        """Returns the secret in the form that the receiver's operator gets."""
         return PREFIX + b64encode(self.secret_of(receiver)).decode()
 
     def sign(self, receiver: TargetOrigin, id_: str, now_s: float, body: bytes) -> Headers:
-        """The three headers."""
+        """Returns the three headers."""
         moment = str(int(now_s))
         mac = hmac.digest(self.secret_of(receiver), f"{id_}.{moment}.".encode() + body, "sha256")
         return (
@@ -58,7 +57,7 @@ class CallbackKey:
 
 
 def load_or_make_callback_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> CallbackKey:
-    """The key in `path`, one line of hex; made when it is first needed, with mode 0600. Raises SettingsError."""
+    """Reads the key in `path`, one line of hex; creates it on first use, with mode 0600. Raises SettingsError."""
     try:
         if not path.exists():
             keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
