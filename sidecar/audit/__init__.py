@@ -1,4 +1,4 @@
-"""The audit log: decisions and outcomes in a chain of hashes that anyone can verify.
+"""Keeps the audit log: decisions and outcomes in a verifiable hash chain.
 
 record                the fields of a record, each bounded
 record_ids            ids and timestamps

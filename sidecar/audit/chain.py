@@ -1,4 +1,4 @@
-"""The hash chain over audit lines and the anchor of its newest one.
+"""Seals audit lines in a hash chain and anchors the chain's end.
 
 Each line ends with its own seal and contains the seal of the line before it:
 

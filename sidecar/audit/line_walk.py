@@ -237,7 +237,7 @@ class LineWalk:
             report.unfinished.discard(decision_id)
         self._hear(sealed, self._line)
 
-    # --- what records say -------------------------------------------------------------------------------------------
+    # --- record contents --------------------------------------------------------------------------------------------
 
     def _hear(self, sealed: SealedRecord, line: int) -> None:
         """Process a record's content."""

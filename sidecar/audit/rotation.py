@@ -181,7 +181,7 @@ class RotatingSink:
         self._begun_at_s = min(self._begun_at_s or now_s, now_s)  # not in the future: the clock may have gone back
         return self._begun_at_s
 
-    # --- a new file -------------------------------------------------------------------------------------------------
+    # --- rotation ---------------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
         """Rotate the file, ended by a checkpoint; then delete parts beyond the number to keep."""

@@ -42,7 +42,7 @@ class Durations:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts records by event, and ended requests by method, object and result."""
+    """Counts records by event, and ended requests by status, reason, upstream, principal and object."""
 
     records: int = 0
     first: str = ""

@@ -1,4 +1,4 @@
-"""The result of a verification: extent, contradictions, what is proven and what is open."""
+"""Holds the result of a verification: extent, contradictions, what is proven and what is open."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def lies_beside(key_path: Path, path: Path) -> bool:
     return key_path.resolve().parent == path.resolve().parent
 
 
-# --- results that are kept --------------------------------------------------------------------------------------------
+# --- stored results ---------------------------------------------------------------------------------------------------
 
 
 def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Mapping[str, NamedResult]) -> None:
@@ -259,7 +259,7 @@ def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
         report.notes.append(f"the end is open: {behind} records after the last checkpoint; a kill, or under way")
 
 
-# --- the sum ----------------------------------------------------------------------------------------------------------
+# --- summary ----------------------------------------------------------------------------------------------------------
 
 
 def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) -> None:

@@ -231,8 +231,8 @@ def _actor(act: object, issuer: TrustedIssuer, naming: NamingRule) -> str:
 
 
 def _client(claims: Claims) -> str:
-    """The workload that the token was issued to; "" if the issuer is not configured for that, or the client acts for a
-    person directly."""
+    """The workload that the token was issued to; "" if the issuer is not configured for that, or the client is
+    the user's own program."""
     issuer = claims.issuer
     if not issuer.actor_from:
         return ""

@@ -66,9 +66,9 @@ NOTHING_PRESENTED = Presented()
 
 
 class Audience(NamedTuple):
-    """The route: its URL, whether the upstream allows `anonymous`, the required scopes, and whether the caller's token
-    is required for the upstream's credential. `gate` is the address's own token, `alias` another URL of the route (""
-    for none)."""
+    """The route: its URL, whether the upstream allows `anonymous`, the required scopes, and whether the caller
+    keeps its token because the upstream's credential needs it. `gate` is the address's own token, `alias` another URL
+    of the route ("" for none)."""
 
     resource: str
     anonymous: bool = False

@@ -1,4 +1,4 @@
-"""The rules of trusted token issuers.
+"""Defines the rules of trusted token issuers.
 
 How a `sub` becomes a principal is defined per issuer, never by the token alone; otherwise a user who can choose a login
 name could choose a kind with it:

@@ -1,4 +1,4 @@
-"""The grammar of principals and who may issue which names.
+"""Defines the grammar of principals and which names an issuer may give.
 
 Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1), which policy rules,
 audit lines and logs use as punctuation. An issuer may only use its own namespace.

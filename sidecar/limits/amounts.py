@@ -1,4 +1,4 @@
-"""Exact decimal amounts of cost units.
+"""Converts costs to exact decimal amounts.
 
 Costs are counted in whole millionths of their unit (for `usd`, 0.000001 USD), never in floats. Such integers are exact
 in Redis scripts (below 2^53) and as JSON numbers (15 digits).

@@ -1,6 +1,6 @@
-"""The arithmetic of each kind of counter.
+"""Implements the arithmetic of each kind of counter.
 
-Pure arithmetic over integer microseconds since the epoch. `admit.lua` does the same in Redis; one test compares the
+It is pure and works on integer microseconds since the epoch. `admit.lua` does the same in Redis; one test compares the
 two. `has_room` and `ask` do not change counts, `charge` is called only after all of a call's limits had room, and
 `give_back` undoes one charge.
 

@@ -1,4 +1,4 @@
-"""Counters shared by replicas in Redis.
+"""Stores counters in Redis, shared by replicas.
 
 One round trip per reservation: `admit.lua` checks and charges in one step, using Redis' own clock. Nothing is retried,
 because a lost reply may belong to a charged call. Instead, an unconfirmed operation is kept as a debt and settled when

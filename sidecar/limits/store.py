@@ -1,4 +1,4 @@
-"""The interface of a counter store.
+"""Defines the interface of a counter store.
 
 Implementations are in this process and in Redis or Valkey. They behave alike; one contract test runs over both.
 """

@@ -42,7 +42,7 @@ class LeaveError(Exception):
 
 class StoreConnection:
     """One connection. `greet` completes before a new connection is used, and `beat` runs periodically while it is in
-    use; an exception from either ends it. `ready` is set when it may be used. `trouble` says why there is none, for
+    use; an exception from either ends it. `ready` is called when it may be used. `trouble` says why there is none, for
     operators."""
 
     def __init__(
