@@ -1,1 +1,1 @@
-"""What do the bytes say? Messages in and out of typed values; no I/O, no clock."""
+"""Converts between bytes and typed messages of each protocol; no I/O, no clock."""

@@ -1,7 +1,7 @@
 """Encodes and decodes unpadded base64url.
 
-As RFC 4648 5 has it, without padding, and in one way only: Python's own reader passes over what is no base64, over what
-comes behind the padding and over bits that say nothing, so that many texts would be one value.
+This is RFC 4648 5 without padding, and each value has exactly one text. Python's own decoder skips invalid characters,
+text after the padding and unused bits, so that many texts would give one value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def encode(raw: bytes) -> str:
 
 
 def decode(text: str) -> bytes:
-    """The bytes of a text. Raises ValueError for any other text than theirs."""
+    """The bytes of a text. Raises ValueError for any text that `encode` does not produce."""
     raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if encode(raw) != text:
         raise ValueError("not the one way to write it")

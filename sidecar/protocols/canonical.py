@@ -1,7 +1,7 @@
 """Writes canonical JSON (RFC 8785).
 
-RFC 8785, with one extension: integers between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full,
-because they pass through us unchanged. What is digested, arguments and pinned tools, is digested in this form.
+There is one extension: integers between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full,
+because they pass through the sidecar unchanged. Digests of arguments and pinned tools are made over this form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import rfc8785
 
-MAX_DEPTH = 100  # of what is written by hand; the parser stops far before
+MAX_DEPTH = 100  # of values written by the slow path; the parser's bound is far lower
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
 _FIRST_SURROGATE = "\ud800"
 _NUMBERS = frozenset({int, float})
@@ -61,7 +61,7 @@ def _is_plain(value: object) -> bool:
 def _sort_alike(keys: Iterable[Any]) -> bool:
     try:
         every = "".join(keys)
-    except TypeError:  # one is no string
+    except TypeError:  # a key is no string
         return False
     return every.isascii() or max(every) < _FIRST_SURROGATE
 
@@ -106,14 +106,15 @@ def _write_array(value: list[object] | tuple[object, ...], out: list[bytes], dep
 
 
 def _numbers(value: list[object] | tuple[object, ...]) -> bytes | None:
-    """A whole array of numbers at once, where all of them are written alike by both: as a hundred thousand of them
-    would else hold the loop. Two ways to write a number differ in whole ones, in exponents, and in what is none."""
+    """A whole array of numbers at once, if orjson and RFC 8785 write all of them alike: a hundred thousand written one
+    by one would block the event loop. The two differ in whole floats, in exponents, and in values that are no numbers.
+    """
     written = orjson.dumps(value)
     return None if _ODD_NUMBER.search(written) else written
 
 
 def _fraction(value: float) -> bytes:
-    """ECMAScript's shortest form, which is Python's but for whole numbers and exponents (RFC 8785 3.2.2.3)."""
+    """ECMAScript's shortest form, which is Python's except for whole numbers and exponents (RFC 8785 3.2.2.3)."""
     digits, found, exponent = repr(value).partition("e")
     if not found and digits[-2:] != ".0" and digits[-1] not in "fn":
         return digits.encode()

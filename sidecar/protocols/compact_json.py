@@ -1,7 +1,7 @@
 """Writes compact JSON for storage.
 
-orjson writes into 4 KiB at least, and gives all of it away with the answer, however short. That is nothing for bytes
-that are sent and gone, and a hundred times too much for a short value that stays.
+orjson allocates at least 4 KiB and returns it with the result, however short. That is harmless for bytes that are sent
+and freed, and a hundred times too much for a short value that is stored.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ import orjson
 
 
 def compact_json(value: object, option: int | None = None) -> bytes:
-    """What `orjson.dumps` gives, in as much memory as it needs."""
+    """The result of `orjson.dumps`, in as much memory as it needs."""
     return bytes(memoryview(orjson.dumps(value, option=option)))

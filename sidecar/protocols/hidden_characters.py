@@ -1,12 +1,12 @@
 """Finds characters in a text that models read and people do not see.
 
-What a server writes about its tools goes into a model's context as it is. Tag characters spell whole sentences that no
-screen shows, bidirectional controls and zero-width characters make one text look like another, escape sequences
-rewrite a terminal (threats L7). Here they are found, taken out, and made visible.
+A server's texts about its tools go into a model's context unchanged. Tag characters spell whole sentences that no
+screen shows, bidirectional controls and zero-width characters make one text look like another, escape sequences rewrite
+a terminal (threats L7). This module finds, removes and escapes them.
 
-Hidden are the code points that Unicode calls default-ignorable, control characters but tab and line ends, line and
-paragraph separators, and blanks that are no blanks. A joiner or a variation selector that does its work between visible
-characters (an emoji, a Persian or Indic word) is not.
+Hidden are the code points that Unicode calls default-ignorable, control characters except tab and line ends, line and
+paragraph separators, and characters that only look blank. A joiner or a variation selector that has an effect between
+visible characters (an emoji, a Persian or Indic word) is not hidden.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CLASSES: Final = {
     ZERO_WIDTH: "\u200b\u2060-\u2065\ufeff",
     SELECTORS: "\u180b-\u180d\u180f\ufe00-\ufe0d\U000e0100-\U000e01ef",
     CONTROLS: "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb",
-    # The rest of Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt), the Braille blank, and what is
-    # no character at all.
+    # The rest of Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt), the Braille blank, and
+    # noncharacters.
     INVISIBLE: "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u206a-\u206f\u2800\u3164\uffa0\ufff0-\ufff8\ufffe\uffff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff",
 }
@@ -57,11 +57,11 @@ _UNSEEN = re.compile(f"[{_JOINERS}{_SELECTORS}{_HIDDEN}]")
 
 
 class AmbiguousKeysError(ValueError):
-    """Without what is hidden in them, two keys of one object are the same."""
+    """After removing hidden characters, two keys of one object are the same."""
 
 
 def hidden_in(value: object) -> tuple[str, ...]:
-    """What kinds of hidden characters stand in the strings and keys of a JSON value, each kind once."""
+    """The kinds of hidden characters in the strings and keys of a JSON value, each kind once."""
     if _is_plain(value):
         return ()
     kinds = (_NAMES[str(found.lastgroup)] for text in _texts(value) for found in _FOUND.finditer(text))
@@ -69,23 +69,24 @@ def hidden_in(value: object) -> tuple[str, ...]:
 
 
 def without_hidden(value: Any) -> Any:
-    """The same value without them, in strings and keys alike. Raises AmbiguousKeysError."""
+    """The value without hidden characters, in strings and keys alike. Raises AmbiguousKeysError."""
     return value if _is_plain(value) else _cleaned(value)
 
 
 def revealed(json_text: str) -> str:
-    """A JSON text with its hidden characters written as JSON escapes, and every joiner too: it says the same. Whatever
-    Python runs, the escapes are the same."""
+    """A JSON text with its hidden characters, and every joiner, written as JSON escapes: an equal value. The escapes
+    are the same with every version of Python.
+    """
     return _UNSEEN.sub(lambda found: _escape(found[0]), json_text)
 
 
 def shown(text: str) -> str:
-    """A text for a terminal: what that would obey, or not show, is written as an escape."""
+    """A text made safe for a terminal: characters that it would obey, or not show, are escaped."""
     return "".join(character if character.isprintable() else _escape(character) for character in revealed(text))
 
 
 def _is_plain(value: object) -> bool:
-    """Quickly, for nearly all that is ever asked: no control character, and nothing that could be hidden."""
+    """A quick check that passes nearly every value: no control character, and no candidate for a hidden one."""
     try:
         raw = orjson.dumps(value)
     except TypeError:
@@ -122,7 +123,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _clean(text: str) -> str:
-    """Until nothing is found: what was idle only because of its neighbour is found in the next round."""
+    """Repeat until nothing is found: removing a character can leave its neighbour without effect."""
     while (cleaned := _FOUND.sub("", text)) != text:
         text = cleaned
     return text

@@ -1,7 +1,6 @@
 """Resolves JSON Pointers with wildcards.
 
-RFC 6901, and one extension: `*` alone as a token is any member or any index. A member that is really called `*` is
-among them.
+RFC 6901 with one extension: `*` alone as a token matches any member or any index, including a member that is named `*`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ANY = "*"
 
 
 def parse_pointer(text: str) -> Pointer:
-    """Tokens of a pointer. Raises ValueError for what is none, and for the whole value, which is no place in it."""
+    """Tokens of a pointer. Raises ValueError for an invalid pointer, and for "", which has no container."""
     head, *tokens = text.split("/")
     if head or not tokens:
         raise ValueError("a JSON Pointer begins with /")
@@ -27,7 +26,7 @@ def parse_pointer(text: str) -> Pointer:
 
 
 def places(value: object, pointer: Pointer) -> Iterator[Place | None]:
-    """Every place in `value` that the pointer leads to; None for each step on the way, so that steps can be counted."""
+    """Every place in `value` that the pointer matches; None for each step on the way, so that steps can be counted."""
     yield None
     if not isinstance(value, dict | list):
         return

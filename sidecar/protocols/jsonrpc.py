@@ -1,7 +1,7 @@
 """Parses JSON-RPC messages strictly, so that all readers see the same message.
 
 JSON that two parsers can read differently is the classic way around a gateway, so the caller's bytes are read once,
-strictly, and what goes on is our own serialisation of what was read. Refused: anything but UTF-8 (and a byte order
+strictly, and what is forwarded is serialised anew from the parsed value. Refused: anything but UTF-8 (and a byte order
 mark), more than one value, arrays at the top, a key twice at any depth, a key that differs from a known one only in
 case, numbers that are not finite or need more than 64 bits, lone surrogates, NUL, and nesting or numbers of values
 beyond a bound.
@@ -22,16 +22,17 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600,
 
 MAX_DEPTH = 32  # threats P8; MCP's own messages reach seven
 MAX_KEYS = 10_000  # threats P8
-MAX_VALUES = 100_000  # whatever else walks the values (schema, digest) takes microseconds for each (threats I11)
+MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value (threats I11)
 MAX_ANSWER_DEPTH = 100  # of an upstream's answer; a client's stack may end a little deeper
-# Of an upstream's answer. Each takes up to 100 bytes; and to look for them and read them takes up to 0.25 us for each,
-# in one go (threats I11).
+# Of an upstream's answer. Each takes up to 100 bytes, and finding and parsing it up to 0.25 us, in one go (threats
+# I11).
 MAX_ANSWER_VALUES, MAX_ANSWER_KEYS = 200_000, 100_000
 MAX_ID_CHARS = 256
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
 
 ENVELOPE = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
-# Keys of `params` on which we or an upstream decide. A variant in another case would reach a lenient upstream only.
+# Keys of `params` that the sidecar or an upstream decides on. A variant in another case would reach only a lenient
+# upstream.
 PARAMS = frozenset(
     {
         "name",
@@ -55,7 +56,7 @@ PARAMS = frozenset(
         "taskId",
     }
 )
-# Keys of `_meta` that mean something to MCP; the others are the caller's own.
+# Keys of `_meta` that MCP defines; the others are the caller's own.
 META = frozenset(
     {
         "progressToken",
@@ -72,7 +73,7 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[],:"))
 _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else 32 for byte in range(256))
 
 Spellings = Mapping[str, str]
-"""Known keys, by their folded form: who reads without regard to case takes all of them for the one."""
+"""Known keys, by their case-folded form: a reader that ignores case takes every variant for the key."""
 
 Id = str | int
 
@@ -100,7 +101,7 @@ Message = Request | Notification | Response
 
 
 def message_from(envelope: object) -> Message:
-    """A parsed JSON value as one message, its shape checked to the last key."""
+    """A parsed JSON value as one message, its shape checked completely."""
     if isinstance(envelope, list):
         # One deviation from 2025-03-26, which had batches: no later revision has, and each was a way past policy.
         raise malformed("JSON-RPC batches are not supported")
@@ -117,7 +118,7 @@ def message_from(envelope: object) -> Message:
 
 
 def id_in(envelope: object) -> Id | None:
-    """The id that a parsed JSON value bears, also where it is no message otherwise: its sender is to hear it."""
+    """The id of a parsed JSON value, also if it is no valid message, so that its sender gets an answer."""
     if not isinstance(envelope, dict) or "id" not in envelope:
         return None
     try:
@@ -127,7 +128,7 @@ def id_in(envelope: object) -> Id | None:
 
 
 def request_id_in(envelope: object) -> Id | None:
-    """The id of what is meant as a request, also where it is no message. An answer's id is its asker's own."""
+    """The id of a request, valid or not. The id of a response is not included: it is its receiver's."""
     if isinstance(envelope, dict) and ("method" in envelope or envelope.keys().isdisjoint(("result", "error"))):
         return id_in(envelope)
     return None
@@ -136,7 +137,7 @@ def request_id_in(envelope: object) -> Id | None:
 def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
-    """One JSON value, read as strictly as CONTRACT 2 and threats P1-P9 ask. Raises Refusal(MALFORMED_CALL)."""
+    """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL)."""
     _refuse_excess(raw, max_depth, max_keys, max_values)
     value = _same_again(raw)
     if value is not None:
@@ -157,22 +158,23 @@ def parse_json(
 def _same_again(raw: bytes) -> Any:
     """The value, if our own serialisation of it is these very bytes; else None.
 
-    Then no reader can take them for anything else: no key is there twice, no number is rounded, nothing is spelt in
-    two ways. Most clients write what we would write, and are read at a fifth of the price. Escapes take the long way,
-    and so does who puts a blank after each colon, as Python does.
+    Then every reader reads it alike: no key is there twice, no number is rounded, nothing has two spellings. Most
+    clients write exactly these bytes, and are parsed at a fifth of the cost. Texts with escapes, and with a blank after
+    each colon, as Python writes it, take the slow path.
     """
     if b"\\u" in raw or b'": ' in raw:
         return None
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return None  # the strict reader will say what is wrong
+        return None  # the strict parser reports what is wrong
     return value if orjson.dumps(value) == raw else None
 
 
 def parse_answer(raw: bytes) -> Any:
-    """An upstream's JSON. It goes to nobody but the client that asked for it, so how it is spelt is between the two;
-    how much of it there is, is not. Raises Refusal(MALFORMED_CALL)."""
+    """An upstream's JSON. It goes only to the client that requested it, so its spelling is not checked, but its size
+    is. Raises Refusal(MALFORMED_CALL).
+    """
     _refuse_excess(raw, MAX_ANSWER_DEPTH, MAX_ANSWER_KEYS, MAX_ANSWER_VALUES)
     try:
         return orjson.loads(raw)
@@ -181,7 +183,7 @@ def parse_answer(raw: bytes) -> Any:
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Our own serialisation: what was parsed and decided, and nothing else."""
+    """The sidecar's own serialisation of a message."""
     return orjson.dumps(message)
 
 
@@ -207,7 +209,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def malformed(detail: str, code: int = INVALID_REQUEST) -> Refusal:
-    """The refusal of a call whose shape is wrong. `detail` is ours and names no value."""
+    """The refusal of a call whose shape is wrong. `detail` is the sidecar's text and holds no value of the call."""
     return Refusal(Reason.MALFORMED_CALL, detail, code=code)
 
 
@@ -235,7 +237,7 @@ def _unparsable(detail: str) -> Refusal:
 
 def _call_from(envelope: dict[str, Any]) -> Request | Notification:
     method, params = envelope["method"], envelope.get("params")
-    if params is None:  # `"params": null` is what some libraries write where there are none
+    if params is None:  # some libraries write `"params": null` if there are none
         params = {}
     if "result" in envelope or "error" in envelope:
         raise malformed("a message is a call or a response, never both")
@@ -278,12 +280,12 @@ def _id_from(value: object) -> Id:
 
 
 def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -> None:
-    """Refuse what is nested too deep, or holds too many keys or values, before a parser has built any of it."""
-    # Every count is an upper bound, strings and all; nearly every call passes them. Only the others are read closely.
+    """Refuse JSON that is nested too deep, or holds too many keys or values, before a parser has built any of it."""
+    # Every count is an upper bound, strings included; nearly every call passes. Only the others are counted exactly.
     opened, colons, commas = raw.count(b"{") + raw.count(b"["), raw.count(b":"), raw.count(b",")
     if opened <= max_depth and colons <= max_keys and opened + commas <= max_values:
         return
-    # A parser agrees on where strings begin and end as far as it gets, which is up to the first fault.
+    # A parser agrees on where strings begin and end up to the first fault, where it stops.
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * (max_keys + max_values):  # every string is a key or a value
         raise _unparsable(f"the body has more than {max_values} values")
@@ -293,7 +295,7 @@ def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -
     brackets = structure.translate(None, b":,")
     if structure.count(b",") + len(brackets) // 2 > max_values:
         raise _unparsable(f"the body has more than {max_values} values")
-    for _ in range(max_depth):  # each pass takes the innermost level away, and no more: there is one kind of bracket
+    for _ in range(max_depth):  # each pass removes the innermost level only: there is one kind of bracket
         brackets = brackets.replace(b"[]", b"")
     if brackets:
         raise _unparsable(f"the body is nested deeper than {max_depth}, or its brackets do not match")
@@ -331,8 +333,9 @@ _CHECKING = json.JSONDecoder(
 
 
 def _is_plain(raw: bytes) -> bool:
-    """Whether no number can be beyond a bound: none has 19 digits in a row, and none an exponent that another parser,
-    which refuses what is not finite, stumbles over. To ask each number would take half a microsecond for each."""
+    """Whether no number can be out of bounds: none has 19 digits in a row, and none an exponent that another parser,
+    which refuses values that are not finite, rejects. Checking each number would take half a microsecond for each.
+    """
     digits = raw.translate(_DIGITS)
     return b"0" * 19 not in digits and (b"0e" not in digits or _orjson_reads(raw))
 
@@ -353,7 +356,7 @@ def _refuse_escapes(raw: bytes, text: str, value: object) -> None:
 
 
 def has_nul(value: object) -> bool:
-    """Whether a NUL stands anywhere in a JSON value: what ends a text for some readers, and for others not."""
+    """Whether a JSON value contains a NUL, which ends a text for some readers, and for others not."""
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, dict):

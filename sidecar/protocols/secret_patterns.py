@@ -1,13 +1,13 @@
 """Finds text that looks like a secret.
 
-Each class is a `Finder`: the spans that begin within a slice of a text. Two kinds, and neither can be slow on any text
-(threats C1): tokens are looked for by a literal with which, or around which, they are always written, and a run of
-characters is read once; numbers are short, so that each place costs no more than their length. What is only shaped
-like a number of its class is left alone: cards pass Luhn's check, bank accounts modulo 97.
+Each class is a `Finder`: the spans that begin within a slice of a text. There are two kinds, both fast on any text
+(threats C1): tokens are found by a literal that begins them or is part of them, and each run of characters is read
+once; numbers are short, so that each position costs no more than their length. A number that only has the shape of its
+class is ignored: cards pass Luhn's check, bank accounts modulo 97.
 
     email         local@domain.tld; letters of any script
     card          13 to 19 digits that pass Luhn's check, whole or in the groups that cards are printed in
-    bearer        what follows "Bearer" or "Basic"
+    bearer        the credential after "Bearer" or "Basic"
     jwt           three parts in base64url that begin as JSON does
     api_key       keys whose makers mark them: AWS, GitHub, GitLab, Slack, Stripe, Google, Anthropic, OpenAI, npm, PyPI
     private_key   a PEM block, to its end
@@ -25,11 +25,12 @@ from typing import Final
 
 Span = tuple[int, int]
 Finder = Callable[[str, int, int, list[Span]], int]
-"""(text, start, stop, spans): adds what begins in text[start:stop], or is known by something there and begins up to
-`LOCAL_CHARS` before it; and gives where to look on, at least `stop`."""
+"""(text, start, stop, spans): adds the spans that begin in text[start:stop], or that are identified there and begin up
+to `LOCAL_CHARS` before it; returns the position to continue from, at least `stop`.
+"""
 
-MIN_CHARS: Final = 6  # `a@b.co`: no shorter text holds anything of any class
-_NUMBER_CHARS: Final = 64  # longer than any number, with its separators and what must not follow it
+MIN_CHARS: Final = 6  # `a@b.co`: the shortest text with a match of any class
+_NUMBER_CHARS: Final = 64  # longer than any number, with its separators and the characters that must not follow it
 _MIN_PREFIXED: Final = 8
 _DIGITS: Final = frozenset(string.digits)
 _ALNUM: Final = frozenset(string.ascii_letters + string.digits)
@@ -37,14 +38,14 @@ _ALNUM: Final = frozenset(string.ascii_letters + string.digits)
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
-# What ends a local part to the left. RFC 5321 allows more, which nobody writes in a text without quotes.
+# Characters that end a local part to the left. RFC 5321 allows more, which texts without quotes do not contain.
 _BEFORE_LOCAL = re.compile(r".*[\s<>()\[\]{}\"',;:=|\\/@\x00-\x1f]", re.DOTALL)
 _DOMAIN = re.compile(r"(?:[\w-]+\.)+(?:xn--[A-Za-z0-9-]+|[^\W\d_]{2,})")
-LOCAL_CHARS, _DOMAIN_CHARS = 64 * 1024, 1024  # far beyond what may be written: 64 and 253
+LOCAL_CHARS, _DOMAIN_CHARS = 64 * 1024, 1024  # far beyond the limits, 64 and 253
 
 
 def find_emails(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """Around each @ that has a name before it and a domain with a dot behind it."""
+    """Around each @ with a name before it and a domain with a dot after it."""
     left = 0
     at = text.find("@", start, stop)
     if at > 0:
@@ -76,7 +77,7 @@ _CREDENTIAL = re.compile(
 
 
 def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """The credential behind the word; the word itself may stay."""
+    """The credential after the word, without the word."""
     looked = stop
     for word in _WORDS_BEFORE:
         at = text.find(word, start, stop + len(word))
@@ -95,7 +96,7 @@ _JWT_REST = re.compile(r"\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){0,3}")
 
 
 def find_jwts(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """`eyJ` is how `{"` begins in base64."""
+    """Tokens that begin with `eyJ`, which is `{"` in base64."""
     at = text.find("eyJ", start, stop + 2)
     while 0 <= at < stop:
         run = _RUN.match(text, at)
@@ -104,13 +105,13 @@ def find_jwts(text: str, start: int, stop: int, spans: list[Span]) -> int:
         if rest:
             end = rest.end()
             spans.append((at, end))
-        if end >= stop:  # what is left of this run holds no other beginning
+        if end >= stop:  # the rest of this run has no other beginning
             return end
         at = text.find("eyJ", end, stop + 2)
     return stop
 
 
-# Marks, and how many characters follow at least. Sources: the makers' own documentation of secret scanning.
+# Marks, and the least number of characters after each. Sources: the makers' own documentation of secret scanning.
 API_KEYS: Final[Mapping[str, int]] = {
     "AKIA": 16, "ASIA": 16,
     "ghp_": 20, "gho_": 20, "ghu_": 20, "ghs_": 20, "ghr_": 20, "github_pat_": 20, "glpat-": 16,
@@ -121,7 +122,7 @@ API_KEYS: Final[Mapping[str, int]] = {
 
 
 def prefixed(marks: Mapping[str, int]) -> Finder:
-    """What begins with one of these marks, at the beginning of a word, and goes on for as long as it says."""
+    """Tokens that begin with one of these marks at the beginning of a word, and have at least the given length."""
     longest = max(map(len, marks))
 
     def find(text: str, start: int, stop: int, spans: list[Span]) -> int:
@@ -142,7 +143,7 @@ def prefixed(marks: Mapping[str, int]) -> Finder:
 
 
 def prefixed_alike(prefixes: tuple[str, ...]) -> Finder:
-    """The marks of an operator's own tokens."""
+    """A finder for an operator's own token prefixes."""
     return prefixed(dict.fromkeys(prefixes, _MIN_PREFIXED))
 
 
@@ -152,7 +153,7 @@ _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,60}-----")
 
 
 def find_private_keys(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """A block with its lines. One without an end goes to the end of the text: half a key is one too."""
+    """A PEM block with its lines. One without an end extends to the end of the text: half a key is a secret too."""
     at = text.find(_KEY_BEGIN, start, stop + len(_KEY_BEGIN))
     while 0 <= at < stop:
         head = _KEY_HEAD.match(text, at)
@@ -172,7 +173,7 @@ def find_private_keys(text: str, start: int, stop: int, spans: list[Span]) -> in
 
 
 def _numbers(pattern: re.Pattern[str], true_end: Callable[[str], int]) -> Finder:
-    """Each match of a pattern of at most `_NUMBER_CHARS`; `true_end` is how much of it is a number of the class."""
+    """Each match of a pattern of at most `_NUMBER_CHARS`; `true_end` gives how much of it is a number of the class."""
 
     def find(text: str, start: int, stop: int, spans: list[Span]) -> int:
         end, at = min(len(text), stop + _NUMBER_CHARS), start
@@ -197,7 +198,7 @@ _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
 
 def passes_luhn(digits: str) -> bool:
-    """ISO/IEC 7812-1, annex B."""
+    """The check of ISO/IEC 7812-1, annex B."""
     total = sum(map(int, digits[-1::-2])) + sum(_DOUBLED[int(digit)] for digit in digits[-2::-2])
     return total % 10 == 0
 
@@ -212,7 +213,7 @@ def _card_end(found: str) -> int:
 
 
 def is_card(number: int) -> bool:
-    """Whether a JSON number is a card's."""
+    """Whether a JSON number is a card number."""
     digits = str(abs(number))
     return 13 <= len(digits) <= 19 and digits[0] in "23456" and passes_luhn(digits)
 
@@ -247,7 +248,7 @@ def _iban_end(found: str) -> int:
 
 
 def _end_of(text: str, length: int) -> int:
-    """Where so many characters end, blanks not counted."""
+    """The end of so many characters, blanks not counted."""
     kept = 0
     for end, character in enumerate(text, 1):
         kept += character != " "

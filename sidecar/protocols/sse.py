@@ -1,8 +1,8 @@
 """Parses and writes server-sent events.
 
-An incremental reader of `text/event-stream` (WHATWG HTML, 9.2.6) that hands over whole events, and a writer. Every
+It has an incremental parser of `text/event-stream` (WHATWG HTML, 9.2.6) that returns whole events, and a writer. Every
 event is delivered, those without data too: MCP 2025-11-25 primes streams with an id and empty data, and announces
-polling by `retry` alone. Lines and events are bounded, because what arrives is the upstream's; and bytes are kept, not
+polling by `retry` alone. Lines and events are bounded, because the input is the upstream's; and bytes are kept, not
 lines, so that many small ones take no more memory than few large ones.
 """
 
@@ -19,7 +19,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event. `data` is None where no data line came; `comment` marks a keep-alive line, which has nothing else."""
+    """One event. `data` is None if there was no data line; `comment` marks a keep-alive line, which has no other
+    fields.
+    """
 
     data: str | None = None
     id: str | None = None
@@ -30,7 +32,8 @@ class SseEvent:
     @property
     def message(self) -> str:
         """The data of an event that bears a message: its type is `message`, or it has none. "" for any other event,
-        such as a `ping` or `heartbeat` with data, which is passed over."""
+        such as a `ping` or `heartbeat` with data, which is skipped.
+        """
         return self.data or "" if self.event in ("", "message") else ""
 
 
@@ -40,13 +43,13 @@ _NOTHING = SseEvent()
 
 @dataclass(slots=True)
 class SseParser:
-    """Feed it chunks as they come; it returns the events that each chunk completed, however the bytes were cut.
+    """Feed it chunks as they come; it returns the events that each chunk completed, wherever the bytes were split.
 
     `max_event_bytes` bounds each line, and the lines of one event together; comments and unknown fields are not kept.
     """
 
     max_event_bytes: int = MAX_LINE_BYTES
-    _rest: bytearray = field(default_factory=bytearray)  # of a line whose end has not come
+    _rest: bytearray = field(default_factory=bytearray)  # of an incomplete line
     _after_return: bool = False  # the last chunk ended in CR: a LF that comes next belongs to it
     _begun: bool = False
     _event_bytes: int = 0
@@ -57,7 +60,7 @@ class SseParser:
 
     @property
     def held_bytes(self) -> int:
-        """How much is kept of an event whose end has not come."""
+        """The number of bytes kept of an incomplete event."""
         return self._event_bytes + len(self._rest)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
@@ -76,7 +79,7 @@ class SseParser:
                 self._rest += line
                 self._bound(len(self._rest))
                 if not ended:
-                    break  # the last one: its end is still to come
+                    break  # the last one is incomplete
                 line = bytes(self._rest)
                 self._rest.clear()
             self._take(line, events)
@@ -137,13 +140,15 @@ def _text(raw: bytes | bytearray) -> str:
 
 
 def encode_event(data: bytes, *, id: str | None = None) -> bytes:
-    """One message as an event. `data` holds no line break: it is JSON of our own writing."""
+    """One message as an event. `data` holds no line break: it is JSON that the sidecar wrote."""
     head = b"" if id is None else b"id: " + id.encode() + b"\n"
     return head + b"event: message\ndata: " + data + b"\n\n"
 
 
 def encode_endpoint(address: str) -> bytes:
-    """The first event of an HTTP+SSE stream (MCP 2024-11-05): where its reader POSTs. `address` is one line."""
+    """The first event of an HTTP+SSE stream (MCP 2024-11-05): the address for the client's POSTs. `address` is one
+    line.
+    """
     return f"event: endpoint\ndata: {address}\n\n".encode()
 
 
@@ -163,5 +168,5 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def encode_farewell(why: str) -> bytes:
-    """The last words of a stream that has no message to end with: a comment, which every reader passes over."""
+    """The end of a stream that has no final message: a comment, which every reader skips."""
     return f": closed, {why}\n\n".encode()

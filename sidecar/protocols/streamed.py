@@ -1,8 +1,8 @@
 """Reads the messages of an upstream's event stream.
 
-A stream bears the answer that is waited for, and other messages beside it. The answer is read strictly. Any other
-message that is not as JSON-RPC says is dropped, and so is an answer that nobody waits for: the answer that comes after
-it is to reach its caller. What is not JSON is refused, because it may have been the answer.
+A stream bears the awaited answer, and other messages beside it. The answer is parsed strictly. Any other message that
+is not valid JSON-RPC is dropped, and so is an answer that no request awaits, so that the answer after it reaches its
+caller. Data that is not JSON is refused, because it may have been the answer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Message, Response
 
 Dropped = Callable[[str], None]
-"""Hears why a message was dropped."""
+"""Called with the reason why a message was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Reads the messages of one stream. `expected` are the ids of requests that may be answered on it, `own` is that
-    of the request whose answer the stream is, None where it is no answer."""
+    """Parses the messages of one stream. `expected` are the ids of requests that may be answered on it, `own` is that
+    of the request that the stream answers, None if there is none.
+    """
 
     expected: Container[Id]
     own: Id | None
@@ -44,7 +45,7 @@ class Streamed:
         return message
 
     def _may_answer(self, value: Any) -> bool:
-        """Whether a JSON value that is no message was meant for an answer that is waited for."""
+        """Whether a JSON value that is no valid message was meant for an awaited answer."""
         if isinstance(value, list):
             return any(isinstance(one, dict) and self._may_answer(one) for one in value)
         if not isinstance(value, dict) or "method" in value:
@@ -56,7 +57,7 @@ class Streamed:
 
 
 def addressed(message: Message, own: Id | None) -> Message:
-    """The message; an error that names no request is the answer to the `own` request: nothing else was asked there."""
+    """The message; an error without an id is the answer to the `own` request, the only one it can be about."""
     if isinstance(message, Response) and message.id is None and message.error is not None and own is not None:
         return message._replace(id=own)
     return message

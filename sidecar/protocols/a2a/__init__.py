@@ -1,14 +1,17 @@
 """A2A messages in every version and binding.
 
-    operations   the eleven operations, and what each is called where
-    schema       how a message is read, once and strictly
+    operations   the eleven operations, and their names in each version and binding
+    schema       parses messages, once and strictly
     messages     the messages of 1.0, which is the canonical form
-    v03          0.3 as JSON-RPC has it, to and from 1.0
-    proto03      0.3 as its Protocol Buffers have it, to and from 1.0
-    cards03      a card of 0.3, to and from 1.0
-    cards        an agent's card as ours: our addresses, the caller's skills, our signature
+    forms        the form of parameters and results in each version and binding
+    v03          the JSON-RPC messages of 0.3, to and from 1.0
+    proto03      the Protocol Buffers messages of 0.3, to and from 1.0
+    cards03      cards of 0.3, to and from 1.0
+    cards        rewrites an agent's card: the sidecar's addresses, the caller's skills, the sidecar's signature
+    http         the addresses of HTTP+JSON
     wire         messages as bytes of Protocol Buffers, for gRPC
-    errors       what an agent can refuse in its own words
+    status       the details of a gRPC status
+    errors       the errors of A2A in each binding
 
 No I/O: bytes and parsed JSON in, typed values out.
 """

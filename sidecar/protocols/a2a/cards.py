@@ -1,11 +1,11 @@
 """Reads and rewrites agent cards.
 
-A card is read in either format, and written anew. Every address in it is ours: the interfaces, and what texts mention
-of the agent's own host. It says how callers prove themselves to us, since what the agent wants is between it and us;
-its skills are those that this caller may use; and its signatures are ours or none, because the agent signed another
-card. Nothing in a card makes anybody here dial anything.
+A card is read in either format, and rewritten. Every address in it becomes the sidecar's: the interfaces, and mentions
+of the agent's own host in texts. It says how callers authenticate to the sidecar, since the agent's own requirements
+concern only the sidecar; its skills are those that this caller may use; and its signatures are the sidecar's or absent,
+because the agent signed another card. No address in a card is ever dialled.
 
-One document carries both formats, as the official SDK's own servers do it: no two members of theirs are called alike
+One document carries both formats, as the official SDK's own servers do it: no two members of theirs have the same name
 and differ, save the security schemes, where one object holds both.
 """
 
@@ -27,7 +27,7 @@ from sidecar.protocols.canonical import canonical_json
 MAX_SKILLS: Final = 1000
 MAX_OTHERS: Final = 100  # extensions, schemes, requirements and signatures, of each
 MAX_INTERFACES: Final = 20
-MAX_SAFE: Final = 2**53  # beyond, a number of a Struct is a double and no longer itself
+MAX_SAFE: Final = 2**53  # a larger number in a Struct is a double and loses precision
 _MOST: Final[Mapping[str, int]] = {
     "skills": MAX_SKILLS,
     "supportedInterfaces": MAX_INTERFACES,
@@ -40,7 +40,7 @@ VERSIONS: Final[Mapping[Version, str]] = {"0.3": cards03.VERSION, "1.0": "1.0"}
 
 
 class Interface(NamedTuple):
-    """One address of ours, and what is spoken there."""
+    """One address of the sidecar, and the protocol spoken there."""
 
     url: str
     binding: Binding
@@ -49,8 +49,9 @@ class Interface(NamedTuple):
 
 
 class CardInterface(NamedTuple):
-    """A way for callers to prove themselves to us: a bearer token of some `form` ("" is of none that they could read),
-    or a key in the `header` of this name."""
+    """A way for callers to authenticate to the sidecar: a bearer token of some `form` ("" if callers cannot read it),
+    or a key in the `header` of this name.
+    """
 
     name: str
     form: str = ""
@@ -58,7 +59,7 @@ class CardInterface(NamedTuple):
 
     @property
     def scheme(self) -> Json:
-        """As 1.0 says it."""
+        """The security scheme in the form of 1.0."""
         if self.header:
             return {"apiKeySecurityScheme": {"location": "header", "name": self.header}}
         form = {"bearerFormat": self.form} if self.form else {}
@@ -66,19 +67,19 @@ class CardInterface(NamedTuple):
 
 
 class Security(NamedTuple):
-    """What callers must prove to us, in one of these ways; `optional`: or nothing at all."""
+    """The ways for callers to authenticate; `optional`: or not at all."""
 
     ways: tuple[CardInterface, ...]
     optional: bool = False
 
     @property
     def schemes(self) -> Json:
-        """The ways by their names, as 1.0 says it."""
+        """The schemes by name, in the form of 1.0."""
         return {way.name: way.scheme for way in self.ways}
 
     @property
     def requirements(self) -> list[Json]:
-        """Which of them is needed, as 1.0 says it: any of the list."""
+        """The requirements in the form of 1.0: any of the list suffices."""
         return [] if self.optional else [{"schemes": {way.name: {}}} for way in self.ways]
 
 
@@ -86,7 +87,7 @@ BEARER: Final = Security((CardInterface("bearer", "JWT"),))
 
 
 class CardSigner(NamedTuple):
-    """A key of ours: its JWS algorithm, its id, and how it signs some bytes."""
+    """A signing key of the sidecar: its JWS algorithm, its id, and its signing function."""
 
     algorithm: str
     kid: str
@@ -97,7 +98,7 @@ class CardSigner(NamedTuple):
 
 
 def read(given: object) -> Json:
-    """The canonical card, of a card in either format; one that carries both is one of 1.0. Raises UnreadableError."""
+    """The canonical card of a card in either format; one that carries both is read as 1.0. Raises UnreadableMessage."""
     if not isinstance(given, dict):
         raise UnreadableMessage("", "must be an object")
     is_10 = "supportedInterfaces" in given or "supported_interfaces" in given
@@ -107,7 +108,7 @@ def read(given: object) -> Json:
 
 
 def check(card: Read) -> None:
-    """What we need of a canonical card, whatever it came by. Raises UnreadableError."""
+    """Check the required parts of a canonical card from any binding. Raises UnreadableMessage."""
     for name in ("name", "version"):
         if not card.get(name):
             raise UnreadableMessage(f"/{name}", "is missing")
@@ -139,9 +140,10 @@ def ours(
     has_extended: bool,
     security: Security = BEARER,
 ) -> Json:
-    """The canonical card as ours, for one caller: at our `interfaces`, of which there is one at least, with the skills
-    that it `may_use`. `agent_url` is where we reach the agent; `has_extended` says whether a caller that we know gets
-    more than this."""
+    """The canonical card as the sidecar presents it to one caller: at its `interfaces`, at least one, with the skills
+    that the caller `may_use`. `agent_url` is the agent's address; `has_extended` says whether an authenticated caller
+    gets a larger card.
+    """
     strangers = _Strangers.of(card, interfaces, agent_url)
     kept = {name: card[name] for name in ("name", "description", "version") if name in card}
     kept |= {name: card[name] for name in ("defaultInputModes", "defaultOutputModes") if name in card}
@@ -181,14 +183,16 @@ def ours(
 
 
 class _CardPlace(NamedTuple):
-    """Where an address leads; no host for none."""
+    """The target of an address; no host if it has none."""
 
     host: str
     port: int | None
 
 
 class _Strangers:
-    """The hosts that are the agent's and not ours, wherever a text names one. On a host that is ours too, its port."""
+    """The hosts that are the agent's and not the sidecar's, to be found in texts. On a host that is the sidecar's too,
+    its port.
+    """
 
     def __init__(self, hosts: set[str], places: set[_CardPlace], instead: str) -> None:
         self._hosts = hosts
@@ -206,7 +210,7 @@ class _Strangers:
         return cls(hosts, places, interfaces[0].url)
 
     def is_web(self, url: str) -> bool:
-        """Whether this may stand in a card of ours as an address to look at."""
+        """Whether this may stand in a card as a web address."""
         place = _place(url)
         is_theirs = place.host in self._hosts or place in self._places or self.are_in(url)
         return place.host != "" and url.lower().startswith(("http://", "https://")) and not is_theirs
@@ -215,7 +219,7 @@ class _Strangers:
         return self._pattern.search(text) is not None
 
     def replaced(self, value: Any) -> Any:
-        """With our own address where an address of theirs was."""
+        """The value with the sidecar's address in place of each of the agent's."""
         if isinstance(value, str):
             return self._pattern.sub(lambda _: self._instead, value)
         if isinstance(value, list):
@@ -226,17 +230,18 @@ class _Strangers:
 
 
 def hiding(agent_url: str, instead: str) -> Callable[[Any], Any]:
-    """What an agent says, without where it is."""
+    """A function that replaces the agent's address in what the agent sends."""
     return _Strangers({_place(agent_url).host} - {""}, set(), instead).replaced
 
 
 def _naming(hosts: set[str], places: set[_CardPlace]) -> re.Pattern[str]:
-    """What names one of them: an address there; a name with a dot in it also alone. One that is a plain word, as in a
-    cluster, only with a scheme or a port, because the word may well mean something else. Every repetition is bounded,
-    since the text is a stranger's."""
+    """A pattern for addresses that name one of these hosts. A name with a dot in it also matches alone; a plain word,
+    as in a cluster, matches only with a scheme or a port, because the word may mean something else. Every repetition is
+    bounded, since the text is untrusted.
+    """
     colon = r"(?::|%3a)"  # it may stand in the query of another address
     scheme = rf"[a-z][a-z0-9+.-]{{0,15}}{colon}(?://|%2f%2f)(?:[^\s/@]{{0,100}}@)?"
-    path = r"(?:(?:[/?#]|%2f)[^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # what ends a sentence is not of the address
+    path = r"(?:(?:[/?#]|%2f)[^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # punctuation that ends a sentence is excluded
     before, after = r"(?:(?<![a-z0-9_.-])|(?<=%2f)|(?<=%40))", r"(?!\.?[a-z0-9_-])"
     port = rf"{colon}\d{{1,5}}"
     full = _any_of(host for host in hosts if "." in host or ":" in host)
@@ -256,14 +261,14 @@ def _any_of(hosts: Iterable[str]) -> str:
 
 
 def _place(url: str) -> _CardPlace:
-    """Where an address leads, also one without a scheme, as cards have it for gRPC."""
+    """The target of an address, also without a scheme, as in cards for gRPC."""
     try:
         split = urlsplit(url if "://" in url else f"//{url}")
     except ValueError:
         return _CardPlace("", None)
     try:
         port = split.port or {"http": 80, "https": 443}.get(split.scheme)
-    except ValueError:  # its host is a name all the same
+    except ValueError:  # its host is still a name
         port = None
     return _CardPlace((split.hostname or "").rstrip("."), port)
 
@@ -272,8 +277,9 @@ def _place(url: str) -> _CardPlace:
 
 
 def document(card: Read, signer: CardSigner | None = None) -> Json:
-    """The JSON of a card of ours: that of 1.0, and in the same document that of 0.3 where we speak it. Each line of
-    clients verifies its own members, so there is a signature for each."""
+    """The JSON of a rewritten card: that of 1.0, and in the same document that of 0.3 if the sidecar speaks it. Clients
+    of each version verify its own members, so there is a signature for each.
+    """
     written, payloads = dict(card), [_with_doubles(card)]
     if any(version_meant(one["protocolVersion"]) == "0.3" for one in card["supportedInterfaces"]):
         old = cards03.to_json(card)
@@ -285,12 +291,12 @@ def document(card: Read, signer: CardSigner | None = None) -> Json:
 
 
 def signed(card: Read, signer: CardSigner | None) -> Json:
-    """The canonical card of ours with our signature, for where it travels as a message of 1.0."""
+    """The rewritten card with the sidecar's signature, as a message of 1.0."""
     return dict(card) if signer is None else {**card, "signatures": [_signature(_with_doubles(card), signer)]}
 
 
 def seed_card(card: Read) -> Json:
-    """The card as the seed has it, of a card of ours."""
+    """A rewritten card in the seed's form."""
     main = card["supportedInterfaces"][0]
     capabilities = card["capabilities"]
     return {
@@ -312,7 +318,7 @@ def seed_card(card: Read) -> Json:
 
 
 def _schemes(schemes: Iterable[Read]) -> list[str]:
-    """What a caller may come with, in one word each: `bearer`, or the type in the manner of OpenAPI."""
+    """The accepted credentials, in one word each: `bearer`, or the type as OpenAPI names it."""
     words = []
     for scheme in schemes:
         for member, held in scheme.items():
@@ -322,7 +328,7 @@ def _schemes(schemes: Iterable[Read]) -> list[str]:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """`one`, with what only the `other` has; lists are of the same things in the same order."""
+    """`one`, with the members that only `other` has; lists have the same items in the same order."""
     if isinstance(one, dict) and isinstance(other, dict):
         both = {name: _merged(one[name], other[name]) if name in other else one[name] for name in one}
         return both | {name: value for name, value in other.items() if name not in one}
@@ -335,7 +341,7 @@ def _merged(one: Any, other: Any) -> Any:
 
 
 def _signature(card: Read, signer: CardSigner) -> Json:
-    """A JWS over the canonical form of a card without signatures and without what is empty, its payload detached."""
+    """A JWS with detached payload over the canonical form of a card without signatures and empty values."""
     header = {"alg": signer.algorithm, "kid": signer.kid, "typ": "JOSE"}
     protected = base64url.encode(json.dumps(header, separators=(",", ":")).encode())
     payload = {name: value for name, value in card.items() if name != "signatures"}
@@ -344,7 +350,7 @@ def _signature(card: Read, signer: CardSigner) -> Json:
 
 
 def _without_defaults_03(card: Read) -> Json:
-    """A card of 0.3 as who verifies it there sees it: that line leaves out what would be the same unsaid."""
+    """A card of 0.3 as its verifiers see it: 0.3 omits values that equal their defaults."""
     rest = dict(card)
     for name, default in (("preferredTransport", cards03.DEFAULT_TRANSPORT), ("protocolVersion", cards03.VERSION)):
         if rest.get(name) == default:
@@ -358,7 +364,7 @@ def _without_defaults_03(card: Read) -> Json:
 
 
 def _with_doubles(value: Any) -> Any:
-    """With numbers as a reader of 1.0 has them: in a Struct every one is a double."""
+    """The value with numbers as readers of 1.0 have them: in a Struct every number is a double."""
     if isinstance(value, dict):
         return {name: _with_doubles(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -368,7 +374,7 @@ def _with_doubles(value: Any) -> Any:
 
 
 def _filled(value: Any) -> Any:
-    """Without empty texts, lists and objects at any depth."""
+    """The value without empty texts, lists and objects at any depth."""
     if isinstance(value, dict):
         members = {name: _filled(inner) for name, inner in value.items()}
         return {name: inner for name, inner in members.items() if not _is_empty(inner)}

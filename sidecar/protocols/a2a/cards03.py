@@ -1,8 +1,8 @@
 """Converts agent cards between A2A 0.3 and 1.0.
 
-0.3 has one main address with more beside it, where 1.0 has a list; it says what callers must prove in the manner of
-OpenAPI, and that there is an extended card at the top. Its JSON and its Protocol Buffers differ in the security alone.
-The official compatibility layer judges both ways.
+0.3 has one main address with further ones beside it, where 1.0 has a list; it states security requirements in OpenAPI's
+form, and at the top level that there is an extended card. Its JSON and its Protocol Buffers differ in the security
+alone. The official compatibility layer is the reference in both directions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import version_meant
 from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableMessage, schema_from
 
-VERSION: Final = "0.3.0"  # as a card says it, with the patch
+VERSION: Final = "0.3.0"  # the form in cards, with the patch
 DEFAULT_TRANSPORT: Final = "JSONRPC"
 _LOCATIONS: Final = frozenset({"cookie", "header", "query"})
 
@@ -47,7 +47,7 @@ _FLOWS: Final[Mapping[str, tuple[str, ...]]] = {
     "implicit": ("authorizationUrl", "scopes"),
     "password": ("tokenUrl", "scopes"),
 }
-# What each type of scheme is called in 1.0, and what must be there.
+# The name of each type of scheme in 1.0, and its required members.
 _SCHEMES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "apiKey": ("apiKeySecurityScheme", ("name", "in")),
     "http": ("httpAuthSecurityScheme", ("scheme",)),
@@ -59,7 +59,7 @@ TYPES: Final = {scheme: type_ for type_, (scheme, _) in _SCHEMES.items()}
 
 
 def from_json(given: object) -> Json:
-    """The canonical card of a card as 0.3 writes it. Raises UnreadableError."""
+    """The canonical card of a card in 0.3's JSON. Raises UnreadableMessage."""
     card = CARD03.read("AgentCard", given, defaults=True)
     if "capabilities" not in card:
         raise UnreadableMessage("/capabilities", "is missing")
@@ -80,7 +80,7 @@ def from_json(given: object) -> Json:
 
 
 def from_proto(card: Read) -> Json:
-    """The canonical card of an `AgentCard` of the Protocol Buffers of 0.3, where false and unsaid are one."""
+    """The canonical card of an `AgentCard` of the Protocol Buffers of 0.3, where false and absent are the same."""
     capabilities = card.get("capabilities", {})
     return _card_10(
         {
@@ -97,7 +97,7 @@ def from_proto(card: Read) -> Json:
 
 
 def to_json(card: Read) -> Json:
-    """A card of 0.3. Raises UnreadableError where it has no interface of 0.3, or what 0.3 cannot say."""
+    """A card of 0.3. Raises UnreadableMessage if it has no interface of 0.3, or holds what 0.3 cannot express."""
     said = _card_03(card, lambda requirements: [_requirement_03(one) for one in requirements])
     schemes = card.get("securitySchemes", {})
     if schemes:
@@ -115,7 +115,7 @@ def to_json(card: Read) -> Json:
 
 
 def to_proto(card: Read) -> Json:
-    """An `AgentCard` of the Protocol Buffers of 0.3. Raises UnreadableError where it has no interface of 0.3."""
+    """An `AgentCard` of the Protocol Buffers of 0.3. Raises UnreadableMessage if it has no interface of 0.3."""
     said = _card_03(card, list)
     if "securitySchemes" in card:
         said["securitySchemes"] = card["securitySchemes"]
@@ -181,7 +181,7 @@ def _scheme_10(scheme: Read, at: str) -> Json:
 
 
 def _flow_10(flows: Read, at: str) -> Json:
-    """1.0 has one flow: the last in this order, as the official layer has it."""
+    """The one flow that 1.0 has: the last in this order, as in the official layer."""
     found: Json = {}
     for name, needed in _FLOWS.items():
         for member in needed:

@@ -1,7 +1,7 @@
 """The errors of A2A in each binding.
 
-One row for each error of A2A 1.0, 5.4. 0.3 has the first seven. Beside them stand the errors of JSON-RPC. Whatever
-binding an error came in, its name is what goes on.
+One row for each error of A2A 1.0, 5.4. 0.3 has the first seven. The errors of JSON-RPC follow. An error is passed on by
+its name, whatever binding it came in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
 class AgentErrorKind(NamedTuple):
-    """One kind of error: `reason` as `google.rpc.ErrorInfo` says it, the code of JSON-RPC, HTTP's status and gRPC's."""
+    """One kind of error: the `reason` of `google.rpc.ErrorInfo`, and the codes of JSON-RPC, HTTP and gRPC."""
 
     reason: str
     code: int
@@ -24,7 +24,7 @@ class AgentErrorKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What 0.3 calls it. Over gRPC it says its errors by nothing else: `TaskNotFoundError: …`."""
+        """The name in 0.3. Over gRPC, 0.3 identifies its errors by that alone: `TaskNotFoundError: …`."""
         words = self.reason.removesuffix("_ERROR").split("_")
         return _NAMES.get(self.reason) or "".join(word.capitalize() for word in words) + "Error"
 
@@ -65,8 +65,9 @@ OF_03: Final = frozenset(kind.reason for kind in KINDS[:7]) | {kind.reason for k
 
 
 class AgentError(NamedTuple):
-    """An agent's no, as it said it. `code` is JSON-RPC's, also where it came by another binding; `data` are details as
-    a list of objects with `@type` (1.0), whatever form they came in."""
+    """An agent's error as the agent sent it. `code` is JSON-RPC's, also if it came by another binding; `data` are
+    details as a list of objects with `@type` (1.0), in whatever form they came.
+    """
 
     code: int
     message: str
@@ -74,5 +75,5 @@ class AgentError(NamedTuple):
 
     @property
     def kind(self) -> AgentErrorKind:
-        """Its kind; an error that A2A does not know is an internal one."""
+        """Its kind; an error that A2A does not define is an internal one."""
         return BY_CODE.get(self.code, BY_REASON["INTERNAL_ERROR"])

@@ -1,10 +1,10 @@
 """The form of parameters and results in each version and binding.
 
     1.0                  ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
-    0.3, JSON-RPC        JSON with its own words (`v03.py`)
+    0.3, JSON-RPC        JSON of its own (`v03.py`)
     0.3, everywhere else ProtoJSON of its own Protocol Buffers (`proto03.py`)
 
-A form reads what came into the canonical one, and writes the canonical one as it is to go out.
+A form converts messages to the canonical one when reading, and from it when writing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Params = dict[str, Any]
 
 
 class WireForm(Protocol):
-    """One form. What is read is checked; what is written is not, because we made it."""
+    """One form. What is read is checked; what is written is not, because the sidecar made it."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
         """A caller's parameters. Raises UnreadableError."""
@@ -87,7 +87,7 @@ class OfProto03:
 
 
 class OfHttpJson03(OfProto03):
-    """As the other, but for cards, which are JSON of 0.3 there, as the official SDK has them."""
+    """Like `OfProto03`, but cards are JSON of 0.3, as in the official SDK."""
 
     def read_result(self, operation: Operation, given: object) -> Params:
         return (_RPC_03 if operation is CARD else _PROTO_03).read_result(operation, given)
@@ -97,7 +97,7 @@ class OfHttpJson03(OfProto03):
 
 
 def _below_no_tenant(params: Params) -> Params:
-    """Rules and evidence saw a tenant; an agent that would not hear of it would do the same for another's."""
+    """Refuse a tenant: rules and audit records saw it, but an agent of 0.3 would act for any tenant alike."""
     if params.get("tenant"):
         raise UnreadableMessage("/tenant", "means nothing in A2A 0.3")
     return params
@@ -116,5 +116,5 @@ _FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
 
 
 def form_of(version: Version, binding: Binding) -> WireForm:
-    """The form that is spoken there."""
+    """The form of a version and binding."""
     return _FORMS[version, binding]

@@ -3,8 +3,8 @@
     GET  /tasks/{task}?historyLength=5          1.0, perhaps below a tenant: /{tenant}/tasks/…
     POST /v1/tasks/{task}:cancel                0.3
 
-A path is taken apart before it is decoded, and decoded once, segment by segment: `%2F` is part of an id, and never an
-address. A verb behind a colon is the same however the colon was written.
+A path is split before it is decoded, and decoded once, segment by segment: `%2F` is part of an id, and never a
+separator. A verb after a colon is the same in every encoding of the colon.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z
 
 
 class RestAddress(NamedTuple):
-    """What a path says. `allowed` are the HTTP methods that this path has; without an `operation` the one used is
-    none of them."""
+    """What a path addresses. `allowed` are the HTTP methods of this path; without an `operation` the method used is
+    none of them.
+    """
 
     operation: Operation | None
     route: OperationRoute | None
@@ -38,8 +39,7 @@ class RestAddress(NamedTuple):
 
 
 def address_of(verb: str, path: str, version: Version) -> RestAddress | None:
-    """The operation that a raw path means; None for one that none has. Raises UnreadableError for a path that is not
-    plain."""
+    """The operation of a raw path; None if there is none. Raises UnreadableMessage for a path that is not plain."""
     if path == "" or path[0] != "/":
         return None
     segments = [_decoded(segment) for segment in path[1:].split("/")]
@@ -80,7 +80,7 @@ def _matches(
 
 
 def _fits(wanted: list[str], segments: list[str]) -> Mapping[str, str] | None:
-    """The ids in a path that has the wanted shape, else None."""
+    """The ids in a path of the given shape, else None."""
     if len(wanted) != len(segments):
         return None
     ids: dict[str, str] = {}
@@ -100,7 +100,7 @@ def _fits(wanted: list[str], segments: list[str]) -> Mapping[str, str] | None:
 
 
 def query_of(text: str) -> Mapping[str, str]:
-    """The parameters of a raw query. Raises UnreadableError for one that is there twice, or not plain."""
+    """The parameters of a raw query. Raises UnreadableMessage for a parameter that is repeated or not plain."""
     found: dict[str, str] = {}
     if not _QUERY.match(text):
         raise UnreadableMessage("", "has a query that is not plain")
@@ -119,7 +119,7 @@ def query_of(text: str) -> Mapping[str, str]:
 
 
 def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """What a query says, as values that the schema reads. Unknown parameters are dropped, as unknown fields are."""
+    """A query's parameters as values that the schema reads. Unknown parameters are dropped, as unknown fields are."""
     spelled, values = schema.messages[message].spelled, dict[str, Any]()
     for name, text in query.items():
         one = spelled.get(name)
@@ -137,8 +137,9 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
 
 
 def path_to(route: OperationRoute, ids: Mapping[str, str], tenant: str = "") -> str:
-    """The path of an operation, each id encoded so that it is one segment. Raises UnreadableError for one that leads
-    elsewhere all the same: servers take `..` for a way up, and many decode a slash before they do."""
+    """The path of an operation, each id encoded as one segment. Raises UnreadableMessage for an id that could still
+    lead elsewhere: servers take `..` as the parent, and many decode a slash too early.
+    """
     path = route.path
     for place, name in _PLACES.items():
         if place in path:
@@ -153,7 +154,7 @@ def _segment(name: str) -> str:
 
 
 def query_from(values: Iterable[tuple[str, Any]]) -> str:
-    """Values as a query, `?` included; "" without any."""
+    """Values as a query, `?` included; "" if there are none."""
     pairs = [f"{quote(name, safe='')}={quote(_plain(value), safe='')}" for name, value in values]
     return "?" + "&".join(pairs) if pairs else ""
 

@@ -1,7 +1,7 @@
 """The message types of A2A 1.0.
 
-The canonical form of everything here: whatever version and binding a call came in, this is what policy, limits and
-audit see, and what the agent's own form is made of. Source: the Protocol Buffers of the A2A specification 1.0.1.
+They are the canonical form: policy, limits and audit see them, whatever version and binding a call came in, and the
+agent's own form is made from them. Source: the Protocol Buffers of the A2A specification 1.0.1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operations of A2A and their names in each version and binding.
 
-One row for each; whatever it is called, policy is asked the same word (CONTRACT 1.4). Source: A2A 1.0, 5.3; A2A 0.3,
+One row for each; policy sees the same action under all of its names (CONTRACT 1.4). Source: A2A 1.0, 5.3; A2A 0.3,
 3.5.6; and the Protocol Buffers of both.
 """
 
@@ -16,8 +16,9 @@ BINDINGS: Final[tuple[Binding, ...]] = ("jsonrpc", "http_json", "grpc")
 
 
 class OperationRoute(NamedTuple):
-    """An address of HTTP+JSON. `{task}` and `{config}` stand for ids; a verb after a colon ends the last segment.
-    With `has_body` the parameters are the body, else the query; what the path names is in neither."""
+    """An address of HTTP+JSON. `{task}` and `{config}` stand for ids; a verb after a colon ends the last segment. With
+    `has_body` the parameters are the body, else the query; those in the path are in neither.
+    """
 
     verb: str
     path: str
@@ -25,8 +26,9 @@ class OperationRoute(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation. `action` is the canonical word, `request` and `response` the messages of 1.0; where it `streams`,
-    each event is a `StreamResponse`. "" is what a version does not have."""
+    """One operation. `action` is the canonical name, `request` and `response` the messages of 1.0; if it `streams`,
+    each event is a `StreamResponse`. "" means that a version does not have it.
+    """
 
     action: str
     request: str
@@ -40,7 +42,7 @@ class Operation(NamedTuple):
 
     @property
     def grpc10(self) -> str:
-        """In 1.0, JSON-RPC has gRPC's names."""
+        """The method name of 1.0, in JSON-RPC and gRPC alike."""
         return self.rpc10
 
     def rpc(self, version: Version) -> str:
@@ -52,7 +54,7 @@ class Operation(NamedTuple):
         return self.grpc10 if version == "1.0" else self.grpc03
 
     def http(self, version: Version) -> tuple[OperationRoute, ...]:
-        """Its addresses in HTTP+JSON; the first is the one that we call."""
+        """Its addresses in HTTP+JSON; the first is the one that the sidecar calls."""
         return self.http10 if version == "1.0" else self.http03
 
 
@@ -202,7 +204,8 @@ BY_GRPC: Final[Mapping[Version, Mapping[str, Operation]]] = {
 
 
 def version_meant(said: str) -> Version | None:
-    """The version that an `A2A-Version` means: without one it is 0.3, and a patch number says nothing. None for one
-    that is not spoken here."""
+    """The version of an `A2A-Version` header: 0.3 if it is absent; a patch number is ignored. None for one that is not
+    supported.
+    """
     known: dict[str, Version] = {"": "0.3", "0.3": "0.3", "1.0": "1.0"}
     return known.get(".".join(said.split(".")[:2]))

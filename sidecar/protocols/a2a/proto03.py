@@ -1,13 +1,13 @@
 """Converts A2A 0.3 Protocol Buffers messages to 1.0, and back.
 
-These are the messages of 0.3 over gRPC, and their ProtoJSON is what its HTTP+JSON carries. They are near to those of
-1.0; what differs is that tasks and configurations go by resource names (`tasks/{id}`), a message's parts are `content`,
-and a file stands in a message of its own.
+These are the messages of 0.3 over gRPC, and their ProtoJSON is that of its HTTP+JSON. They are close to those of 1.0;
+the differences are that tasks and configurations have resource names (`tasks/{id}`), a message's parts are `content`,
+and a file is a message of its own.
 
-The official compatibility layer judges this too, with its peculiarities: the bytes of a file are the *text* of their
-base64. Where it loses what both versions have, we do not: the pages of a list, and `blocking` of a call that says
-nothing about it. An id with a slash is refused where it would have to stand in a name, because whoever takes the name
-apart finds another task in it.
+The official compatibility layer is the reference here too, with its peculiarities: the bytes of a file are the *text*
+of their base64. Members that both versions have, but that it loses, are kept: the pages of a list, and `blocking` of a
+call that does not set it. An id with a slash is refused if it would be part of a resource name, because parsing that
+name would give another task.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TO_STATE_03: Final = dict(zip(STATES, STATES_03, strict=True))
 _TO_STATE_10: Final = dict(zip(STATES_03, STATES, strict=True))
 _TASK: Final = re.compile(r"tasks/([^/]+)\Z")
 _CONFIG: Final = re.compile(r"tasks/([^/]+)/pushNotificationConfigs/([^/]+)\Z")
-_NO_ID: Final = "-"  # in the name of a configuration whose id its agent does not tell
+_NO_ID: Final = "-"  # for a configuration whose id its agent does not send
 
 PROTO03: Final[Schema] = schema_from(
     "a2a.v1",
@@ -134,7 +134,7 @@ def _part_10(part: Read, at: str) -> Json:
     if "fileWithUri" in file:
         content = {"url": file["fileWithUri"]}
     elif "fileWithBytes" in file:
-        content = {"raw": base64.b64decode(file["fileWithBytes"]).decode("latin-1")}  # text, and the reader sees if not
+        content = {"raw": base64.b64decode(file["fileWithBytes"]).decode("latin-1")}  # text; the reader checks it
     else:
         raise UnreadableMessage(at, "holds no text, no file and no data")
     return {**content, "mediaType": file.get("mimeType"), "filename": file.get("name"), "metadata": metadata}
@@ -218,7 +218,7 @@ def _configuration_10(configuration: Read) -> Json:
     return {
         "acceptedOutputModes": configuration.get("acceptedOutputModes"),
         "taskPushNotificationConfig": None if config is None else _config_10(config),
-        "historyLength": configuration.get("historyLength"),  # 0 is nothing here, and means all of it
+        "historyLength": configuration.get("historyLength"),  # 0 is unset here, and means all of it
         "returnImmediately": not configuration.get("blocking", False),
     }
 
@@ -399,7 +399,7 @@ _PARAMS: Final[Mapping[str, V03Params]] = {
 
 
 Translate = Callable[[Read, str], Json]
-# What an answer or an event may hold; the members are called the same in both versions.
+# The members of an answer or an event; they have the same names in both versions.
 _MEMBERS: Final[Mapping[str, tuple[Translate, Translate]]] = {
     "task": (_task_10, _task_03),
     "message": (_message_10, _message_03),
@@ -437,12 +437,12 @@ _RESULTS: Final[Mapping[str, tuple[Translate, Translate]]] = {
 
 
 def request_name(operation: Operation) -> str:
-    """The message that the parameters of an operation are in 0.3."""
+    """The name of the message with an operation's parameters in 0.3."""
     return _PARAMS[operation.request].name
 
 
 def response_name(operation: Operation, *, streamed: bool) -> str:
-    """The message that a result or an event is in 0.3, "" for nothing."""
+    """The name of the message with a result or an event in 0.3, "" for none."""
     return _result_name(operation, streamed).replace("ConfigsResponse", "ConfigResponse")
 
 
@@ -451,29 +451,29 @@ def _result_name(operation: Operation, streamed: bool) -> str:
 
 
 def params_from_03(operation: Operation, params: object) -> Json:
-    """The canonical parameters. Raises UnreadableError."""
+    """The canonical parameters. Raises UnreadableMessage."""
     form = _PARAMS[operation.request]
     return V10.read(operation.request, form.to_10(PROTO03.read(form.name, params)))
 
 
 def params_to_03(operation: Operation, canonical: Read) -> Json:
-    """The parameters as 0.3 has them. Raises UnreadableError for what 0.3 cannot say."""
+    """The parameters in 0.3's form. Raises UnreadableMessage for what 0.3 cannot express."""
     return _PARAMS[operation.request].to_03(canonical)
 
 
 def result_from_03(operation: Operation, result: object, *, streamed: bool) -> Json:
-    """The canonical result, or the `StreamResponse` that one event of a stream is. Raises UnreadableError."""
+    """The canonical result, or the `StreamResponse` of one event of a stream. Raises UnreadableMessage."""
     name = _result_name(operation, streamed)
     if not name:
-        return {}  # whatever a deletion says, there is nothing in it
+        return {}  # a deletion has an empty result
     to_10, _ = _RESULTS[name]
     return V10.read(name, to_10(PROTO03.read(response_name(operation, streamed=streamed), result), ""))
 
 
 def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> Json:
-    """The result as 0.3 has it. Raises UnreadableError for what 0.3 cannot say."""
+    """The result in 0.3's form. Raises UnreadableMessage for what 0.3 cannot express."""
     name = _result_name(operation, streamed)
     if not name:
         return {}
     _, to_03 = _RESULTS[name]
-    return to_03(V10.read(name, canonical), "")  # without what an agent of 1.0 said and left empty
+    return to_03(V10.read(name, canonical), "")  # without the members that an agent of 1.0 sent empty

@@ -1,17 +1,17 @@
 """Reads A2A messages strictly, so that all readers see the same content.
 
 A2A's messages are defined once, in Protocol Buffers, and travel as JSON too (ProtoJSON). A `Schema` is a table of them
-in our notation, one message to a line:
+in a notation of its own, one message to a line:
 
     Part: 1 text:string/content, 4 data:Value/content, 5 metadata:Struct, 7 media_type:string
 
 number, name, `:` type; `[type]` is a list, `{type}` a map from strings, `/group` says that at most one field of the
-group is there, `?` that "absent" differs from "empty", and `=json` the name in JSON where it is not the camel case.
+group is set, `?` that "absent" differs from "empty", and `=json` gives the JSON name if it is not the camel case.
 
-`read` takes JSON that anybody wrote and gives the canonical form back: names in camel case, enumerations by their
-names, bytes in padded base64, times in UTC, nothing that is unset. Refused are a field in both its spellings, two
-fields of a group, an unknown word of an enumeration, and every value of another type (threats P15). Unknown fields are
-dropped, as ProtoJSON readers do: whoever executes the call never sees them.
+`read` takes untrusted JSON and gives the canonical form: names in camel case, enumerations by their names, bytes in
+padded base64, times in UTC, no unset fields. Refused are a field in both its spellings, two fields of a group, an
+unknown name of an enumeration, and every value of another type (threats P15). Unknown fields are dropped, as ProtoJSON
+readers do, so that the agent never sees them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-Json = dict[str, Any]  # a message that we make
-Read = Mapping[str, Any]  # and one that was read
+Json = dict[str, Any]  # a message being built
+Read = Mapping[str, Any]  # a message that was read
 INT32_MAX: Final = 2**31 - 1
 _FIELD = re.compile(r"(\d+) ([a-z0-9_]+)(?:=(\w+))?:(\[?\{?)(\w+)[\]}]?(\?)?(?:/(\w+))?\Z")
 _HUMP = re.compile(r"_([a-z0-9])")
@@ -37,7 +37,7 @@ _INTEGER = re.compile(r"-?\d{1,10}\Z")
 
 
 class UnreadableMessage(Exception):
-    """What is wrong with a message, and where (a JSON Pointer); never a value of it."""
+    """What is wrong with a message, and the place (a JSON Pointer); never a value of it."""
 
     def __init__(self, pointer: str, problem: str) -> None:
         super().__init__(f"{pointer or '/'} {problem}")
@@ -69,20 +69,21 @@ class MessageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All messages and enumerations of one version. `package` is theirs in Protocol Buffers."""
+    """All messages and enumerations of one version. `package` is their Protocol Buffers package."""
 
     package: str
     messages: Mapping[str, MessageSpec]
     enums: Mapping[str, tuple[str, ...]]
 
     def read(self, name: str, given: object, *, defaults: bool = False) -> dict[str, Any]:
-        """The canonical form of a message. With `defaults`, what is there and empty stays there. Raises
-        UnreadableError."""
+        """The canonical form of a message. With `defaults`, fields that are set but empty are kept. Raises
+        UnreadableMessage.
+        """
         return _SchemaReader(self, defaults).message(self.messages[name], given, "")
 
 
 def schema_from(package: str, text: str, enums: Mapping[str, tuple[str, ...]]) -> Schema:
-    """A schema in the notation above. Raises ValueError for what is not in it."""
+    """A schema in the notation above. Raises ValueError for invalid notation."""
     messages = {message.name: message for message in map(_message, _lines(text))}
     known = messages.keys() | enums.keys() | _SCALARS.keys()
     for message in messages.values():
@@ -93,7 +94,7 @@ def schema_from(package: str, text: str, enums: Mapping[str, tuple[str, ...]]) -
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines, those that are indented joined to the one above."""
+    """Lines, with indented ones joined to the line above."""
     for line in re.sub(r"\n\s+", " ", text.strip()).split("\n"):
         if line:
             yield line
@@ -209,7 +210,9 @@ def _int32(given: object, at: str) -> int:
 
 
 def _bytes(given: object, at: str) -> str:
-    """Padded base64 of the usual alphabet; read in either alphabet, with and without padding, as ProtoJSON says."""
+    """Padded base64 of the standard alphabet; read in either alphabet, with and without padding, as ProtoJSON
+    specifies.
+    """
     try:
         text = _string(given, at).rstrip("=").replace("-", "+").replace("_", "/")
         return base64.b64encode(base64.b64decode(text + "=" * (-len(text) % 4), validate=True)).decode()
@@ -218,7 +221,7 @@ def _bytes(given: object, at: str) -> str:
 
 
 def _timestamp(given: object, at: str) -> str:
-    """RFC 3339 in UTC, with as many groups of three digits of a second as it needs."""
+    """RFC 3339 in UTC, with 0, 3, 6 or 9 digits of a second, as needed."""
     match = _TIME.match(given) if isinstance(given, str) else None
     try:
         if match is None:

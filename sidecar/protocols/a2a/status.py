@@ -1,7 +1,7 @@
 """Encodes gRPC status details.
 
-In `grpc-status-details-bin`: a `google.rpc.Status` with `google.rpc.ErrorInfo` in it (A2A 1.0, 5.4). Of both only what
-is used here is written and read; whatever else stands in one is passed over.
+`grpc-status-details-bin` holds a `google.rpc.Status` with a `google.rpc.ErrorInfo` in it (A2A 1.0, 5.4). Only the
+fields that are used here are written and read; others are skipped.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _varint(number: int) -> bytes:
 
 
 def infos_in(raw: bytes) -> list[dict[str, Any]]:
-    """Every `ErrorInfo` of a status, in the form of JSON; none of one that cannot be read."""
+    """Every `ErrorInfo` of a status, in its JSON form; empty if the status cannot be read."""
     try:
         details = [part for number, part in pieces(raw[:MAX_BYTES]) if number == 3]
         return [info for part in details if (info := _read(part)) is not None]
@@ -90,8 +90,9 @@ def _read(detail: bytes) -> dict[str, Any] | None:
 
 
 def pieces(raw: bytes, most: int = MAX_BYTES) -> Iterator[tuple[int, bytes]]:
-    """The fields that hold bytes. Raises ValueError or IndexError for what is no message, and for more than `most`
-    fields of any kind."""
+    """The fields that hold bytes. Raises ValueError or IndexError for bytes that are no message, and for more than
+    `most` fields of any kind.
+    """
     at = 0
     while at < len(raw):
         if most == 0:

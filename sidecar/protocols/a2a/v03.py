@@ -1,12 +1,13 @@
 """Converts A2A 0.3 JSON messages to 1.0, and back.
 
-0.3 tells its objects apart by `kind`, writes states and roles in small letters, and says `blocking` where 1.0 says
-`returnImmediately`. What it says is read as strictly as 1.0 is: every value by its type, every word from its list, one
-content to a part, and nothing missing that the official models demand. What 1.0 has and 0.3 has not (a text's media
-type, a device flow) does not cross; that is so in the official compatibility layer too, which judges all of this. A
+0.3 distinguishes its objects by `kind`, writes states and roles in lower case, and has `blocking` where 1.0 has
+`returnImmediately`. It is read as strictly as 1.0: every value by its type, every enumeration by its list, one content
+to a part, and all members that the official models require. What 1.0 has and 0.3 has not (a text's media type, a device
+flow) is not converted; the official compatibility layer, which is the reference for all of this, does the same. A
 tenant, which it drops as well, is refused before (`forms.py`).
 
-`kind` may be missing, as it is with the oldest peers: an object is then what its members say. It may not be wrong.
+`kind` may be missing, as it is with the oldest peers: the type then follows from the members. A wrong `kind` is
+refused.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ STATES: Final[Mapping[str, str]] = {
 }
 ROLES: Final[Mapping[str, str]] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
 _STATES_03: Final = {state: word for word, state in STATES.items()}
-# Terminal, or waiting for the caller: 1.0 ends a stream there, and 0.3 says that this was the last event.
+# Terminal, or waiting for the caller: 1.0 ends a stream there, and 0.3 marks the last event.
 LAST: Final = frozenset(STATES.values()) - {"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
 
-# A data part of 0.3 is an object. A value of 1.0 that is none travels in one, and this mark in the metadata says so.
+# A data part of 0.3 is an object. Another value of 1.0 is wrapped in one, and this mark in the metadata says so.
 _PACKED: Final = "data_part_compat"
 
-# The numbers say nothing here: this form has no Protocol Buffers.
+# The field numbers are not used: this form has no Protocol Buffers.
 V03: Final[Schema] = schema_from(
     "",
     """
@@ -86,7 +87,7 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "Artifact": ("artifactId", "parts"),
     "TaskStatus": ("state",),
     "Task": ("id", "contextId", "status"),
-    # `final` is demanded too, but what it says is known from the state.
+    # `final` is required too, but follows from the state.
     "StatusUpdate": ("taskId", "contextId", "status"),
     "ArtifactUpdate": ("taskId", "contextId", "artifact"),
 }
@@ -107,15 +108,16 @@ _WORDS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 
 
 def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
-    """A value as the object that 0.3 wants, and the metadata that say so. An object that bears the mark already is
-    packed as well: else its reader would unpack what nobody packed, and have another value than was judged."""
+    """A value as the object that 0.3 requires, and the metadata that mark it. An object that bears the mark already is
+    packed as well: otherwise its reader would unpack it and get another value than the one that was decided on.
+    """
     if isinstance(value, dict) and not (metadata or {}).get(_PACKED):
         return value, metadata
     return {"value": value}, {**(metadata or {}), _PACKED: True}
 
 
 def unpacked(data: Json, metadata: Json | None, at: str) -> tuple[Any, Json | None]:
-    """What was packed, and the other metadata. Raises UnreadableError."""
+    """The value of a packed object, and the remaining metadata. Raises UnreadableMessage."""
     rest = dict(metadata or {})
     if not rest.pop(_PACKED, False):
         return data, rest or None
@@ -128,7 +130,7 @@ def unpacked(data: Json, metadata: Json | None, at: str) -> tuple[Any, Json | No
 
 
 def _read(name: str, given: object, at: str = "") -> Json:
-    """A message of 0.3, whole and of known words; what is empty stays."""
+    """A message of 0.3, checked completely; empty members are kept."""
     try:
         read = V03.read(name, given, defaults=True)
         _check(V03.messages[name], read, "")
@@ -257,7 +259,7 @@ def _configuration_10(configuration: Read) -> Json:
     return {
         "acceptedOutputModes": configuration.get("acceptedOutputModes"),
         "taskPushNotificationConfig": None if config is None else _config_10(config),
-        "historyLength": configuration.get("historyLength") or None,  # in 0.3, nothing and 0 both mean all of it
+        "historyLength": configuration.get("historyLength") or None,  # in 0.3, unset and 0 both mean all of it
         "returnImmediately": not configuration.get("blocking", True),
     }
 
@@ -283,7 +285,7 @@ def _list_10(params: Read) -> Json:
 
 
 def said(**members: Any) -> Json:
-    """The members that are there."""
+    """The members that are not None."""
     return {name: value for name, value in members.items() if value is not None}
 
 
@@ -442,7 +444,7 @@ def _list_03(params: Read) -> Json:
 
 
 class V03Params(NamedTuple):
-    """What the parameters of an operation are in 0.3, and both ways between."""
+    """The type of an operation's parameters in 0.3, and the conversions in both directions."""
 
     name: str
     to_10: Callable[[Read], Json]
@@ -464,7 +466,7 @@ _PARAMS: Final[Mapping[str, V03Params]] = {
 
 
 class _Object(NamedTuple):
-    """What a result that tells itself apart is: its `kind`, its message of 0.3, its member in 1.0."""
+    """A result type: its `kind`, its message of 0.3, its member in 1.0."""
 
     kind: str
     name: str
@@ -483,18 +485,18 @@ _BY_KIND: Final[Mapping[str, _Object]] = {one.kind: one for one in _OBJECTS}
 
 
 def params_from_03(operation: Operation, params: object) -> Json:
-    """The canonical parameters. Raises UnreadableError."""
+    """The canonical parameters. Raises UnreadableMessage."""
     form = _PARAMS[operation.request]
     return V10.read(operation.request, form.to_10(_read(form.name, {} if params is None else params)))
 
 
 def params_to_03(operation: Operation, canonical: Read) -> Json:
-    """The parameters as 0.3 has them. Raises UnreadableError for what 0.3 cannot say."""
+    """The parameters in 0.3's form. Raises UnreadableMessage for what 0.3 cannot express."""
     return _PARAMS[operation.request].to_03(canonical)
 
 
 def result_from_03(operation: Operation, result: object, *, streamed: bool) -> Json:
-    """The canonical result, or the `StreamResponse` that one event of a stream is. Raises UnreadableError."""
+    """The canonical result, or the `StreamResponse` of one event of a stream. Raises UnreadableMessage."""
     name = "StreamResponse" if streamed else operation.response
     if name in ("SendMessageResponse", "StreamResponse"):
         one = _object(result, _OBJECTS if name == "StreamResponse" else _OBJECTS[:2])
@@ -519,10 +521,10 @@ def result_from_03(operation: Operation, result: object, *, streamed: bool) -> J
 
 
 def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> Any:
-    """The result as 0.3 has it. Raises UnreadableError for what 0.3 cannot say."""
+    """The result in 0.3's form. Raises UnreadableMessage for what 0.3 cannot express."""
     name = "StreamResponse" if streamed else operation.response
     if name:
-        canonical = V10.read(name, canonical)  # what an agent of 1.0 said and left empty, 0.3 does not say
+        canonical = V10.read(name, canonical)  # 0.3 omits the members that an agent of 1.0 sent empty
     if name in ("SendMessageResponse", "StreamResponse"):
         for one in _OBJECTS:
             if one.member in canonical:
@@ -553,7 +555,7 @@ def _object(given: object, among: tuple[_Object, ...]) -> _Object:
 
 
 def _guessed(given: Mapping[str, object]) -> _Object | None:
-    """The oldest peers leave `kind` out; no two of the four demand the same members."""
+    """The type of an object without `kind`, as the oldest peers send it. No two types require the same members."""
     for one in _OBJECTS:
         spelled = V03.messages[one.name].spelled
         if {spelled[key].json for key in given if key in spelled} >= set(_REQUIRED[one.name]):

@@ -1,9 +1,8 @@
 """Encodes and decodes Protocol Buffers messages.
 
-gRPC carries bytes. Descriptors are made from the same table that the JSON is read by, so nothing is generated, and
-they live in a pool of their own: the official SDK, which registers the same names in the default pool, can be in the
-same process. What was decoded is read by the schema like any other JSON, so an unknown word, or a time that is none,
-is refused in one place only.
+Descriptors are made from the table that the JSON is read by, so no code is generated. They live in a pool of their own:
+the official SDK, which registers the same names in the default pool, can be in the same process. A decoded message is
+read by the schema like any other JSON, so an unknown enumeration value or an invalid time is refused in one place only.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _SCALARS: Final = {
 
 
 class ProtobufWire:
-    """The bytes of one schema's messages. The name "" is that of no message, as a deletion answers: no bytes."""
+    """The bytes of one schema's messages. The name "" stands for no message, as in the answer to a deletion."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -53,8 +52,8 @@ class ProtobufWire:
         }
 
     def encode(self, name: str, canonical: Mapping[str, Any]) -> bytes:
-        """The bytes of a message in its canonical form. Raises UnreadableError for what they cannot say: half a
-        surrogate, and nesting that no reader of the other side would follow. A number within a value is a double there.
+        """The bytes of a message in its canonical form. Raises UnreadableMessage for what they cannot express: half a
+        surrogate, and nesting beyond the limit of readers. A number within a value becomes a double.
         """
         if not name:
             return b""
@@ -66,9 +65,10 @@ class ProtobufWire:
         return message.SerializeToString()
 
     def decode(self, name: str, data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:
-        """The canonical form of a message. Raises UnreadableError for bytes that are none, and for a message that holds
-        more than `max_values` values, or whose JSON is nested deeper than `max_depth`. How long it may be is for
-        whoever read the bytes: two of them are enough for a value, and JSON of it takes a hundred."""
+        """The canonical form of a message. Raises UnreadableMessage for invalid bytes, and for a message that holds
+        more than `max_values` values, or whose JSON is nested deeper than `max_depth`. The caller bounds the length:
+        two bytes are enough for a value, whose JSON takes a hundred.
+        """
         if not name:
             return {}
         message = self._classes[name]()
@@ -78,15 +78,16 @@ class ProtobufWire:
                 raise UnreadableMessage("", f"has more than {max_values} values")
             given = MessageToDict(message)
         except (DecodeError, NotJsonError, ValueError, RecursionError):
-            # No such bytes; or what JSON cannot say: an infinite number, a moment in no year.
+            # Invalid bytes, or values that JSON cannot express: an infinite number, a time without a year.
             raise UnreadableMessage("", f"is no {name}") from None
         if _is_deeper(given, max_depth):
             raise UnreadableMessage("", "is nested too deep")
         return self._schema.read(name, given)
 
     def text_in(self, name: str, data: bytes, field: str) -> str:
-        """One text of a message, "" for none and for bytes that are none: for who asks before it is known who sent
-        them, so nothing is made of the rest, and of many fields nothing is looked at."""
+        """One text of a message, "" if it is absent or the bytes are invalid. It is used before the caller is
+        authenticated, so the rest is not decoded, and with too many fields nothing is examined.
+        """
         number, found = self._schema.messages[name].spelled[field].number, b""
         try:
             for each, held in pieces(data, _MAX_FIELDS):
@@ -97,7 +98,7 @@ class ProtobufWire:
 
 
 def _holds_more(message: Any, most: int) -> bool:
-    """Whether more than so many values are in a message. They are counted before anything is made of them."""
+    """Whether a message holds more than so many values. They are counted before any is converted."""
     waiting, found = [message], 0
     while waiting:
         for field, value in waiting.pop().ListFields():
@@ -111,14 +112,14 @@ def _holds_more(message: Any, most: int) -> bool:
 
 
 def _held(field: Any, value: Any) -> Any:
-    """What a field holds: the values of a map, the entries of a list, else the one."""
+    """The values of a field: those of a map, the entries of a list, else the one."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return value.values()
     return value if field.is_repeated else (value,)
 
 
 def _is_deeper(message: dict[str, Any], depth: int) -> bool:
-    """Whether more than `depth` objects and lists are open at once."""
+    """Whether objects and lists are nested deeper than `depth`."""
     level: list[Any] = [message]
     for _ in range(depth):
         insides = (one.values() if isinstance(one, dict) else one for one in level)
@@ -170,7 +171,7 @@ def _describe(schema: Schema, message: MessageSpec, described: DescriptorProto) 
 
 
 def _is_optional(one: FieldSpec) -> bool:
-    """Whether absent differs from empty only because the field says so; of messages that is always so."""
+    """Whether absent differs from empty only because the field says so; for messages it always does."""
     return one.presence and one.type in _SCALARS
 
 
@@ -186,7 +187,7 @@ def _type(schema: Schema, type_: str, field: FieldDescriptorProto) -> None:
 
 
 def _entry(name: str) -> str:
-    """What Protocol Buffers call the message that one entry of a map is."""
+    """The Protocol Buffers name of the message that is one entry of a map."""
     return "".join(word.capitalize() for word in name.split("_")) + "Entry"
 
 

@@ -2,8 +2,8 @@
 
 MCP has two eras on one address. The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an
 `Mcp-Session-Id`; the *stateless* era (2026-07-28) names its revision in every body and mirrors method, name and some
-arguments in headers. The era is chosen once, from header and body together; what is decided is always the body, and the
-headers that go on are made anew from it (threats P13, P14).
+arguments in headers. The era is chosen once, from header and body together; decisions always use the body, and the
+forwarded headers are made anew from it (threats P13, P14).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMED_BY = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
-    "tasks/get": "taskId",  # these three by the extension for tasks
+    "tasks/get": "taskId",  # these three are of the extension for tasks
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
@@ -65,20 +65,20 @@ class EraHeaders(NamedTuple):
 
 
 def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, str]:
-    """The era and revision of one message. Raises Refusal when header and body disagree, or neither is known.
+    """The era and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
 
     `("session", "")` means that the session itself must say which revision was agreed on.
     """
     header = _only(head.protocol_version, "MCP-Protocol-Version")
     meta = message.params.get("_meta", {})
     body = meta.get(META_VERSION)
-    if message.method == "initialize" and META_VERSION not in meta:  # it negotiates by its body
+    if message.method == "initialize" and META_VERSION not in meta:  # it negotiates in its body
         return Era.SESSION, header if header in SESSION_VERSIONS_SET else ""
     if META_VERSION not in meta and header not in STATELESS_SET:
         if header is not None and header not in SESSION_VERSIONS:
             raise unsupported(header)
         return Era.SESSION, header or ""
-    if META_VERSION not in meta:  # the header alone: MCP 2026-07-28 asks for the metadata first
+    if META_VERSION not in meta:  # the header alone: MCP 2026-07-28 requires the metadata too
         raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
     if header is None or body != header:
         raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
@@ -88,14 +88,14 @@ def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, 
 
 
 def names_stateless(head: EraHeaders, message: Request | Notification) -> bool:
-    """Whether header or body speak of the stateless era, right or wrong: a refusal is told in its form."""
+    """Whether header or body name the stateless era, valid or not: a refusal then has its form."""
     if META_VERSION in message.params.get("_meta", {}):
         return True
     return message.method != "initialize" and not STATELESS_SET.isdisjoint(head.protocol_version)
 
 
 def speaks_stateless(head: EraHeaders, envelope: object) -> bool:
-    """As `names_stateless`, for a JSON value that is no message."""
+    """`names_stateless` for a JSON value that is no message."""
     params = envelope.get("params") if isinstance(envelope, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     named = isinstance(meta, dict) and META_VERSION in meta
@@ -115,7 +115,7 @@ def check_routing(head: EraHeaders, message: Request | Notification) -> None:
 
 
 def routing_headers(message: Request) -> list[tuple[str, str]]:
-    """Stateless era: the mirrored headers, made anew from what was decided."""
+    """Stateless era: the mirrored headers, made anew from the message that was decided on."""
     headers = [("Mcp-Method", message.method)]
     key = _NAMED_BY.get(message.method)
     if key is not None:
@@ -126,7 +126,7 @@ def routing_headers(message: Request) -> list[tuple[str, str]]:
 def check_parameter_headers(
     head: EraHeaders, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
-    """`Mcp-Param-*` against the arguments they mirror.
+    """Check `Mcp-Param-*` against the arguments that they mirror.
 
     `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument.
     """
@@ -140,13 +140,13 @@ def check_parameter_headers(
 
 
 def parameter_headers(declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """`Mcp-Param-*` as they go on, made anew from the arguments; also for a caller whose era does not know them."""
+    """The forwarded `Mcp-Param-*`, made anew from the arguments; also for a caller whose era does not know them."""
     mirrored = ((name, _at(arguments, path)) for name, path in declared.items())
     return [(f"Mcp-Param-{name}", encoded_header(_text(value))) for name, value in mirrored if value is not None]
 
 
 def encoded_header(value: str) -> str:
-    """A value as a header may carry it: plain where that is safe, else the base64 form of MCP 2026-07-28."""
+    """A value in the form that a header can carry: plain if that is safe, else the base64 form of MCP 2026-07-28."""
     plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
     if plain and not _is_sentinel(value):
         return value
@@ -209,5 +209,6 @@ def _mismatch(detail: str) -> Refusal:
 
 def unsupported(requested: str, supported: Sequence[str] = ALL_VERSIONS) -> Refusal:
     """The refusal of a revision. A stateless request is answered with the revisions that `server/discover` names, as
-    the official suite demands; any other request with all revisions of the address."""
+    the official suite requires; any other request with all revisions of the address.
+    """
     return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": [*supported], "requested": requested})

@@ -1,7 +1,7 @@
-"""Describes the methods of MCP: what each asks for, and what may come back.
+"""Describes the methods of MCP: the questions that each puts to policy, and the results that it may have.
 
-The table `METHODS` is CONTRACT 1.4: what each method is asked as. What is not in it does not pass. `eras.py` says in
-which revision a message speaks.
+The table `METHODS` is CONTRACT 1.4. A method that is not in it is refused. `eras.py` determines the revision of a
+message.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from sidecar.vocabulary import Call, Question
 
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
 NAME_GRAMMAR = "1 to 128 characters of A-Z a-z 0-9 _ . - /"
-MAX_SHOWN_CHARS = 128  # of a name that is only told of
+MAX_SHOWN_CHARS = 128  # of an invalid name in reports
 MAX_UNNAMED = 100  # of one list, for operators
 MAX_SUBSCRIBED_URIS = 100
 LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
-MAX_MEMBERS = 1_000  # of a result, or of an entry of a list: MCP names a dozen, and each is compared in any spelling
+MAX_MEMBERS = 1_000  # of a result or an entry of a list: MCP names a dozen, and each is compared in any spelling
 MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
-    """What the message is asked as (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, or METHOD_UNKNOWN for the rest."""
+    """The call that the message makes, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, or
+    METHOD_UNKNOWN for other methods.
+    """
     if era is Era.STATELESS:
         _check_stateless_meta(message.params)
     table = METHODS if isinstance(message, Request) else NOTIFICATIONS
@@ -69,9 +71,10 @@ def server_question(server: str, action: str) -> Question:
 
 
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
-    """The parameters as they go on: where there are no `tasks` for this caller, the upstream never hears of any, and
-    must answer as if there were none. Nor does it hear that its client could keep tasks: what a server would ask for
-    later is nothing that a caller here can be asked for."""
+    """The forwarded parameters. Without `tasks` for this caller, the upstream gets no mention of tasks and must answer
+    as if there were none. It is not told that its client could keep tasks either: a caller here cannot be sent requests
+    later.
+    """
     params = message.params
     if "task" in params and not (tasks and _wants_task(message, version)):
         params = {key: value for key, value in params.items() if key != "task"}
@@ -89,8 +92,9 @@ def located_uri(message: Request | Notification) -> str:
 
 
 def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request:
-    """A request that `call_from` has read, with its URIs in the normal form that was decided on, or as `spelled` says
-    that the upstream itself writes that form."""
+    """A request that `call_from` has checked, with its URIs in the normal form that was decided on, or in the
+    upstream's own spelling of it (`spelled`).
+    """
     method, params = message.method, message.params
     if method in LOCATED:
         params = {**params, "uri": spelled(normal_uri(params["uri"]))}
@@ -103,8 +107,9 @@ def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request
 
 
 def _wants_task(message: Request | Notification, version: str) -> bool:
-    """Whether this is a call of MCP 2025-11-25 that is to be answered with a task. Other methods and revisions have
-    none, and a server that does not know them ignores the wish: so do we."""
+    """Whether this is a call of MCP 2025-11-25 that requests a task as its answer. Other methods and revisions have
+    none; a server that does not know tasks ignores the request, and so does the sidecar.
+    """
     if "task" not in message.params or message.method != "tools/call" or version not in task_messages.VERSIONS:
         return False
     task_messages.check_task_wish(message.params)
@@ -128,10 +133,10 @@ SERVER_NOTIFICATIONS = frozenset(
         *task_messages.NOTIFICATIONS,
     }
 )
-RESULT_TYPES = ("complete", "input_required", "task")  # others belong to extensions that we do not carry
-# A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
+RESULT_TYPES = ("complete", "input_required", "task")  # others belong to extensions that are not supported
+# A result is checked by its content, not by the request: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
-# What a result and an entry are judged by. Some clients read keys in any case: another spelling would be a way by.
+# The members that a result and an entry are checked by. Some clients ignore case: another spelling would be a bypass.
 _JUDGED_IN_RESULT = spellings(
     (
         *(*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions"),
@@ -142,7 +147,7 @@ _JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
 
 
 def evades(result: Mapping[str, Any]) -> bool:
-    """Whether a result has a member that differs only in case from one that it is judged by."""
+    """Whether a result has a member that differs only in case from one that is checked."""
     return _has_variant(result, _JUDGED_IN_RESULT)
 
 
@@ -151,8 +156,9 @@ def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
 
 
 class LeftOut(NamedTuple):
-    """An entry of a list that is not shown, because no call can name it or because it cannot be used: what kind it is,
-    its name as far as that may be shown, and the reason."""
+    """An entry of a list that is not shown, because no call can name it or it cannot be used: its kind, its name as far
+    as that may be shown, and the reason.
+    """
 
     kind: str
     name: str
@@ -173,7 +179,7 @@ _NAMED_BY: Mapping[str, str] = {"resources": "uri", "resourceTemplates": "uriTem
 
 
 def fault_in_entry(member: str, entry: object) -> str:
-    """Why no call could name an entry of the list `member`; "" if one can."""
+    """The reason why no call could name an entry of the list `member`; "" if one can."""
     if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS:
         return "it is no object, or has too many members"
     if _has_variant(entry, _JUDGED_IN_ENTRY):
@@ -200,18 +206,18 @@ def unnamed(member: str, entry: object) -> LeftOut | None:
 
 
 def named_in(member: str, entries: Iterable[object]) -> tuple[str, ...]:
-    """The names, or URIs, of those of a list that a call can name."""
+    """The names, or URIs, of the entries of a list that a call can name."""
     key = _NAMED_BY.get(member, "name")
     return tuple(entry[key] for entry in entries if isinstance(entry, dict) and not fault_in_entry(member, entry))
 
 
 def unnamed_in(member: str, entries: Iterable[object]) -> tuple[LeftOut, ...]:
-    """Those of a list that no call could name, MAX_UNNAMED at most."""
+    """The entries of a list that no call could name, MAX_UNNAMED at most."""
     return tuple(islice(filter(None, (unnamed(member, entry) for entry in entries)), MAX_UNNAMED))
 
 
 def entry_question(member: str, server: str, entry: Any) -> Question | None:
-    """The question that using an entry of the list `member` would ask; None for one that no call could name."""
+    """The question that using an entry of the list `member` would put to policy; None if no call could name it."""
     if fault_in_entry(member, entry):
         return None
     if member in ("tools", "prompts"):
@@ -220,7 +226,9 @@ def entry_question(member: str, server: str, entry: Any) -> Question | None:
 
 
 def left_out_question(left_out: LeftOut, server: str) -> Question:
-    """The question that using such an entry would ask if it could be named: who may hear of it is who could use it."""
+    """The question that using such an entry would put to policy if it could be named: it is reported to callers who
+    could use it.
+    """
     if left_out.kind in ("tool", "prompt"):
         return _name_question(f"{left_out.kind}s", server, left_out.name)
     return _resource(server, left_out.name)
@@ -232,7 +240,7 @@ def _name_question(member: str, server: str, name: str) -> Question:
 
 
 def asked_of_client(result: Mapping[str, Any]) -> list[str]:
-    """The methods that a result asks of the caller (`input_required`); refuses what is none of the three."""
+    """The methods that a result requests of the caller (`input_required`); refuses any but the three of MCP."""
     requests = result.get("inputRequests", {})
     if not isinstance(requests, dict):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")
@@ -245,8 +253,9 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 
 
 def narrow_to_sessions(result: dict[str, Any]) -> None:
-    """Take out what no revision with sessions has: structured content that is no object (the text says the same), and
-    what a tool promises about such."""
+    """Remove what no revision with sessions has: structured content that is no object (the text has the same content),
+    and the output schema of a tool that returns such.
+    """
     if not isinstance(result.get("structuredContent", {}), dict):
         del result["structuredContent"]
     for tool in result.get("tools", ()):
@@ -270,7 +279,9 @@ Ask = Callable[[str, str, Mapping[str, Any]], tuple[Question, ...]]
 
 @dataclass(frozen=True, slots=True)
 class McpMethod:
-    """One row: which questions the method asks, whether a grant on the server is enough, and where it exists."""
+    """One row: the questions that the method puts to policy, whether a grant on the server is enough, and where it
+    exists.
+    """
 
     questions: Ask
     session: bool = False
@@ -324,8 +335,9 @@ def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tupl
 
 
 def _ask_task(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
-    """Whether the caller may ask the server at all. Whose task it is, and what created it, is asked beside
-    (`Call.tasks`); the id is what the evidence is about."""
+    """Whether the caller may use the server at all. The task's owner, and the call that created it, are checked
+    separately (`Call.tasks`); the id is for the audit record.
+    """
     asked = {"taskId": params.get("taskId")}
     return (Question(f"nhi:{server}", method, server, "", asked, _meta(params)),)
 
@@ -383,7 +395,7 @@ NOTIFICATIONS: Mapping[str, McpMethod] = {
 
 # --- reading parameters ---------------------------------------------------------------------------------------------
 
-# Objects inside `params` on whose members we decide, or which we take out: no other spelling of them may pass.
+# Objects inside `params` whose members are decided on or removed: no other spelling of them may pass.
 _MEMBERS: Mapping[str, Spellings] = {
     "ref": spellings(("type", "name", "uri")),
     "argument": spellings(("name", "value")),
@@ -418,7 +430,7 @@ def _uri(params: Mapping[str, Any], where: str) -> str:
 
 
 def resource_question(server: str, uri: object, where: str, meta: Mapping[str, Any]) -> Question:
-    """The question that reading a resource asks. Raises Refusal(MALFORMED_CALL) for a URI that is not plain."""
+    """The question of reading a resource. Raises Refusal(MALFORMED_CALL) for a URI that is not plain."""
     return _resource(server, _uri({"uri": uri}, where), meta)
 
 

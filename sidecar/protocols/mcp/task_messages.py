@@ -1,9 +1,9 @@
 """Reads task ids and states in MCP messages.
 
-MCP has had tasks twice: in the core of 2025-11-25, where the caller asks for one (`params.task`) and hears
-`{"task": {"taskId": …}}`, and in the extension of 2026-07-28, where the server decides and answers
-`{"resultType": "task", "taskId": …}` to who declared the extension. What is read here holds for both, because a result
-is judged by what it holds, not by what was asked.
+MCP has had tasks twice: in the core of 2025-11-25, where the caller requests one (`params.task`) and gets `{"task":
+{"taskId": …}}`, and in the extension of 2026-07-28, where the server decides and answers `{"resultType": "task",
+"taskId": …}` to a caller that declared the extension. This module reads both forms in every message, because a result
+is checked by its content, not by the request.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ ENDING_OR_LISTING = frozenset({CANCEL, "tasks/list"})
 MISSING_CAPABILITY = -32021
 MAX_SUBSCRIBED = 100
 MAX_NAMED = 10_000  # in one message of the upstream's: a page of a list
-NOBODYS = ""  # what stands for an id that is no string: nobody owns it
+NOBODYS = ""  # stands for an id that is no string: it has no owner
 _METHODS_PREFIX = "tasks/"
 _SPELLINGS = spellings(("taskId",))
 
 
 class SeenTasks(NamedTuple):
-    """How a task stands, by the upstream's word. `ttl_s` is how long it lasts from its creation on, infinite for ever,
-    None where it does not say."""
+    """A task's state as the upstream reports it. `ttl_s` is its lifetime from its creation on, infinite for no end,
+    None if it is not given.
+    """
 
     id: str
     state: str
@@ -42,7 +43,7 @@ class SeenTasks(NamedTuple):
 
 
 def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tasks that a caller's message touches. Raises Refusal(MALFORMED_CALL)."""
+    """The tasks that a caller's message names. Raises Refusal(MALFORMED_CALL)."""
     named = []
     if method.startswith(_METHODS_PREFIX) and method != "tasks/list":
         named.append(_id_in(params, "params"))
@@ -56,7 +57,7 @@ def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def related_by_caller(holder: Mapping[str, Any]) -> tuple[str, ...]:
-    """The task that a caller says its message or answer belongs to. Raises Refusal(MALFORMED_CALL)."""
+    """The task that a caller relates its message or answer to. Raises Refusal(MALFORMED_CALL)."""
     meta = holder.get("_meta")
     if not isinstance(meta, dict) or RELATED_TASK not in meta:
         return ()
@@ -67,7 +68,7 @@ def related_by_caller(holder: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_task_wish(params: Mapping[str, Any]) -> None:
-    """`params.task` as MCP 2025-11-25 has it. Raises Refusal(MALFORMED_CALL)."""
+    """Check `params.task` of MCP 2025-11-25. Raises Refusal(MALFORMED_CALL)."""
     task = params["task"]
     ttl = task.get("ttl") if isinstance(task, dict) else None
     if not isinstance(task, dict) or (ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float))):
@@ -75,7 +76,9 @@ def check_task_wish(params: Mapping[str, Any]) -> None:
 
 
 def check_declared(params: Mapping[str, Any]) -> None:
-    """The extension's methods are for who declares it: MCP's own error for the others, whatever they ask of whom."""
+    """Refuse the extension's methods to a caller that did not declare it, with MCP's own error, whatever the
+    parameters.
+    """
     if not declares(params.get("_meta", {}).get(META_CAPABILITIES)):
         raise Refusal(
             Reason.MALFORMED_CALL,
@@ -92,7 +95,7 @@ def declares(capabilities: object) -> bool:
 
 
 def may_become_task(method: str, params: Mapping[str, Any]) -> bool:
-    """Whether a call, as it goes to the upstream, may be answered with a task."""
+    """Whether a call, as it is forwarded, may be answered with a task."""
     return method == "tools/call" and ("task" in params or declares(params.get("_meta", {}).get(META_CAPABILITIES)))
 
 
@@ -109,7 +112,7 @@ def _id_in(holder: Mapping[str, Any], where: str) -> str:
 
 
 def created_in(result: Mapping[str, Any]) -> SeenTasks | None:
-    """The task that a result creates, in the words of either era."""
+    """The task that a result creates, in the form of either era."""
     if result.get("resultType") == "task":
         return _seen(result)
     task = result.get("task")
@@ -117,7 +120,7 @@ def created_in(result: Mapping[str, Any]) -> SeenTasks | None:
 
 
 def named_by_upstream(message: Message) -> list[str]:
-    """Every task that a message of the upstream's is about, but one that it creates; NOBODYS for what is no id."""
+    """Every task that a message of the upstream's is about, except one that it creates; NOBODYS for an invalid id."""
     named = [_id_of(task) for task in _tasks_in(message)]
     holder = message.result if isinstance(message, Response) else message.params
     meta = holder.get("_meta") if isinstance(holder, dict) else None
@@ -128,13 +131,14 @@ def named_by_upstream(message: Message) -> list[str]:
 
 
 def states_in(message: Message) -> list[SeenTasks]:
-    """How the tasks stand that a message of the upstream's tells of."""
+    """The states of the tasks that a message of the upstream's reports."""
     return [_seen(task) for task in _tasks_in(message)]
 
 
 def result_in(message: Message, *, whole: bool) -> dict[str, Any] | None:
-    """The result of the call that a message's task was created by: all of the answer (`whole`, `tasks/result`), or
-    inside the task (the extension)."""
+    """The result of the call that created a message's task: the whole answer (`whole`, `tasks/result`), or the one
+    inside the task (the extension).
+    """
     match message:
         case Response(result=dict() as result):
             inside = result if whole else result.get("result")
@@ -165,7 +169,7 @@ def _tasks_in(message: Message) -> Iterator[Mapping[str, Any]]:
         case Response(result=dict() as result) if result.get("resultType") != "task":
             if _has_id(result):
                 yield result
-            listed = result.get("tasks")  # one that is longer is refused whole
+            listed = result.get("tasks")  # a longer list is refused
             entries = listed[: MAX_NAMED + 1] if isinstance(listed, list) else ()
             yield from (entry for entry in entries if isinstance(entry, dict))
         case Notification(method=method, params=params) if method in NOTIFICATIONS:
@@ -181,7 +185,7 @@ def _has_id(holder: Mapping[str, Any]) -> bool:
 
 
 def _id_of(holder: Mapping[str, Any]) -> str:
-    # A client that reads keys in any case must not read another id than we do.
+    # A client that ignores case must not read another id than the sidecar does.
     named = [key for key in holder if key.casefold() == "taskid"]
     task_id = holder.get("taskId")
     return task_id if named == ["taskId"] and isinstance(task_id, str) else NOBODYS

@@ -31,7 +31,7 @@ from sidecar.upstreams.statuses import words_of
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 _UNAUTHORIZED: Final = 401
-WORDS_PART: Final = 8  # the part of a share for messages that are no calls, beside the share
+WORDS_PART: Final = 8  # messages that are no calls have an extra share, of this part of the size
 
 
 class GuardedTransport:

@@ -81,7 +81,7 @@ class MessageAddress:
         return (() if header is None else (header,)), left_s
 
     def heard(self, status: int, caller: Caller | None, shown: Sequence[Header]) -> None:
-        """Record the status that the server answered with."""
+        """Report a rejected credential (HTTP 401), so that it is not shown again."""
         if status == 401 and self.credential is not None:
             for header in shown:
                 self.credential.refused(caller, header)

@@ -106,7 +106,7 @@ def _opens(outbound: Outbound) -> bool:
 
 
 async def _kept(answer: UpstreamAnswer) -> bytes:
-    """The body of a refusal whose status is examined; empty otherwise."""
+    """The body of a refusal if it is JSON, else empty."""
     return await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
 
 

@@ -21,7 +21,7 @@ from sidecar.protocols.streamed import Streamed
 from sidecar.upstreams.mcp.bridge.translation import received, received_in
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport, UpstreamAnswer, count_dropped
 
-# The codes that mean "unknown era", rather than "not you" (401, 403) or "not now" (429, 5xx).
+# The statuses that mean "unknown era", rather than "not you" (401, 403) or "not now" (429, 5xx).
 REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
 VERSION_UNSUPPORTED: Final = -32022
 # An answer that does not fit may be an ordinary error: doubt costs one more request, but not after each of them.

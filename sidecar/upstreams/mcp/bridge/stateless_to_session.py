@@ -160,7 +160,7 @@ class StatelessToSession:
             return None
         if body.media_type != JSON:
             return BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
-        if body.status != 200 and passes_on(refusal_of(body)):  # its body is parsed for its status
+        if body.status != 200 and passes_on(refusal_of(body)):  # the caller of this reads the body by its status
             return BuiltUpstream(body.status, body.content, headers=body.headers)
         message = translation.received(body.content)
         if isinstance(message, Response) and message.error is not None and body.status != 200:
