@@ -111,7 +111,7 @@ class SqliteFile:
             pass
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    # --- one batch after the other ------------------------------------------------------------------------------------
+    # --- batches ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Hands all waiting jobs to the thread. Jobs that arrive meanwhile form the next batch, so that many callers

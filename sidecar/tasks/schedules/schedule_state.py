@@ -68,7 +68,7 @@ class ScheduleStanding(NamedTuple):
     added: Added | None = None
     revision: int = 0
 
-    # --- what a store knows of it -------------------------------------------------------------------------------------
+    # --- StoredRecord -------------------------------------------------------------------------------------------------
 
     @property
     def owner(self) -> str:

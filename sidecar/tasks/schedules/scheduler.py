@@ -167,7 +167,7 @@ class Scheduler:
     _adding: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the maximum number holds
     _at_once: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, AT_ONCE))
 
-    # --- by the clock -------------------------------------------------------------------------------------------------
+    # --- scheduled runs -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Orders what is due, until cancelled."""
@@ -416,8 +416,8 @@ class Scheduler:
             return shown
 
     async def remove(self, key: str, by: str) -> ShownSchedule:
-        """Removes an added schedule; its tasks under way continue to their end. Raises Refusal, and Conflict for a
-        schedule of the settings."""
+        """Removes an added schedule and ends its tasks under way. Raises Refusal, and Conflict for a schedule of the
+        settings."""
         if key in self.live.current.settings.schedules:
             raise Conflict(f"{key} is a schedule of sidecar.yaml: remove it there, or set enabled: false")
         with _answered():
