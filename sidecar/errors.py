@@ -360,4 +360,5 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
+    """Escapes characters that are not printable, except line ends and tabs."""
     return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.split("\n"))

@@ -1,9 +1,9 @@
 """Checks and records the ownership of tasks in MCP messages, in both directions.
 
-All that is asked of `tasks.py`'s ownership stands here, so that no method of any era has a way of its own: before a
-call goes out, that each task it names is its caller's, and that what created it is still allowed; before a message of
-the upstream's is judged, which of its tasks are its reader's (`response_filter.py` judges without I/O); and before an
-answer that creates a task is complete, that its owner is on record.
+Every use of the task owners' store for MCP is here, the same for all methods and eras. Before a call goes out: each
+task that it names must be its caller's, and the question that created it must still be allowed. Before an upstream's
+message is filtered: which of its tasks are the reader's (`response_filter.py` runs without I/O). Before an answer that
+creates a task is complete: its owner must be recorded.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NOTHING: Owned = MappingProxyType({})
 
 
 class CreatedTasks(NamedTuple):
-    """A task that an answer creates, and the question that was answered with it."""
+    """A task that an answer creates, and the question that it answers."""
 
     task: SeenTasks
     by: Question
 
 
 async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Question, ...]:
-    """What created the tasks that the call names, each question once: it is asked again. Raises Refusal: TASK_UNKNOWN
-    for what is not the caller's, UNAUTHENTICATED where nobody could own what the call is to create, STORE_UNAVAILABLE.
-    """
+    """Returns the questions that created the tasks that the call names, each once; they are decided again. Raises
+    Refusal: TASK_UNKNOWN for a task that is not the caller's, UNAUTHENTICATED if the call would create a task without
+    an owner, STORE_UNAVAILABLE."""
     if call.wants_task:
         await tasks.may_create(caller)
     if not call.tasks:
@@ -45,7 +45,7 @@ async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Que
 
 
 def joined(decision: Decision, again: Decision) -> Decision:
-    """Both answers as one: the first no decides, the nearest end counts."""
+    """Returns two decisions as one: denied if either is, until the earlier end."""
     ends = [end for end in (decision.until, again.until) if end is not None]
     decisive = decision if not decision.allowed or again.allowed else again
     return decision._replace(
@@ -58,17 +58,17 @@ def joined(decision: Decision, again: Decision) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The tasks in what one upstream says to one caller, in answer to a call."""
+    """The tasks in one upstream's messages to one caller, in answer to a call."""
 
     tasks: TaskOwners
     caller: Caller
     call: Call
 
     async def of(self, message: Message) -> Owned:
-        """Those of the tasks that a message is about that are the caller's. How they stand is remembered."""
+        """Returns the tasks of a message that are the caller's. Their states are recorded."""
         named = task_messages.named_by_upstream(message)
         if isinstance(message, Response):
-            named += self.call.tasks  # whether it says so or not
+            named += self.call.tasks  # whether or not the message names them
         if not named or len(named) > task_messages.MAX_NAMED:
             return NOTHING
         try:
@@ -79,11 +79,11 @@ class Ownership:
         except Refusal:
             if isinstance(message, Response):
                 raise
-            return NOTHING  # fail closed: what cannot be looked up is nobody's; but no stream need end for it
+            return NOTHING  # fail closed: a task that cannot be looked up has no owner; the stream continues
         return mine
 
     async def keep(self, created: CreatedTasks) -> None:
-        """Put the owner on record, before anybody hears of the task. Raises Refusal."""
+        """Records the owner of a task before the task is disclosed. Raises Refusal."""
         task = created.task
         await self.tasks.created(
             self.caller, self.call.upstream, task.id, by=created.by, method=self.call.method, ttl_s=task.ttl_s

@@ -1,7 +1,7 @@
 """Dispatches a request to the frontend of its address.
 
-Each address has its front: MCP over Streamable HTTP, over HTTP+SSE, to all servers at once, or plain HTTP. All of them
-come to the same intents, so that the way from there on is one.
+The frontends are MCP over Streamable HTTP, MCP over HTTP+SSE, the aggregate of all servers, and plain HTTP. All of them
+read requests into the same intents, which the rest of the pipeline handles alike.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Wanted = TypeVar("Wanted", bound=Intent | SpreadIntent)
 
 @dataclass(slots=True)
 class FrontendDispatch:
-    """Turns requests into intents; in which session, and at which server."""
+    """Turns requests into intents, with their sessions and servers."""
 
     sessions: Sessions
     federation: AggregateFrontend
     plain: RestFrontend
     recall: Callable[[RequestContext, Caller], Awaitable[None]]
-    """Has the session here that a request names, wherever it began. Raises Refusal."""
+    """Loads the session that a request names, at whichever replica it began. Raises Refusal."""
 
     async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Intent | SpreadIntent:
-        """Era, session, method and parameters; the message itself goes on only as what was understood of it. Raises
-        Refusal for what is malformed, unknown, or no session of the caller's."""
+        """Reads era, session, method and parameters. Only parsed content is passed on. Raises Refusal for a request
+        that is malformed or unknown, or names no session of the caller."""
         if turn.front == routing.EVERY:
             return _understood(turn, await self._at_all(turn, caller))
         if turn.plain:
@@ -48,14 +48,14 @@ class FrontendDispatch:
         if turn.verb == "POST":
             message = await self._read(turn, caller, understanding)
             return _understood(turn, understanding.of_message(message))
-        turn.shape = AnswerShape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
+        turn.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
         await self.recall(turn, caller)
         if route.kind == routing.SSE:
             return _understood(turn, understanding.of_stream())
         return _understood(turn, understanding.of_verb(turn.verb))
 
     def understand_paired(self, turn: RequestContext, caller: Caller, session: Session, message: Message) -> Intent:
-        """What a message wants that came beside its session's stream."""
+        """Reads a message that was posted to an HTTP+SSE session."""
         understanding = self._understanding(turn, caller)
         understanding.paired = session
         return _understood(turn, understanding.of_message(message))
@@ -71,8 +71,8 @@ class FrontendDispatch:
     async def _read(
         self, turn: RequestContext, caller: Caller, understanding: RequestReader | AggregateReader
     ) -> Message:
-        """The message of a POST, with its session here. Raises Refusal. The message is read first, so that what is
-        wrong with its session is told to its id; a faulty request is told in its session, if that is there."""
+        """Reads the message of a POST and loads its session. Raises Refusal. The message is read first, so that an
+        error about its session carries the message's id; an invalid request is answered in its session if it exists."""
         try:
             message = await read(turn)
         except Refusal:
@@ -97,7 +97,7 @@ class FrontendDispatch:
 
 
 async def read(turn: RequestContext) -> Message:
-    """The message that the request's body is. Raises Refusal: malformed, too large, of another media type."""
+    """Reads the message in the request's body. Raises Refusal: malformed, too large, or of another media type."""
     envelope, head = jsonrpc.parse_json(await turn.body()), routing.head_of(turn.headers)
     try:
         message = jsonrpc.message_from(envelope)

@@ -1,7 +1,8 @@
 """Reads what an MCP request asks for.
 
-Six kinds of intent, whatever the era. Each bears the `Call` that policy is asked about; a stream opened or a session
-ended is a call like any other. Sessions are looked up here, because which one is meant is part of what is meant.
+There are six kinds of intent, the same in all eras. Each has the `Call` that policy decides on; opening a stream and
+ending a session are calls like any other. Sessions are looked up here, because a request is read relative to its
+session.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sidecar.upstreams.mcp.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller
 
 JSON, EVENT_STREAM = "application/json", "text/event-stream"
-STREAM, END = "session/stream", "session/end"  # what a GET and a DELETE are called, where MCP has no word for them
+STREAM, END = "session/stream", "session/end"  # the methods of a GET and a DELETE, for which MCP defines no name
 
 
 class AskIntent(NamedTuple):
@@ -33,7 +34,7 @@ class AskIntent(NamedTuple):
 
 
 class NotifyIntent(NamedTuple):
-    """A notification: taken, or not, but never answered."""
+    """A notification, which is accepted or refused but never answered."""
 
     call: Call
     message: Notification
@@ -41,7 +42,7 @@ class NotifyIntent(NamedTuple):
 
 
 class ReplyIntent(NamedTuple):
-    """The caller's answer to something that the server asked of it."""
+    """The caller's answer to a request of the server."""
 
     call: Call
     message: Response
@@ -49,7 +50,7 @@ class ReplyIntent(NamedTuple):
 
 
 class PairIntent(NamedTuple):
-    """A session of the HTTP+SSE transport, and the stream that it is."""
+    """A session of the HTTP+SSE transport, with its stream."""
 
     call: Call
     session: None = None
@@ -76,7 +77,7 @@ Intent = AskIntent | NotifyIntent | ReplyIntent | PairIntent | ListenIntent | Le
 @dataclass(slots=True)
 class RequestReader:
     """Turns messages into intents for one caller at one server. `found` is called once the session that a message names
-    is known to be there. `paired` is the session that a message of the HTTP+SSE transport came in."""
+    is found. `paired` is the session of a message of the HTTP+SSE transport."""
 
     sessions: Sessions
     caller: Caller
@@ -87,7 +88,8 @@ class RequestReader:
     paired: Session | None = None
 
     def of_message(self, message: jsonrpc.Message) -> AskIntent | NotifyIntent | ReplyIntent:
-        """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
+        """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this
+        caller."""
         if isinstance(message, Response):
             return self._reply(message)
         if self.paired is not None:
@@ -105,7 +107,8 @@ class RequestReader:
         return NotifyIntent(messages.call_from(message, era, session.version, self.server), message, session)
 
     def _of_pair(self, session: Session, message: Request | Notification) -> AskIntent | NotifyIntent:
-        """HTTP+SSE is of the session era, and its session is there before `initialize` comes."""
+        """Reads a message of HTTP+SSE, which belongs to the session era and whose session exists before
+        `initialize`."""
         self.found()
         if eras.names_stateless(self.head, message):
             raise malformed("this transport has the session era only")
@@ -118,12 +121,12 @@ class RequestReader:
         return NotifyIntent(messages.call_from(message, Era.SESSION, session.version, self.server), message, session)
 
     def of_stream(self) -> PairIntent:
-        """The intent of a GET at the HTTP+SSE transport's address."""
+        """Returns the intent of a GET at the HTTP+SSE transport's address."""
         check_accept(self.headers, EVENT_STREAM)
         return PairIntent(self._stream_call(STREAM, SESSION_VERSIONS[0]))
 
     def of_verb(self, verb: str) -> ListenIntent | LeaveIntent:
-        """The intent of a GET or a DELETE, which only the session era has."""
+        """Returns the intent of a GET or a DELETE, which exist only in the session era."""
         if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self.session()
@@ -134,7 +137,7 @@ class RequestReader:
 
     def _ask(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> AskIntent:
         call = messages.call_from(message, era, version, self.server)
-        if not isinstance(message, Request):  # METHODS_UNKNOWN was raised above: no notification exists here
+        if not isinstance(message, Request):  # METHODS_UNKNOWN was raised above: not a notification
             raise malformed("initialize is a request")
         return AskIntent(call, message, era, session)
 
@@ -149,7 +152,7 @@ class RequestReader:
         return ReplyIntent(call, message, session)
 
     def session(self) -> Session:
-        """The session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+        """Returns the session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
         session = self.paired
         if session is None:
             session = session_of(self.sessions, self.caller, self.server, self.head)
@@ -157,7 +160,7 @@ class RequestReader:
         return session
 
     def _stream_call(self, method: str, version: str) -> Call:
-        # To listen or to leave takes as little as to ping: any grant on the server.
+        # Opening a stream or ending a session requires as little as ping: any grant on the server.
         question = messages.server_question(self.server, "ping")
         return Call("mcp", version, self.server, method, (question,), session=True)
 
@@ -165,11 +168,12 @@ class RequestReader:
         lines = self.head.last_event_id
         if len(lines) > 1:
             raise malformed("Last-Event-ID is there more than once")
-        return session.opened_event_id(lines[0]) if lines else None  # one that is not of it: a fresh stream
+        # an event id of another session begins a fresh stream
+        return session.opened_event_id(lines[0]) if lines else None
 
 
 def session_of(sessions: Sessions, caller: Caller, server: str, head: EraHeaders) -> Session:
-    """The session that a request is of. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+    """Returns the session of a request. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
     lines = head.session_id
     if len(lines) != 1 or not lines[0]:
         raise malformed("Mcp-Session-Id must be there, once")

@@ -1,15 +1,16 @@
 """The kill switch: disabled principals, tools and servers.
 
-    entries.py     a disabled principal or tool, and whether a call touches one
-    file.py        policies/disabled.yaml: what the policy's owners have disabled
-    switch_versions.py       one turn of the switch by hand, as it is kept and shared: of two, which is the newer
-    ledger.py      every flip that this replica knows, on disk
-    switch.py      disable and enable: on disk, on record, and at every replica
-    merge.lua      how the replicas' flips meet in the store
+    entries.py          a disabled principal, tool or server, and whether a call touches one
+    file.py             policies/disabled.yaml: the entries of the policy's owners
+    known_names.py      finds misspelled names
+    switch_versions.py  one change made by hand, as it is stored and shared, and which of two is newer
+    ledger.py           all changes that this replica knows, on disk
+    switch.py           disables and enables: on disk, in audit records, and at every replica
+    merge.lua           merges the replicas' changes in the store
 
-Principals are asked after authentication and before policy, tools after it, so that only who might call one learns that
-it is off; no mode of policy changes the answer. A store makes it reach every
-replica; without one, or while it is out, what this replica knows stays in force.
+Principals are checked after authentication and before policy, tools after policy, so that only callers with permission
+learn that a tool is off. Shadow mode does not change the answer. With a store, a change reaches every replica; without
+one, or during an outage, the changes that this replica knows stay in force.
 """
 
 from sidecar.gateway.kill_switch.entries import NOBODY, Disabled, SwitchEntry, is_name, object_of

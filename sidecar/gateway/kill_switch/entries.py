@@ -1,7 +1,7 @@
 """Decides whether a call touches a disabled principal, tool or server.
 
-Of principals any place in the chain counts, and the target: an agent, or the MCP server that the call goes to. Tools
-are named `tool:<server>/<tool>`, and `mcp:<server>` is all that a server offers.
+A disabled principal counts at any place in the chain, and as the target: an agent, or the MCP server that is called.
+Tools are named `tool:<server>/<tool>`; `mcp:<server>` names all that a server offers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]
 
 @dataclass(frozen=True, slots=True)
 class SwitchEntry:
-    """One disabled principal, or a pattern of such; or one tool or server. `source` says what disabled it: `switch`, or
-    a file and its line. `until` and `since` are in seconds since the epoch; `until` None is until somebody enables
-    it."""
+    """One disabled principal or pattern of principals, or one tool or server. `source` says what disabled it: `switch`,
+    or a file and its line. `until` and `since` are in seconds since the epoch; with `until` None the entry lasts until
+    an operator enables it."""
 
     principal: str
     source: str
@@ -35,13 +35,13 @@ class SwitchEntry:
     since: float | None = None
 
     def lasts(self, now_s: float) -> bool:
-        """Whether it is in force."""
+        """Reports whether the entry is in force."""
         return self.until is None or now_s < self.until
 
 
 @dataclass(frozen=True, slots=True)
 class Disabled:
-    """Everybody who is disabled by one source. Empty is false, and that is all that most calls ask."""
+    """The entries of one source. An empty one is false, which is the check that most calls need."""
 
     entries: tuple[SwitchEntry, ...] = ()
     _named: Mapping[str, SwitchEntry] = field(init=False, repr=False, compare=False)
@@ -53,28 +53,28 @@ class Disabled:
         object.__setattr__(self, "_patterns", tuple(e for e in self.entries if WILDCARD in e.principal))
 
     def find(self, name: str, now_s: float) -> SwitchEntry | None:
-        """The entry in force that means this principal."""
+        """Returns the entry in force for this principal."""
         entry = self._named.get(name)
         if entry is not None and entry.lasts(now_s):
             return entry
         return next((e for e in self._patterns if glob(name, e.principal) and e.lasts(now_s)), None)
 
     def in_force(self, now_s: float) -> tuple[SwitchEntry, ...]:
-        """Its entries whose time is not over."""
+        """Returns the entries that have not ended."""
         return tuple(entry for entry in self.entries if entry.lasts(now_s))
 
     def touched_by(self, chain: Chain, call: Call, now_s: float) -> SwitchEntry | None:
-        """The first disabled principal of a call."""
+        """Returns the entry of the first disabled principal of a call."""
         found = (self.find(name, now_s) for name in _names(chain, call))
         return next((entry for entry in found if entry is not None), None)
 
     def refuse(self, chain: Chain, call: Call, now_s: float) -> None:
-        """Raises Refusal(PRINCIPAL_DISABLED), which does not say which of them it was."""
+        """Raises Refusal(PRINCIPAL_DISABLED), which does not say which principal it was."""
         if self.touched_by(chain, call, now_s) is not None:
             raise Refusal(Reason.PRINCIPAL_DISABLED)
 
     def turns_off(self, call: Call, now_s: float) -> bool:
-        """Whether the server of a call, or a tool that it uses, is switched off."""
+        """Reports whether the server of a call, or a tool that it uses, is switched off."""
         names = (f"mcp:{call.upstream}", *(question.object for question in call.questions))
         return any(self.find(name, now_s) is not None for name in names)
 
@@ -88,32 +88,32 @@ NOBODY = Disabled()
 
 
 def is_name(text: str) -> bool:
-    """Whether this names exactly one principal that can be disabled."""
+    """Reports whether the text names exactly one principal that can be disabled."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_object(text: str) -> bool:
-    """Whether this names one tool, or one MCP server and all that it offers."""
+    """Reports whether the text names one tool, or one MCP server with all that it offers."""
     return _OBJECT.fullmatch(text) is not None
 
 
 def object_of(server: str, tool: str = "") -> str:
-    """The name of a tool, or of a whole server, as the switch knows it."""
+    """Returns the switch's name of a tool, or of a whole server."""
     return f"tool:{server}/{tool}" if tool else f"mcp:{server}"
 
 
 def is_pattern(text: str) -> bool:
-    """Whether this names principals of one kind; `*` is any run of characters."""
+    """Reports whether the text is a pattern for principals of one kind; `*` matches any run of characters."""
     return _PATTERN.fullmatch(text) is not None
 
 
 def is_reason(text: str) -> bool:
-    """Whether this is a line that people can read."""
+    """Reports whether the text is one printable line."""
     return len(text) <= MAX_REASON_CHARS and text.isprintable()
 
 
 def _names(chain: Chain, call: Call) -> Iterator[str]:
-    """Everybody of the chain, the server as a whole, and what else is an NHI among the objects."""
+    """Yields the principals of the chain, the server as a whole, and the other NHIs among the objects."""
     for principal in chain:
         yield principal.name
     yield f"nhi:{call.upstream}"

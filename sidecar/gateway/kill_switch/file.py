@@ -25,8 +25,8 @@ DISABLED_FILE = "disabled.yaml"
 
 
 def load_disabled(path: Path) -> Disabled:
-    """Read disabled.yaml; without the file nobody is disabled by it. Raises PolicyError with every fault."""
-    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "nobody"
+    """Reads disabled.yaml; a missing file disables no principal. Raises PolicyError with every fault."""
+    if not path.exists() and not path.is_symlink():  # a dangling link is an error, not a missing file
         return NOBODY
     document = read_document(path, error=PolicyError, inside=path.parent)
     file = document.validate(DisabledFile)

@@ -1,8 +1,9 @@
 """Finds names that no rule, role, key or upstream knows, to catch misspellings.
 
-An issuer may name anybody, so nothing knows all of them. Known is who is named by a rule, a role, a budget, a key, the
-configuration or `disabled.yaml`, whom this process has charged, and every upstream and agent. A name that none of these
-has may still fit a pattern of a rule, such as `user:*`: it counts as known unless it is nearly a known name.
+An issuer may name any principal, so there is no complete list. A name is known if a rule, role, budget, key, the
+settings or `disabled.yaml` mentions it, if this process has charged it, or if it is an upstream or agent. Any other
+name may still match a pattern of a rule, such as `user:*`; it then counts as known unless it is similar to a known
+name.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ ALIKE = 0.8
 
 
 class KnownNames(NamedTuple):
-    """Whether a principal of a name is known, and the known name that is nearest to it, "" if none is."""
+    """Whether a principal's name is known, and the known name most similar to it, "" if there is none."""
 
     known: bool
     nearest: str = ""
 
 
 def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
-    """What is known of a name. `seen` are names that are known from elsewhere."""
+    """Looks up a name. `seen` are names that are known from elsewhere."""
     texts = {*_texts(now), *seen}
     if name in texts:
         return KnownNames(True)
@@ -38,7 +39,7 @@ def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
 
 
 def _texts(now: Snapshot) -> Iterator[str]:
-    """Names of principals, and other texts that no name is equal to."""
+    """Yields names of principals, and other texts that equal no name."""
     yield from now.engine.names()
     yield from now.identity.key_owners()
     yield from (f"nhi:{name}" for name in now.upstreams)

@@ -1,7 +1,7 @@
 """The local file of kill switch changes, which survives restarts.
 
-All flips in one small file, written anew with each change: aside, down to the disk, then renamed. A file that cannot
-be understood stops the start: who was disabled must not come back because of it.
+All changes are in one small file, rewritten with each change: to a temporary file, synced, then renamed. A file that
+cannot be parsed stops the start, because a disabled principal must not be enabled by a damaged file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HINT = "restore it from a backup; without the file, only the store and policies
 
 @dataclass(slots=True)
 class SwitchLedger:
-    """The flips by principal, the newest of each. `disabled` and, of tools and servers, `switched_off` are what they
-    come to."""
+    """The newest change of each principal. `disabled` and, for tools and servers, `switched_off` are the resulting
+    entries."""
 
     path: Path
     flips: dict[str, SwitchVersion] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class SwitchLedger:
 
     @classmethod
     def open(cls, path: Path) -> SwitchLedger:
-        """What the file says; nothing if there is none. Raises SettingsError."""
+        """Reads the file; empty if there is none. Raises SettingsError."""
         ledger = cls(path)
         try:
             with path.open("rb") as file:
@@ -52,12 +52,12 @@ class SwitchLedger:
         return ledger
 
     def next_number(self) -> int:
-        """One more than the highest that is known. None is higher than the highest that can be read again: whoever
-        may write to the store can bring one, and there the safer of two with one number wins."""
+        """The highest known number plus one, at most the highest number that can be read again. A client that can write
+        to the store can set that number; of two changes with one number the safer one wins."""
         return min(max((flip.number for flip in self.flips.values()), default=0) + 1, MAX_NUMBER)
 
     def take(self, flips: Iterable[SwitchVersion]) -> list[SwitchVersion]:
-        """Take those that are newer than what is known, and return them."""
+        """Adds the changes that are newer than the known ones, and returns them."""
         newer = []
         for flip in flips:
             known = self.flips.get(flip.principal)
@@ -69,7 +69,7 @@ class SwitchLedger:
         return newer
 
     def forget(self, now_s: float) -> None:
-        """Drop what nobody needs any more."""
+        """Drops changes that no longer have an effect."""
         stale = [name for name, flip in self.flips.items() if flip.forgotten(now_s)]
         for name in stale:
             del self.flips[name]
@@ -77,11 +77,12 @@ class SwitchLedger:
             self._tell()
 
     def save(self, *more: SwitchVersion) -> None:
-        """Down to the disk, whole or not at all, with flips that are not taken yet. Raises OSError."""
+        """Writes all changes and `more`, which are not yet added, to disk atomically. Raises OSError."""
         flips = self.flips | {flip.principal: flip for flip in more}
         document = {"version": 1, "flips": [flip.plain() for flip in flips.values()]}
         content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
-        if len(content) >= MAX_BYTES:  # a store can bring more: what no start could read does not replace what it can
+        # a store can send too much: a file too large to read must not replace a readable one
+        if len(content) >= MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         aside = self.path.with_name(f".{self.path.name}.tmp")
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

@@ -1,8 +1,8 @@
 """Disables and enables principals at every replica.
 
-Disabling takes effect first, and is told to the disk, the evidence and the store afterwards: whatever fails then, the
-principal stays disabled and the operator hears what failed. Enabling goes the other way round. Once a second the
-store is asked what other replicas did, and told what it does not know: also what it has lost.
+Disabling takes effect first, and is then written to the disk, the audit log and the store: if one of them fails, the
+principal stays disabled and the operator gets the error. Enabling happens in the opposite order. Once a second the
+changes of other replicas are read from the store, and changes that the store lacks or has lost are written to it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from sidecar.storage.redis_script import script_text
 
 EVERY_S = 1.0
 KEY = "disabled"
-ROUNDS = 2  # ask, then tell what the answer showed to be missing
+ROUNDS = 2  # read, then write the changes that the answer lacks
 MERGE: Final = script_text("kill_switch")
 
 log = logging.getLogger("sidecar.gateway.kill_switch")
 
 Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""Run a script on one key that all replicas share. None: there is no such store. Raises ConnectionError where it does
-not answer now."""
+"""Runs a script on one key that all replicas share; None if there is no such store. Raises ConnectionError if the store
+does not answer."""
 
 
 class SwitchWitness(Protocol):
-    """Puts on record what was done to a principal, and by whom. Raises Refusal if it cannot."""
+    """Records what was done to a principal, and by whom. Raises Refusal if it cannot."""
 
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class SwitchError(Exception):
-    """What an operator asked for is not done, or not all of it. `status` is that of HTTP: 400 for what never could be
-    done, 503 for what is done here and not yet told to the other replicas."""
+    """An operator's change is not made, or not completely. `status` is the HTTP status: 400 for an invalid change, 503
+    for one that is made here and not yet sent to the other replicas."""
 
     def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class SwitchError(Exception):
 
 
 class SwitchWords(NamedTuple):
-    """What evidence calls a turn of the switch, and what was turned."""
+    """The audit event of a change, and the kind of its object."""
 
     target: str
     off: str
@@ -70,7 +70,7 @@ class _Listed(NamedTuple):
 
 
 class KillSwitch:
-    """The switch of one replica. `clock` gives seconds since the epoch."""
+    """The kill switch of one replica. `clock` returns seconds since the epoch."""
 
     def __init__(
         self, ledger: SwitchLedger, *, share: Share, witness: SwitchWitness, clock: Callable[[], float]
@@ -89,26 +89,26 @@ class KillSwitch:
 
     @property
     def disabled(self) -> Disabled:
-        """Who is disabled by hand."""
+        """The principals disabled by hand."""
         return self._ledger.disabled
 
     @property
     def saved(self) -> bool:
-        """Whether a restart would know what is known here."""
+        """Whether the current state is on disk and survives a restart."""
         return not self._unsaved
 
     @property
     def switched_off(self) -> Disabled:
-        """Which tools and servers are switched off by hand."""
+        """The tools and servers switched off by hand."""
         return self._ledger.switched_off
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """From now on everything that touches this principal is refused. Raises SwitchError."""
+        """Disables a principal: every call that touches it is refused. Raises SwitchError."""
         _check(principal, reason)
         return await self._disable(principal, reason, until, by)
 
     async def switch_off(self, name: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """From now on this tool, or all that this server offers, is neither listed nor called. Raises SwitchError."""
+        """Switches off a tool, or a whole server: it is neither listed nor called. Raises SwitchError."""
         _check_object(name, reason)
         return await self._disable(name, reason, until, by)
 
@@ -119,7 +119,7 @@ class KillSwitch:
         if principal not in self._ledger.flips and len(self._ledger.flips) >= MAX_FLIPS:
             raise SwitchError(f"more than {MAX_FLIPS} principals: use a pattern in policies/disabled.yaml")
         flip = SwitchVersion(principal, True, self._ledger.next_number(), reason, until, by, now_s)
-        self._take(flip)  # before anything that could wait: a disk or a store that hangs holds up nothing
+        self._take(flip)  # first, so that a hanging disk or store does not delay it
         async with self._turning:
             failed = [*await self._saved(), *await self._recorded(flip)]
         await self.sync()
@@ -129,12 +129,13 @@ class KillSwitch:
         return flip.entry
 
     async def enable(self, principal: str, *, by: str) -> bool:
-        """Take back what was disabled by hand; False if it was not. Raises SwitchError, and then nothing changed."""
+        """Enables a principal that was disabled by hand; False if it was not. Raises SwitchError, in which case nothing
+        changed."""
         _check(principal)
         return await self._enable(principal, by)
 
     async def switch_on(self, name: str, *, by: str) -> bool:
-        """Take `switch_off` back, likewise."""
+        """Switches on a tool or server that was switched off by hand; False if it was not. Raises SwitchError."""
         _check_object(name)
         return await self._enable(name, by)
 
@@ -157,12 +158,12 @@ class KillSwitch:
         return True
 
     def _check_told(self, flip: SwitchVersion, done: str) -> None:
-        """Raises SwitchError for a turn that the store did not take."""
+        """Raises SwitchError for a change that the store did not accept."""
         if self._unheard and self._untold.get(flip.principal) is flip:
             raise SwitchError(f"{done}, but {_UNTOLD}", 503)
 
     async def run(self) -> None:
-        """Keep up with the other replicas, and with a disk that was full. Runs as long as the process."""
+        """Synchronizes with the other replicas, and retries a failed write to disk. Runs as long as the process."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.sync()
@@ -171,7 +172,7 @@ class KillSwitch:
                     await self._saved()
 
     async def sync(self) -> None:
-        """Hear what others did, and say what they may not know. Without a store that answers, nothing happens."""
+        """Exchanges changes with the other replicas. Does nothing while the store does not answer."""
         async with self._turning:
             for _ in range(ROUNDS):
                 sent = dict(self._untold)
@@ -189,7 +190,7 @@ class KillSwitch:
         return [self._token, secrets.token_hex(8), str(len(self._untold)), *told, *self._stale]
 
     async def _heard(self, told: list[bytes], sent: Mapping[str, SwitchVersion]) -> bool:
-        """Take what is new; True if there is something to tell in turn."""
+        """Adds the store's new changes; True if the store lacks some of ours."""
         token = told[0].decode("ascii", "replace")
         if token == self._token and len(told) == 1:
             self._untold = {name: flip for name, flip in self._untold.items() if sent.get(name) is not flip}
@@ -217,7 +218,7 @@ class KillSwitch:
         self._untold[flip.principal] = flip
 
     async def _saved(self, *more: SwitchVersion) -> list[str]:
-        """What went wrong, if anything did."""
+        """Saves the changes. Returns the errors, if any."""
         self._ledger.forget(self._clock())
         try:
             await asyncio.to_thread(self._ledger.save, *more)
@@ -257,13 +258,13 @@ def _check_object(name: str, reason: str = "") -> None:
 
 
 def _is_told(told: Any) -> bool:
-    """Whether a store said anything that can be heard; what else it says must not end the hearing."""
+    """Reports whether the store's answer has the expected form; any other must not stop the exchange."""
     return isinstance(told, list) and bool(told) and all(isinstance(word, bytes) for word in told)
 
 
 def _listed(told: list[bytes], before: Mapping[str, _Listed]) -> dict[str, _Listed]:
-    """What the hash holds, two words an entry. What nobody of ours wrote there is passed over, and not believed; what
-    the listing `before` had is not read again."""
+    """Returns the entries of the hash, given as alternating fields and values. Malformed entries are ignored; entries
+    in `before` are not parsed again."""
     found = {}
     for name, raw in zip(*([iter(_texts(told))] * 2), strict=False):
         known = before.get(name)

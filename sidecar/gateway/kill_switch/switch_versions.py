@@ -1,7 +1,8 @@
 """Orders changes of the kill switch, so that replicas agree on the newest.
 
-No clock says so: replicas have different ones. A flip's number is one more than the highest that its replica knew (a
-Lamport counter); of two with one number the safer wins: disabled before enabled, then the one that lasts longer.
+Clocks are not used, because replicas' clocks differ. The number of a change is one more than the highest that its
+replica knew (a Lamport counter). Of two changes with one number the safer wins: disabled before enabled, then the one
+that lasts longer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sidecar.gateway.kill_switch.entries import SwitchEntry, is_name, is_object,
 
 MAX_NUMBER = 10**15 - 1
 FORGOTTEN_AFTER_S = 30 * 86_400.0
-"""A flip whose effect has ended is kept this long, for a replica that was away meanwhile."""
+"""How long a change is kept after its effect has ended, for replicas that were disconnected."""
 BY_HAND = "switch"
 
 _FOREVER = 99_999_999_999_999
@@ -24,8 +25,8 @@ _FIELDS = frozenset({"principal", "disabled", "number", "reason", "until", "by",
 
 @dataclass(frozen=True, slots=True)
 class SwitchVersion:
-    """A principal (or a tool, or a server) was disabled or enabled, at `at` (seconds since the epoch), by an operator
-    who is named as evidence names them."""
+    """A change of a principal, tool or server at `at` (seconds since the epoch) by an operator, who is named as in
+    audit records."""
 
     principal: str
     disabled: bool
@@ -37,43 +38,43 @@ class SwitchVersion:
 
     @property
     def rank(self) -> str:
-        """Digits of one length, so that the greater text is the newer flip, here and in merge.lua."""
+        """Digits of fixed length, so that the greater text is the newer change, here and in merge.lua."""
         until_s = _FOREVER if self.until is None else min(int(self.until), _FOREVER)
         return f"{self.number:016d}{self.disabled:d}{until_s:014d}"
 
     def newer_than(self, other: SwitchVersion) -> bool:
-        """Of one principal: whether it is the one that counts."""
+        """Reports whether this is the newer of two changes of one principal."""
         return self is not other and self != other and self.rank > other.rank
 
     @property
     def entry(self) -> SwitchEntry:
-        """What it means while it is in force."""
+        """Returns the entry that the change makes."""
         return SwitchEntry(self.principal, BY_HAND, self.reason, self.until, self.by, self.at)
 
     def forgotten(self, now_s: float) -> bool:
-        """Whether it changes nothing any more, for anybody who may still come back."""
+        """Reports whether the change has no effect any more, also for replicas that may reconnect."""
         ended = self.at if not self.disabled else self.until
         return ended is not None and now_s - max(ended, self.at) > FORGOTTEN_AFTER_S
 
     def plain(self) -> dict[str, Any]:
-        """In values that JSON has."""
+        """Returns the change as JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def encode(flip: SwitchVersion) -> str:
-    """As the store keeps it: its rank, then what it says."""
+    """Returns the change as the store keeps it: its rank, then its content."""
     return flip.rank + orjson.dumps(flip.plain()).decode()
 
 
 def decode(raw: str) -> SwitchVersion:
-    """Read what `encode` wrote. Raises ValueError for anything else."""
+    """Reads the output of `encode`. Raises ValueError for anything else."""
     _, brace, rest = raw.partition("{")
     return flip_from(orjson.loads(brace + rest))
 
 
 def flip_from(plain: object) -> SwitchVersion:
-    """Read what `plain` gave, also what a newer version adds to it. Raises ValueError: what is not understood must not
-    pass for "nobody is disabled"."""
+    """Reads the output of `plain`, also with members that a newer version adds. Raises ValueError: an unreadable change
+    must not count as "enabled"."""
     if not isinstance(plain, dict) or not plain.keys() >= _FIELDS:
         raise ValueError("an entry with other fields")
     flip = SwitchVersion(**{name: plain[name] for name in _FIELDS})

@@ -1,8 +1,8 @@
 """Seals the cursors of merged lists.
 
-A cursor of ours holds those of the servers that have more, and the caller keeps it: nothing is remembered here. It is
-sealed to the caller's chain and the list, because a server's cursor goes back to it unread. The key is the process's
-own: after a restart, and at another replica, a client starts the list anew.
+A merged cursor holds the cursors of all servers that have more entries, and the caller keeps it; no state is stored
+here. It is sealed to the caller's chain and the list, because a server's cursor is returned to it unread. The key
+belongs to the process: after a restart, and at another replica, a client begins the list again.
 """
 
 from __future__ import annotations
@@ -17,28 +17,26 @@ import orjson
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 
-MAX_CURSOR_CHARS: Final = 4096  # of one server's own; a longer one is no answer
+MAX_CURSOR_CHARS: Final = 4096  # of one server's cursor; an answer with a longer one is refused
 _MAC_BYTES: Final = 16
 
 Cursors = Mapping[str, str]
-"""Where each server that has more goes on, by name."""
+"""The next cursor of each server that has more entries, by name."""
 
 
 class Seal:
-    """Writes and reads cursors."""
-
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def seal(self, binding: str, method: str, cursors: Cursors) -> str:
-        """A cursor that only this chain can use, and only for this list."""
+        """Returns a cursor that only this chain can use, and only for this list."""
         body = orjson.dumps(dict(cursors))
         return base64url.encode(self._mac(binding, method, body) + body)
 
     def open(self, binding: str, method: str, cursor: str) -> Cursors:
-        """What was sealed. Raises Refusal(MALFORMED_CALL) for a cursor of anybody else's, or of another list."""
+        """Returns the cursors sealed. Raises Refusal(MALFORMED_CALL) for a cursor of another caller or another list."""
         try:
             raw = base64url.decode(cursor)
         except ValueError:

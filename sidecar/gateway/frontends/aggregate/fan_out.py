@@ -1,7 +1,7 @@
-"""Asks many servers one question and gathers their answers within a deadline.
+"""Sends one request to many servers and gathers their answers within a deadline.
 
-All are asked at once. Each has its own deadline, and its failure is its own: it is named in the result, and nobody
-waits for it longer than that. Only where none answered is there no answer.
+All servers are called concurrently. Each has its own deadline, and one that fails is named in the result without
+delaying the others. The request fails only if no server answered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, UpstreamAnswe
 from sidecar.upstreams.statuses import refusal_of
 from sidecar.vocabulary import Caller
 
-PATIENCE_S: Final = 10.0  # of whoever lists: a server that needs longer is named, not waited for
+PATIENCE_S: Final = 10.0  # deadline of each server for a list; a slower one is reported as unavailable
 AT_ONCE: Final = 64
 MAX_NAMED: Final = 64  # servers in one record
 UNAVAILABLE: Final = "sidecar/unavailable"
@@ -50,7 +50,7 @@ class UnavailableServer(NamedTuple):
 
 
 class GatheredPage(NamedTuple):
-    """What one server answered: a result, and what of it could not be named here."""
+    """One server's result, and the entries that have no valid name at this address."""
 
     server: str
     result: Mapping[str, Any]
@@ -58,14 +58,14 @@ class GatheredPage(NamedTuple):
 
     @property
     def left_out(self) -> Iterator[dict[str, str]]:
-        """What the server's list does not show, at its own address or here."""
+        """Yields the entries that the list does not show, at the server's own address or here."""
         meta = self.result.get("_meta", {})
         told = meta.get(LEFT_OUT, ()) if isinstance(meta, dict) else ()
         yield from ({"server": self.server, **one} for one in (*told, *(one.told for one in self.unnamed)))
 
     @property
     def cursor(self) -> str | None:
-        """Where its list goes on."""
+        """The cursor of the next page."""
         cursor = self.result.get("nextCursor")
         return cursor if isinstance(cursor, str) and cursor else None
 
@@ -75,7 +75,7 @@ Found = GatheredPage | UnavailableServer
 
 @dataclass(slots=True)
 class FanOut:
-    """Asks servers and puts on record which of them answered."""
+    """Calls servers and records which of them answered."""
 
     exchanges: Forwarder
     parts: MemberSessions
@@ -84,7 +84,8 @@ class FanOut:
     async def each(
         self, turn: RequestContext, servers: Sequence[Service], ask: Callable[[Service], Awaitable[GatheredPage]]
     ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
-        """Every server's page, in the order of the servers, and those that have none. Raises Refusal if none has."""
+        """Returns the page of every server that answered, in the order of the servers, and the servers that did not.
+        Raises Refusal if none answered."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def bounded(service: Service) -> Found:
@@ -122,22 +123,22 @@ class FanOut:
         return found
 
     def count(self, server: str, found: Found | None) -> None:
-        """In metrics: that a server did not answer."""
+        """Counts a server that did not answer."""
         if isinstance(found, UnavailableServer):
             self.metrics.federation_missed(server, found.refusal.reason.value)
 
     async def page(
         self, turn: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, params: dict[str, Any]
     ) -> GatheredPage:
-        """One server's answer to the request of a spread, with names as they are here. Raises Refusal."""
+        """Returns one server's answer to a fan-out request, with names of this address. Raises Refusal."""
         assert isinstance(spread.message, Request)
         request = spread.message._replace(params=params)
-        service.account.breaker.check()  # before anybody waits for its tools
+        service.account.breaker.check()  # before waiting for its tools
         if request.method == "tools/list":
-            await service.catalogue.learn(patience_of(service))  # what is listed must be callable
+            await service.catalogue.learn(patience_of(service))  # a listed tool must be callable
         try:
             return await self._ask(turn, service, caller, spread, request)
-        except SessionLost:  # a list may be asked for again, in a new session
+        except SessionLost:  # a list may be requested again in a new session
             return await self._ask(turn, service, caller, spread, request)
 
     async def _ask(
@@ -163,12 +164,12 @@ class FanOut:
 
 
 def patience_of(service: Service) -> float:
-    """How long one of many servers is waited for."""
+    """Returns the deadline of one server in seconds."""
     return min(service.timeout_s, PATIENCE_S)
 
 
 def note(turn: RequestContext, servers: Sequence[Service], missing: Sequence[UnavailableServer]) -> None:
-    """Who was asked, and who did not answer, for the record."""
+    """Notes the servers called and those that did not answer, for the audit record."""
     turn.record.federation = {
         "servers": [service.name for service in servers[:MAX_NAMED]],
         "unavailable": [one.told for one in missing[:MAX_NAMED]],
@@ -192,7 +193,7 @@ def _checked(passed: FilteredMessage) -> Mapping[str, Any]:
 
 
 def _nothing(error: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A server that does not know the method has nothing of the kind. Any other error is a failure."""
+    """Returns an empty list for a server that does not know the method. Any other error is a failure."""
     if error.get("code") == _METHOD_NOT_FOUND:
         return {}
     raise Refusal(Reason.UPSTREAM_FAILED, "it answered with an error")

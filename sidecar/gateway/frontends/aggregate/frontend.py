@@ -1,7 +1,7 @@
 """The frontend of the aggregate address.
 
-It is asked of every server that its caller may see, or answered here; and one that names a server learns here how that
-server's words are said at this address.
+A request that names no server is sent to every server that its caller may see, or answered here. A request that names
+a server gets the mapping of that server's names to those of this address.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
 from sidecar.upstreams.mcp.sessions import Session, Sessions
 from sidecar.vocabulary import Caller
 
-HELLO_S: Final = 2.0  # how long a server may take to say what it can do before all is assumed of it
-TTL_MS: Final = 1_000  # how long a client may keep what was put together here: servers come and go
+HELLO_S: Final = 2.0  # how long a server may take to report its capabilities before all are assumed
+TTL_MS: Final = 1_000  # how long a client may cache a merged answer: servers come and go
 MAX_DECLARED_BYTES: Final = 16 * 1024
 MAX_TTL_MS: Final = 86_400_000
 LISTED: Final[Mapping[str, str]] = {
@@ -66,7 +66,7 @@ Carry = Callable[[RequestContext, Caller, SpreadIntent, Sequence[Service]], Awai
 
 @dataclass(slots=True)
 class AggregateFrontend:
-    """The address of all servers. `key` seals cursors."""
+    """Serves the aggregate address. `key` seals cursors."""
 
     live: Live
     sessions: Sessions
@@ -100,11 +100,12 @@ class AggregateFrontend:
     # --- what every call here goes through ----------------------------------------------------------------------------
 
     def understanding(self, turn: RequestContext, caller: Caller) -> AggregateReader:
-        """What reads the messages of one request."""
+        """Returns the reader of one request's messages."""
         return AggregateReader(self.sessions, caller, turn.headers, head_of(turn.headers), turn.in_session)
 
     def enter(self, turn: RequestContext, caller: Caller, spread: SpreadIntent) -> Sequence[Service]:
-        """The servers that the request may reach, on record. Raises Refusal where policy denies it, or leaves none."""
+        """Returns the servers that the request may reach, which are recorded. Raises Refusal if policy denies it, or
+        leaves none."""
         now_s, switch = self.live.clock(), self.exchanges.switch
         for disabled in (switch.disabled, turn.now.disabled):
             disabled.refuse(caller.chain, spread.call, now_s)
@@ -118,8 +119,8 @@ class AggregateFrontend:
         return view.servers
 
     async def attach(self, turn: RequestContext, service: Service, caller: Caller, intent: Intent) -> Intent:
-        """A call of one server, ready to be carried out there: in that server's session, and with its names. Raises
-        Refusal for what the server asks of its callers, and where it begins no session."""
+        """Prepares a call of one server: opens that server's session and maps its names. Raises Refusal if the
+        credential does not meet the server's requirements, or the server begins no session."""
         turn.outward = AggregateNames(service.name)
         session = intent.session
         if not isinstance(intent, AskIntent) or session is None or not is_whole(session):
@@ -127,18 +128,18 @@ class AggregateFrontend:
         part = await self.parts.at(turn, service, caller, session, service.timeout_s)
         part.remember(
             intent.message.id, asked_of(intent.call, turn.record)
-        )  # before it goes: its cancellation must find its way
+        )  # registered before it is sent, so that its cancellation finds it
         return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
 
     def admit(self, turn: RequestContext, service: Service, caller: Caller) -> None:
-        """What the server's own address would have asked of the credential. Raises Refusal."""
+        """Checks the credential as at the server's own address. Raises Refusal."""
         note(turn, (service,), ())
         check_caller(caller, turn.now.audience(service.name))
 
     async def carry_out(
         self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        """The answer to a call that names no server. Raises Refusal."""
+        """Returns the answer to a request that names no server. Raises Refusal."""
         way = self._ways.get(spread.call.method)
         if way is None:
             raise Refusal(Reason.METHOD_UNKNOWN)
@@ -151,7 +152,7 @@ class AggregateFrontend:
     ) -> web.StreamResponse:
         message = _request(spread)
         declared = messages.forwarded_params(message, "", tasks=False)
-        if len(jsonrpc.encode(declared)) > MAX_DECLARED_BYTES:  # it is kept for as long as the session
+        if len(jsonrpc.encode(declared)) > MAX_DECLARED_BYTES:  # it is stored as long as the session
             raise Refusal(Reason.TOO_LARGE, f"initialize may declare {MAX_DECLARED_BYTES} bytes here")
         asked = declared["protocolVersion"]
         version = asked if asked in SESSION_VERSIONS else SESSION_VERSIONS[-1]
@@ -188,10 +189,11 @@ class AggregateFrontend:
         return await _respond(turn, _request(spread), result)
 
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
-        """All that any of them can do; of one that has not said, everything is assumed."""
+        """Returns the union of the servers' capabilities. A server that has not reported its own is assumed to have
+        all."""
         unknown = [service for service in servers if service.catalogue.capabilities is None]
         await asyncio.gather(*(_introduced(service) for service in unknown))
-        # Servers come and go while a client is here: tools there may always be, and changes of lists there are.
+        # Servers come and go during a session, so tools and changes of lists are always announced.
         union: dict[str, Any] = {"tools": {"listChanged": True}}
         for service in servers:
             said = service.catalogue.capabilities
@@ -257,7 +259,7 @@ class AggregateFrontend:
     async def _tell(
         self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        """A notification goes to the sessions that it concerns; the client hears that we have it."""
+        """Sends a notification to the member sessions that it concerns, and acknowledges it to the client."""
         session, message = _session(spread), spread.message
         assert isinstance(message, Notification)
         concerned = [service for service in servers if _concerns(message, session.parts.get(service.name))]
@@ -269,7 +271,7 @@ class AggregateFrontend:
         assert isinstance(message, Notification)
         call = spread.call._replace(upstream=service.name, protocol_version=part.version)
         exchange = opened_exchange(turn, service, caller, call, part, self.exchanges, service.timeout_s)
-        with suppress(Refusal):  # a notification is not answered
+        with suppress(Refusal):  # a notification has no answer
             answer = await exchange.post(
                 Notification(message.method, messages.forwarded_params(message, "", tasks=False))
             )
@@ -311,7 +313,8 @@ class AggregateFrontend:
     def _stream(
         self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> UpstreamExchange:
-        """The caller's stream: its session is the one here, and any of the servers stands for all of them."""
+        """Returns the caller's stream. Its session is the aggregate session; any of the servers stands for all of
+        them."""
         exchange = UpstreamExchange(
             turn,
             caller,
@@ -340,7 +343,7 @@ class AggregateFrontend:
             return ()
 
     def _opened(self, service: Service, part: Session) -> None:
-        """A session reached one more server: its streams hear it too."""
+        """Adds a server that the session has reached to the session's streams."""
         for merging in self._heard.get(part.whole.id if part.whole is not None else "", ()):
             merging.hear(service.name)
 
@@ -349,7 +352,8 @@ _SERVER_INFO = {"name": "sidecar", "version": __version__}
 
 
 def _instructions(servers: Sequence[Service]) -> str:
-    """Ours alone: what a server says of itself is for its own address, and no server speaks for the others."""
+    """Returns sidecar's own instructions: a server's instructions apply to its own address, and no server speaks for
+    others."""
     names = ", ".join(service.name for service in servers)
     return f"Tools and prompts are named {joined('server', 'name')}. Servers: {names}."
 
@@ -360,7 +364,7 @@ async def _introduced(service: Service) -> None:
 
 
 def _flags(name: str, can: object) -> dict[str, bool]:
-    """What is known of a capability, and true: the rest is an extension's."""
+    """Returns the known capabilities that are true; others belong to extensions."""
     given = can if isinstance(can, dict) else {}
     flags = {flag: True for flag in _ALL[name] if given.get(flag) is True}
     return {**flags, "listChanged": True} if "listChanged" in _ALL[name] else flags
@@ -368,7 +372,7 @@ def _flags(name: str, can: object) -> dict[str, bool]:
 
 def _ttl_ms(pages: Sequence[GatheredPage], missing: Sequence[UnavailableServer]) -> int:
     if missing:
-        return 0  # ask again: a server may be back
+        return 0  # do not cache: a server may come back
     ttls = [one.result.get("ttlMs") for one in pages]
     return min((int(ttl) for ttl in ttls if isinstance(ttl, int | float) and 0 <= ttl < MAX_TTL_MS), default=TTL_MS)
 

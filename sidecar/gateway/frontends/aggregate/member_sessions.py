@@ -1,7 +1,7 @@
 """Keeps the sessions at member servers behind one aggregate session.
 
-One at each server that the session reached, opened when it first does, with what its client declared of itself. The
-client knows only the one session, and all of them end with it.
+There is one for each server that the session has reached. It is opened on first use, with the client's declared
+capabilities. The client knows only the aggregate session, and all member sessions end with it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sidecar.upstreams.mcp.sessions import Session, Sessions, upstream_id_from
 from sidecar.upstreams.mcp.transport import SESSION_ID
 from sidecar.vocabulary import Call, Caller
 
-HELLO: Final = 1  # the id of our own first request; the session's client has not asked that server anything yet
+HELLO: Final = 1  # the id of the first request; the session's client has not sent that server anything yet
 Opened = Callable[[Service, Session], None]
 
 
 @dataclass(slots=True)
 class MemberSessions:
-    """Opens parts, each once, however many calls wait for it. `told` hears of each."""
+    """Opens member sessions, each once under concurrent calls. `told` is called for each."""
 
     sessions: Sessions
     exchanges: Forwarder
@@ -38,7 +38,7 @@ class MemberSessions:
     async def at(
         self, turn: RequestContext, service: Service, caller: Caller, whole: Session, timeout_s: float
     ) -> Session:
-        """The session's part at one server. Raises Refusal."""
+        """Returns the member session at one server. Raises Refusal."""
         part = whole.parts.get(service.name)
         if part is not None:
             return part
@@ -48,12 +48,12 @@ class MemberSessions:
             task = asyncio.create_task(self._open(turn, service, caller, whole, timeout_s))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(task)  # whoever waits may leave; the others still wait for it
+        return await asyncio.shield(task)  # one waiting call may be cancelled while others still wait
 
     def _landed(self, key: tuple[str, str], task: asyncio.Task[Session]) -> None:
         del self._opening[key]
         if not task.cancelled():
-            task.exception()  # seen, also when nobody waits any more
+            task.exception()  # retrieved even if no call is waiting, so that asyncio logs nothing
 
     async def _open(
         self, turn: RequestContext, service: Service, caller: Caller, whole: Session, timeout_s: float
@@ -78,7 +78,7 @@ class MemberSessions:
         return part
 
     async def _settle(self, exchange: UpstreamExchange, part: Session) -> None:
-        """The server hears that its client is ready, and at which level it wants to hear of the log."""
+        """Tells the server that its client is ready, and which log level it wants."""
         try:
             with await exchange.post(Notification("notifications/initialized", {})):
                 pass
@@ -92,7 +92,7 @@ class MemberSessions:
 
 
 def set_level(level: str) -> Request:
-    """Our own request for a level of logging; its answer is not waited for by anybody."""
+    """Returns a request that sets the log level; its answer is not awaited."""
     return Request(HELLO, "logging/setLevel", {"level": level})
 
 
@@ -105,7 +105,7 @@ def opened_exchange(
     exchanges: Forwarder,
     timeout_s: float,
 ) -> UpstreamExchange:
-    """One of several exchanges of one turn, with a time of its own."""
+    """Returns one of several exchanges of one request, with its own deadline."""
     elapsed_s = asyncio.get_running_loop().time() - turn.started_s
     return UpstreamExchange(
         turn,
@@ -121,5 +121,5 @@ def opened_exchange(
 
 
 def is_whole(session: Session | None) -> bool:
-    """Whether it is a session on the address of all servers, and none of its parts."""
+    """Reports whether a session is an aggregate session rather than a member."""
     return session is not None and session.server == EVERY

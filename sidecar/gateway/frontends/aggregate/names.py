@@ -1,14 +1,13 @@
 """Maps names and URIs between servers and the aggregate address.
 
-    tool, prompt        server__name                    the first `__` splits: no server's name holds one
+    tool, prompt        server__name                    split at the first `__`: server names contain none
     resource            sidecar://server/<uri>          percent-encoded as a whole
-    page of MCP Apps    ui://server/<uri>               the same, of `ui://…`: hosts look for that scheme
-    resource template   sidecar://server/<template>     its text percent-encoded, its expressions as they are
-    ids and tokens      server__<JSON>                  of what a server asks of its client
+    page of MCP Apps    ui://server/<uri>               the same for `ui://…`: hosts look for that scheme
+    resource template   sidecar://server/<template>     its text percent-encoded, its expressions unchanged
+    ids and tokens      server__<JSON>                  of a server's requests to its client
 
-A template of the caller's is expanded by the caller, so what stands in an expression arrives encoded as RFC 6570 says
-and is decoded with the rest: reserved characters of a value come out bare. They are what policy is asked about, and
-what the server gets.
+The caller expands a template, so the value of an expression arrives encoded by RFC 6570 and is decoded with the rest:
+reserved characters of a value come out bare. Policy decides on them, and the server receives them.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from sidecar.settings.uris import fault_in_uri
 
 SEPARATOR: Final = "__"
 SCHEME: Final = "sidecar://"
-UI_SCHEME: Final = "ui://"  # of MCP Apps (SEP-1865): it stays, so that hosts see what is a page to show
-MAX_NAME_CHARS: Final = 128  # CONTRACT 1.2, of the whole
+UI_SCHEME: Final = "ui://"  # of MCP Apps (SEP-1865); kept so that hosts recognize pages
+MAX_NAME_CHARS: Final = 128  # of the whole name (CONTRACT 1.2)
 SERVER_META: Final = "sidecar/server"
 _SERVER = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*\Z")
 _EXPRESSION = re.compile(r"(\{[^{}]*\})")
-_NO_URI = re.compile(r"[^\x21-\x7e]")  # what no URI holds but encoded
+_NO_URI = re.compile(r"[^\x21-\x7e]")  # characters that a URI holds only percent-encoded
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def joined(server: str, name: str) -> str:
-    """A tool or prompt of a server."""
+    """Returns the aggregate name of a server's tool or prompt."""
     return f"{server}{SEPARATOR}{name}"
 
 
 def split(name: object) -> tuple[str, str] | None:
-    """The server and its own name for it; None for what names no server."""
+    """Returns the server and its own name; None for a name without a server."""
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
         return None
     server, mark, own = name.partition(SEPARATOR)
@@ -51,17 +50,17 @@ def split(name: object) -> tuple[str, str] | None:
 
 
 def wrapped(server: str, uri: str) -> str:
-    """A resource of a server, or a template of such."""
+    """Returns the aggregate URI of a server's resource or resource template."""
     encoded = "".join(part if part[:1] == "{" else quote(part, safe="") for part in _EXPRESSION.split(uri))
     return f"{_scheme_of(uri)}{server}/{encoded}"
 
 
 def unwrapped(uri: object) -> tuple[str, str] | None:
-    """The server and its own URI; None for what names no server."""
+    """Returns the server and its own URI; None for a URI without a server."""
     if not isinstance(uri, str) or not uri.lower().startswith((SCHEME, UI_SCHEME)) or _STRAY_PERCENT.search(uri):
         return None
     server, slash, encoded = uri.partition("://")[2].partition("/")
-    server = server.lower()  # a host, which has no case, as its scheme has none
+    server = server.lower()  # it stands in the place of a host, which is case-insensitive
     if not slash or not _SERVER.match(server):
         return None
     try:
@@ -78,13 +77,13 @@ def _scheme_of(uri: str) -> str:
 
 
 def tagged(server: str, value: Id) -> str | None:
-    """An id of a server's own, such that no two servers' are the same; None for one that is too long to be tagged."""
+    """Returns an id that is unique across servers; None for one that is too long."""
     tag = joined(server, orjson.dumps(value).decode())
     return tag if len(tag) <= MAX_ID_CHARS else None
 
 
 def untagged(tag: object) -> tuple[str, Id] | None:
-    """The server and its own id; None for what is none of ours."""
+    """Returns the server and its own id; None for an id that was not made by `tagged`."""
     if not isinstance(tag, str):
         return None
     server, _, written = tag.partition(SEPARATOR)
@@ -97,10 +96,10 @@ def untagged(tag: object) -> tuple[str, Id] | None:
 
 
 class AggregateNames:
-    """What one server's messages say, as they are said here. A `turn.Outward`.
+    """Rewrites the names in one server's messages for the aggregate address. An `OutwardNames`.
 
-    Nothing that it is given is changed: evidence is of what the server said. `left_out` are its tools and prompts whose
-    name would be longer than a name may be.
+    Arguments are not modified, because audit records show what the server sent. `left_out` holds the tools and prompts
+    whose names would be too long.
     """
 
     __slots__ = ("left_out", "server")
@@ -110,7 +109,8 @@ class AggregateNames:
         self.left_out: list[LeftOut] = []
 
     def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A judged result. Names are where MCP says they are, whatever was asked: a server may answer what it likes."""
+        """Rewrites a filtered result. Names are looked for wherever MCP defines them, because a server may answer
+        anything."""
         changed = self._described({**result, **self._held(result)})
         for member in messages.LISTS:
             if member in result:
@@ -121,7 +121,7 @@ class AggregateNames:
         return changed
 
     def notification(self, notification: Notification) -> Notification:
-        """A judged notification."""
+        """Rewrites a filtered notification."""
         method, params = notification
         match method:
             case "notifications/resources/updated":
@@ -134,7 +134,7 @@ class AggregateNames:
         return Notification(method, params)
 
     def request(self, request: Request) -> Request | None:
-        """What the server asks of its client; None if its ids are too long to be told apart."""
+        """Rewrites a server's request to its client; None if its ids are too long."""
         tag = self._tag(request.id)
         params = {**request.params, **self._held(request.params)}
         meta = params.get("_meta")
@@ -146,7 +146,7 @@ class AggregateNames:
         return None if tag is None else Request(tag, request.method, params)
 
     def event_id(self, sealed: str) -> str:
-        """A resumption point of this server's stream. Base64 has no full stop, nor has a server's name."""
+        """Returns an event id of this server's stream. Base64 and server names contain no full stop."""
         return f"{self.server}.{sealed}"
 
     def _tag(self, value: object) -> str | None:
@@ -174,7 +174,7 @@ class AggregateNames:
         return self._described(named)
 
     def _described(self, holder: dict[str, Any]) -> dict[str, Any]:
-        """With the pages that its `_meta` names, wherever in that: `ui.resourceUri`, and older keys of other makers."""
+        """Rewrites the pages that `_meta` names at any depth: `ui.resourceUri`, and older vendors' keys."""
         return {**holder, "_meta": self._paged(holder["_meta"])} if "_meta" in holder else holder
 
     def _paged(self, value: Any) -> Any:
@@ -186,7 +186,7 @@ class AggregateNames:
         return wrapped(self.server, value) if page else value
 
     def _held(self, holder: Mapping[str, Any]) -> dict[str, Any]:
-        """What a result or a request holds beside lists: contents of resources, blocks of content, messages of such."""
+        """Rewrites resource contents, content blocks, and messages with content blocks."""
         readers = {"contents": self._located, "content": self._block, "messages": self._message}
         return {member: _each(holder[member], read) for member, read in readers.items() if member in holder}
 
@@ -196,12 +196,12 @@ class AggregateNames:
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         content = message.get("content")
-        if isinstance(content, dict):  # one block, where others have a list
+        if isinstance(content, dict):  # a single block, where other results have a list
             return {**message, "content": self._block(content)}
         return {**message, "content": _each(content, self._block)} if content is not None else message
 
     def _block(self, block: dict[str, Any]) -> dict[str, Any]:
-        """A link to a resource, a resource itself, or what is inside a tool's result."""
+        """Rewrites a resource link, an embedded resource, or the content of a tool result."""
         kind, inside = block.get("type"), block.get("resource")
         if kind == "resource_link":
             return self._located(block)
@@ -213,7 +213,7 @@ class AggregateNames:
 
 
 def _each(holders: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
-    """A list with each object in it changed; whatever else is no business of ours."""
+    """Applies `change` to each object in a list; other values stay."""
     if not isinstance(holders, list):
         return holders
     return [change(holder) if isinstance(holder, dict) else holder for holder in holders]

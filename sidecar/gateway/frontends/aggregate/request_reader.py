@@ -1,7 +1,7 @@
 """Reads requests at the aggregate address and finds their servers.
 
-One that names a server becomes the intent that it would be at the server's own address: from there on nothing knows
-the difference. One that names none is a `SpreadIntent`.
+A request that names a server becomes the same intent as at the server's own address. A request that names none becomes
+a `SpreadIntent`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from sidecar.vocabulary import Call, Caller, Question
 
 _NAMED = frozenset({"tools/call", "prompts/get"})
 _EACH = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"})
-# Of the rest, a task's id does not say whose it is: there are none at this address.
+# A task id does not identify its server, so task methods do not exist at this address.
 _ASKED = _EACH | {"initialize", "server/discover", "ping", "logging/setLevel", "completion/complete"}
 ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
 
 class SpreadIntent(NamedTuple):
-    """A request that names no server. `call` names it, with a question about all of them; `also` are questions about
-    single things that must be answered yes, and `wanted` the URIs that they are about, by server.
+    """A request that names no server. `call` is the call, with a question about all servers; `also` are questions about
+    single objects that must all be allowed, and `wanted` their URIs, by server.
 
-    `resumed` is where a stream goes on: the server, and its own event id.
+    `resumed` is where a stream resumes: the server, and its own event id.
     """
 
     call: Call
@@ -55,18 +55,18 @@ class SpreadIntent(NamedTuple):
 
     @property
     def asks_each(self) -> bool:
-        """Whether each server is asked something, so that it is as many calls as there are servers."""
+        """Whether the request is sent to each server, so that it counts as that many calls."""
         return self.call.method in _EACH
 
     def wanted(self, server: str) -> list[str]:
-        """The URIs at one server that a subscription names."""
+        """Returns the URIs at one server that a subscription names."""
         return [question.name for question in self.also if question.server == server]
 
 
 @dataclass(slots=True)
 class AggregateReader:
-    """Turns messages into intents for one caller at the address of all servers. `found` is called once the session that
-    a message names is known to be there."""
+    """Turns messages into intents for one caller at the aggregate address. `found` is called once the session that a
+    message names is found."""
 
     sessions: Sessions
     caller: Caller
@@ -75,7 +75,8 @@ class AggregateReader:
     found: Callable[[], None]
 
     def of_message(self, message: jsonrpc.Message) -> Intent | SpreadIntent:
-        """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
+        """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this
+        caller."""
         if isinstance(message, Response):
             return self._reply(message)
         era, version = eras.version_of(self.head, message)
@@ -95,7 +96,7 @@ class AggregateReader:
         return AskIntent(messages.call_from(own, era, version, server), own, era, session)
 
     def of_verb(self, verb: str) -> Intent | SpreadIntent:
-        """The intent of a GET or a DELETE, which only the session era has."""
+        """Returns the intent of a GET or a DELETE, which exist only in the session era."""
         if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self.session()
@@ -109,8 +110,8 @@ class AggregateReader:
         return self._resumed(stream, session, lines[0]) if lines else stream
 
     def _resumed(self, stream: SpreadIntent, session: Session, event_id: str) -> Intent | SpreadIntent:
-        """An event of the merged stream is sealed by the session around what an event of one call's stream is. One that
-        is neither has a fresh stream."""
+        """Resumes a stream. An event id of the merged stream is sealed by the session and holds the event id of one
+        server's stream. An invalid one begins a fresh stream."""
         if merged := _resumption(session, session.opened_event_id(event_id) or ""):
             return stream._replace(resumed=(merged[0].server, merged[1]))
         alone = _resumption(session, event_id)
@@ -124,7 +125,7 @@ class AggregateReader:
         self, message: Notification, era: Era, version: str, session: Session | None
     ) -> NotifyIntent | SpreadIntent:
         call = _named_nobody(message, era, version)
-        if session is None:  # METHODS_UNKNOWN was raised above: the stateless era has none
+        if session is None:  # METHODS_UNKNOWN was raised above: not in the stateless era
             raise malformed("initialize is a request")
         if message.method != "notifications/progress":
             return SpreadIntent(call, era, message, session)
@@ -148,14 +149,15 @@ class AggregateReader:
         return ReplyIntent(call, message._replace(id=found[1]), part)
 
     def session(self) -> Session:
-        """The session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+        """Returns the session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
         session = session_of(self.sessions, self.caller, EVERY, self.head)
         self.found()
         return session
 
 
 def _inward(message: Request) -> tuple[str, Request]:
-    """Whom a request is for, and what it is there; EVERY where it names nobody. Raises Refusal(MALFORMED_CALL)."""
+    """Returns the server of a request, and the request as that server reads it; EVERY if it names none. Raises
+    Refusal(MALFORMED_CALL)."""
     method, params = message.method, message.params
     if method in _NAMED:
         server, own = _split(params.get("name"), "name")
@@ -180,19 +182,19 @@ def _spread(message: Request, era: Era, version: str, session: Session | None) -
 
 
 def _named_nobody(message: Request | Notification, era: Era, version: str) -> Call:
-    """The call of a message that names no server, nor a task of any. Raises Refusal."""
+    """Returns the call of a message that names no server and no task. Raises Refusal."""
     call = messages.call_from(message, era, version, EVERY)
-    if call.tasks:  # nobody asks whose they are on this way
+    if call.tasks:  # task ownership is not checked at this address
         raise Refusal(Reason.TASK_UNKNOWN)
     return call._replace(questions=_all(message.method))
 
 
 def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
-    """A subscription without its URIs, which name servers, and the questions that they ask."""
+    """Returns a subscription without its URIs, and the questions about them."""
     wanted = message.params.get("notifications")
     uris = wanted.get("resourceSubscriptions", []) if isinstance(wanted, dict) else []
     if not isinstance(wanted, dict) or not isinstance(uris, list):
-        return message, ()  # `call_from` says what is wrong
+        return message, ()  # `call_from` reports the error
     if "taskIds" in wanted:
         raise Refusal(Reason.METHOD_UNKNOWN, "an id does not say which server's task it names")
     if len(uris) > messages.MAX_SUBSCRIBED_URIS:
@@ -204,7 +206,7 @@ def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
 
 
 def _call(method: str, version: str) -> Call:
-    # To listen or to leave takes as little as to ping: any grant on any server.
+    # Opening a stream or ending a session requires as little as ping: any grant on any server.
     return Call("mcp", version, EVERY, method, _all("ping"), session=True)
 
 
@@ -229,7 +231,7 @@ def _unwrapped(uri: object, where: str) -> tuple[str, str]:
 
 
 def _resumption(session: Session, event_id: str) -> tuple[Session, str] | None:
-    """The part of the session that an event came from, and its own id there; None if it came from none."""
+    """Returns the member session that an event came from, and its own event id; None if there is none."""
     server, _, sealed = event_id.partition(".")
     part = session.parts.get(server)
     own = part.opened_event_id(sealed) if part is not None else None
@@ -237,7 +239,7 @@ def _resumption(session: Session, event_id: str) -> tuple[Session, str] | None:
 
 
 def params_without(message: Request, *keys: str) -> dict[str, Any]:
-    """The parameters as they go to each server, without some; a token of the caller's would be used by many."""
+    """Returns the parameters for each server without some; a caller's token would otherwise be used at many servers."""
     params = {
         key: value for key, value in messages.forwarded_params(message, "", tasks=False).items() if key not in keys
     }

@@ -1,11 +1,11 @@
 """Merges the streams of many servers into one.
 
-Each server's stream is read, judged and translated as it would be alone, and written into one pipe; the caller's end of
-the pipe is a stream like any other, with all that ends one (`gateway/response_stream.py`). A server's stream that
-breaks is opened again, ever less often while it breaks at once; none of them ends the whole.
+Each server's stream is read, filtered and translated as it would be alone, and written into one pipe. The caller's end
+of the pipe is a stream like any other, with the same reasons to end (`gateway/response_stream.py`). A server's stream
+that breaks is reopened, with growing delays while it breaks at once; it does not end the merged stream.
 
-Session era: the streams of the session's parts, each from when it is opened. Stateless era: one subscription at each
-server, and one acknowledgement of ours for all of them.
+Session era: the streams of the member sessions, each from when it is opened. Stateless era: one subscription at each
+server, and one acknowledgement for all of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from sidecar.vocabulary import Caller
 
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
-LOOK_EVERY_S: Final = 5.0  # how long a server that was added stays unheard; one that went is cut off elsewhere
+LOOK_EVERY_S: Final = 5.0  # delay until a new server's stream is opened; a removed server is cut off elsewhere
 MAX_PAUSE_S: Final = 60.0
-STEADY_S: Final = 60.0  # a stream that lasted so long may be opened anew at once
+STEADY_S: Final = 60.0  # a stream that lasted this long may be reopened at once
 _CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resourcesListChanged": "resources"}
 
 See = Callable[[Snapshot], Sequence[Service]]
@@ -44,7 +44,7 @@ See = Callable[[Snapshot], Sequence[Service]]
 
 @dataclass(slots=True)
 class _Into:
-    """The pipe as an `outlets.Sink`: one server's part of the stream."""
+    """The pipe as an `EventSink`: one server's part of the stream."""
 
     pipe: AnswerPipe
     bytes_out: int = 0
@@ -57,7 +57,8 @@ class _Into:
 
 @dataclass(slots=True, eq=False)
 class StreamMerge:
-    """The servers' streams behind one stream of a caller. `see` says which servers there are under newer rules."""
+    """Merges the servers' streams into one caller's stream. `see` returns the visible servers under the current
+    rules."""
 
     turn: RequestContext
     caller: Caller
@@ -75,7 +76,7 @@ class StreamMerge:
 
     @asynccontextmanager
     async def running(self, servers: Sequence[Service]) -> AsyncIterator[BuiltUpstream]:
-        """While the merged stream is read."""
+        """Runs the servers' streams while the merged stream is read."""
         keeper = self._begun(self._keep(servers))
         try:
             yield BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, given_up=lambda: None)
@@ -90,7 +91,7 @@ class StreamMerge:
                     raise bug
 
     def hear(self, name: str, last_event_id: str | None = None) -> None:
-        """Listen to one more server, unless we do already."""
+        """Opens one more server's stream, unless it is open already."""
         task = self._tasks.get(name)
         if task is None or task.done():
             self._tasks[name] = self._begun(self._hear(name, last_event_id))
@@ -101,14 +102,14 @@ class StreamMerge:
         return task
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """A bug in one stream ends the whole, so that it is not overlooked."""
+        """Ends the merged stream if one of its streams fails with a bug, so that the bug is noticed."""
         if not task.cancelled() and task.exception() is not None:
             self.pipe.end(Refusal(Reason.INTERNAL))
 
     # --- which servers ------------------------------------------------------------------------------------------------
 
     async def _keep(self, servers: Sequence[Service]) -> None:
-        """Begin with these servers, and keep up with those that come and go. Runs as long as the stream."""
+        """Opens the streams of these servers, then of servers that are added. Runs as long as the merged stream."""
         seen, names = self._rules(), [service.name for service in servers]
         self._start(names, self.spread.resumed)
         if self._subscribes:
@@ -131,7 +132,7 @@ class StreamMerge:
                 task.cancel()
 
     def _rules(self) -> tuple[object, ...]:
-        """All that says who sees which server: each is another object when it says something else."""
+        """Returns the objects that determine which servers the caller sees; a changed rule is a different object."""
         return self.live.current, self.exchanges.switch.disabled, self.exchanges.switch.switched_off
 
     def _start(self, names: Sequence[str], resumed: tuple[str, str] | None = None) -> None:
@@ -145,7 +146,7 @@ class StreamMerge:
         return self.spread.message is not None
 
     def _tell_of_change(self) -> None:
-        """There are other servers now: so there are other tools."""
+        """Announces a change of the tools because the set of servers changed."""
         for wanted, what in _CHANGES.items():
             if not self._subscribes or self._wanted.get(wanted) is True:
                 self._say(f"notifications/{what}/list_changed", {})
@@ -166,7 +167,7 @@ class StreamMerge:
         return wanted
 
     async def _acknowledge(self, servers: Sequence[Service]) -> None:
-        """Say what was accepted as soon as every server has answered, or had its time."""
+        """Sends the acknowledgement when every server has answered or its deadline has passed."""
         patience_s = max(map(patience_of, servers), default=0.0)
         try:
             async with asyncio.timeout(patience_s), self._settled:
@@ -185,7 +186,8 @@ class StreamMerge:
         self._acknowledged.set()
 
     def _honored(self) -> dict[str, Any]:
-        """What any of them does. Other servers may come, so a change of the whole is always told."""
+        """Returns the union of what the servers accepted. Servers may be added, so list changes are always
+        announced."""
         honored: dict[str, Any] = {wanted: True for wanted in _CHANGES if self._wanted.get(wanted) is True}
         uris = [
             wrapped(name, uri)
@@ -196,7 +198,7 @@ class StreamMerge:
         return {**honored, "resourceSubscriptions": uris} if self.spread.also else honored
 
     def _spelled(self, name: str) -> list[str]:
-        """The URIs at one server that were subscribed to, as it writes them."""
+        """Returns the subscribed URIs at one server, in the server's own spelling."""
         service = self.live.current.services.get(name)
         return [service.catalogue.spellings.spelled(uri) for uri in self.spread.wanted(name)] if service else []
 
@@ -224,7 +226,8 @@ class StreamMerge:
             await asyncio.sleep(pause_s)
 
     async def _listen(self, service: Service, last_event_id: str | None) -> Refusal | None:
-        """Pass on what one server tells, until its stream ends; why it ended, if it was not by itself."""
+        """Passes on one server's messages until its stream ends. Returns why it ended, or None if the server ended
+        it."""
         exchange = self._exchange(service)
         try:
             self._judge(exchange)
@@ -257,7 +260,7 @@ class StreamMerge:
         return exchange
 
     def _judge(self, exchange: UpstreamExchange) -> None:
-        """One server's stream lasts as long as its own grant. Raises Refusal where it is over."""
+        """Checks one server's grant, which its stream must not outlast. Raises Refusal if it has ended."""
         now_s, rules = self.live.clock(), exchange.judged_by
         decision = rules.decide(self.caller.chain, exchange.call, now_s)
         if not rules.shadows(now_s):
@@ -267,7 +270,7 @@ class StreamMerge:
     async def _opened(self, exchange: UpstreamExchange, last_event_id: str | None) -> UpstreamAnswer:
         message = self.spread.message
         if not isinstance(message, Request):
-            if exchange.session is None:  # it was forgotten; the next call begins another
+            if exchange.session is None:  # the session was dropped; the next call begins another
                 raise Refusal(Reason.SESSION_UNKNOWN)
             return await exchange.listen(last_event_id)
         uris = self._spelled(exchange.service.name)
@@ -292,7 +295,7 @@ class StreamMerge:
 
 
 def _accepted(data: str) -> list[Any] | None:
-    """The URIs that an acknowledgement accepts; None for any other message."""
+    """Returns the URIs that an acknowledgement accepts; None for any other message."""
     try:
         message = jsonrpc.message_from(jsonrpc.parse_answer(data.encode()))
     except Refusal:
@@ -305,7 +308,7 @@ def _accepted(data: str) -> list[Any] | None:
 
 
 def _is_final(failure: Refusal) -> bool:
-    """Whether to try again would come to the same: there is no stream, no session, or no permission."""
+    """Reports whether a retry would fail too: there is no stream, no session, or no permission."""
     return (
         failure.reason in (Reason.VERB_NOT_ALLOWED, Reason.SESSION_UNKNOWN)
         or ANSWERS[failure.reason].status == "permission_denied"

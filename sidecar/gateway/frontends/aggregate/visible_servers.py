@@ -1,7 +1,7 @@
 """Selects the servers that a caller may see.
 
-Those on which it holds a live grant, that no row closes and nobody disabled, and whose own demands (`anonymous`,
-`scopes`) its credential meets. All others look as if they were not there.
+A server is visible if the caller holds a live grant on it, no deny row closes it, it is not disabled, and the
+credential meets the server's own requirements (`anonymous`, `scopes`). Any other server looks as if it did not exist.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sidecar.vocabulary import Call, Caller, Decision, Question
 
 
 class VisibleServers(NamedTuple):
-    """What one caller sees. `decision` is the answer to the whole request; without servers it is the denial."""
+    """The servers that one caller sees. `decision` is the decision for the whole request; without servers it is the
+    denial."""
 
     servers: tuple[Service, ...]
     decision: Decision
@@ -29,8 +30,8 @@ class VisibleServers(NamedTuple):
 def view_of(
     now: Snapshot, caller: Caller, spread: SpreadIntent, now_s: float, switch: KillSwitch, *, shadow: bool
 ) -> VisibleServers:
-    """The servers that a request may reach, in the order of their names. Raises Refusal where it may reach none for a
-    reason that is not policy's."""
+    """Returns the servers that a request may reach, in the order of their names. Raises Refusal if there are none for a
+    reason other than policy."""
     answers = now.enter_each(caller.chain, spread.call, now_s)
     opened = {name: answer for name, answer in answers.items() if answer.allowed or shadow}
     seen, refusals = _admitted(now, caller, spread.call, opened, now_s, switch)

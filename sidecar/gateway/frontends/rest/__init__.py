@@ -3,11 +3,10 @@
     GET  /mcp/{server}/tools            → {"tools": [McpTool]}
     POST /mcp/{server}/tools/{tool}     {"arguments": {…}} → McpCallResult, or McpError
 
-frontend.py       from a path and a body to the very intent that a stateless message would be, and from its answer to
-                    theirs
-models.py   what is said at these addresses: the seed's models
+frontend.py    translates a path and a body into a stateless MCP request, and the answer back
+models.py      the seed's models for these addresses
 
-Nothing is decided here: policy, limits, arguments, evidence and what may pass of an answer are the one pipeline's.
+Policy, limits, argument checks, audit and response filtering are those of the pipeline.
 """
 
 from sidecar.gateway.frontends.rest.frontend import RestFrontend

@@ -1,7 +1,7 @@
 """Translates plain HTTP requests to MCP calls and back.
 
-Inside it is a stateless `tools/list` or `tools/call` of ours: nobody on this side can be asked anything, so it declares
-no capabilities, and only the whole answer goes out.
+Each request becomes a stateless `tools/list` or `tools/call`. The caller cannot answer requests of a server, so the
+message declares no capabilities, and only the complete answer is sent.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ VERSION: Final = STATELESS_VERSIONS[-1]
 ID: Final = 1  # each request is alone in its exchange
 TOOL_ERROR: Final = "urn:sidecar:tool-error"
 SERVER_ERROR: Final = "urn:sidecar:server-error"
-ERROR_STATUS: Final = 502  # of what the other side failed at: `curl --fail` must see it
+ERROR_STATUS: Final = 502  # for errors of the upstream, so that `curl --fail` fails
 _META: Final[Mapping[str, Any]] = {META_VERSION: VERSION, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}
 _BODY = spellings(("arguments",))
-# The list is one caller's: nobody in between may keep it for another.
+# The list belongs to one caller and must not be cached for another.
 _LIST_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
 class RestFrontend:
-    """The front for plain calls."""
+    """Serves plain HTTP calls."""
 
     exchanges: Forwarder
     session_calls: SessionCalls
 
     def listing(self, server: str) -> AskIntent:
-        """The intent of a GET of the list."""
+        """Returns the intent of a GET of the list."""
         return _ask(server, "tools/list", {})
 
     def calling(self, server: str, tool: str, raw: bytes) -> AskIntent:
-        """The intent of a POST to a tool. Raises Refusal(MALFORMED_CALL)."""
+        """Returns the intent of a POST to a tool. Raises Refusal(MALFORMED_CALL)."""
         return _ask(server, "tools/call", {"name": tool, "arguments": arguments_in(raw)})
 
     async def carry_out(
@@ -69,7 +69,7 @@ class RestFrontend:
         intent: Intent,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """The answer to the caller, on record. Raises Refusal as `Forwarder.carry_out` does."""
+        """Sends and records the answer to the caller. Raises Refusal as `Forwarder.carry_out` does."""
         assert isinstance(intent, AskIntent)
         exchange = self.exchanges.opened(turn, service, caller, decision, intent, timeout_s)
         async with exchange.under_way(self.exchanges.oversight.calls):
@@ -111,7 +111,7 @@ class RestFrontend:
         raise refused("its list is longer than a plain answer may be")
 
     def _charge(self, exchange: UpstreamExchange) -> None:
-        """Each page counts, as it does for whoever asks for it over MCP. Raises Refusal(RATE_LIMITED)."""
+        """Charges one page, as for a caller over MCP. Raises Refusal(RATE_LIMITED)."""
         try:
             self.session_calls.charge(exchange.caller.last.name)
         except Refusal as refusal:
@@ -119,7 +119,7 @@ class RestFrontend:
                 raise
 
     async def _ask(self, exchange: UpstreamExchange, message: Request) -> FilteredMessage:
-        """One request, and what may pass of the whole answer to it."""
+        """Sends one request and returns its filtered answer."""
         with await exchange.post(message) as answer:
             passed = await self._whole(exchange, message, answer)
             if passed.result is not None and passed.result.get("resultType", "complete") != "complete":
@@ -132,7 +132,7 @@ class RestFrontend:
         if answer.media_type != EVENT_STREAM:
             return await relay.told(answer)
         try:
-            with exchange.streaming(answer):  # it may last: who is disabled meanwhile is cut off from it
+            with exchange.streaming(answer):  # it may last: a principal that is disabled meanwhile is cut off
                 return await relay.told(answer)
         except Refusal:
             if exchange.cut is None:
@@ -141,7 +141,7 @@ class RestFrontend:
 
 
 def arguments_in(raw: bytes) -> dict[str, Any]:
-    """The arguments in the body of a call. Raises Refusal(MALFORMED_CALL)."""
+    """Returns the arguments in the body of a call. Raises Refusal(MALFORMED_CALL)."""
     body = jsonrpc.parse_json(raw)
     if not isinstance(body, dict):
         raise malformed('the body must be an object: {"arguments": {…}}')
@@ -160,7 +160,7 @@ def _ask(server: str, method: str, params: dict[str, Any]) -> AskIntent:
 
 
 def _tools_in(result: Mapping[str, Any]) -> list[McpTool]:
-    """What is left of a list after it was filtered. A name that no path can hold could not be called here."""
+    """Returns the tools of a filtered list whose names are valid in a path; others cannot be called here."""
     return [_tool_from(entry) for entry in result.get("tools", ()) if is_tool(entry["name"])]
 
 
@@ -179,7 +179,8 @@ def _tool_from(entry: Mapping[str, Any]) -> McpTool:
 
 
 def _tags_of(entry: Mapping[str, Any]) -> list[str]:
-    """As the seed has them, or as FastMCP's servers do: in `_meta`, under a name of theirs."""
+    """Returns a tool's tags, where the seed has them, or where FastMCP servers put them: in `_meta`, under their own
+    key."""
     meta = entry.get("_meta")
     inner = [meta.get(key) for key in ("fastmcp", "_fastmcp")] if isinstance(meta, dict) else []
     for where in (entry, meta, *inner):
@@ -204,12 +205,12 @@ def _server_error(passed: FilteredMessage, call_id: str) -> McpError:
 
 
 def _error(kind: str, title: str, call_id: str, details: Mapping[str, Any]) -> McpError:
-    """What the other side says went wrong there: it was delivered, and is no refusal of ours."""
+    """Returns an error of the upstream, which is not a refusal."""
     return McpError(kind, title, ERROR_STATUS, title, call_id, error_code="ExecutionFailed", details=details)
 
 
 def _without_none(tool: McpTool) -> dict[str, Any]:
-    """A tool, `description` always with it: the seed has that, and null where there is none."""
+    """Returns a tool without None values, except `description`, which is null in the seed's model if missing."""
     members = ((each.name, getattr(tool, each.name)) for each in fields(tool))
     return {name: value for name, value in members if value is not None or name == "description"}
 
