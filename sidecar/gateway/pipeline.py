@@ -1,24 +1,24 @@
 """The request pipeline: identity, policy, arguments, limits, audit, then the upstream.
 
-The stages in the order of the questions. Each takes typed values and returns one, or raises a `Refusal`; the record
-that wraps them is closed exactly once.
+The stages run in this order. Each takes typed values and returns one, or raises a `Refusal`; the audit record around
+them is closed exactly once.
 
-    stage       asks                 refuses with       lives in
-    routing     which address        403 404 405        routing.py
-    identity    who calls            401                identity/
-    frontend    what is asked        400 404 413 415    frontends/, tasks/api/
-                is there memory      503                http/server/body_admission.py
-    admission   is there room        429 503            http/server/load_shedding.py, http/server/refusal_throttle.py
-    switch      is one disabled      403                kill_switch/
-    policy      may they             403                policy/
-    ownership   whose task is it     404                ownership.py, storage/task_owners/
-    arguments   as pinned            403                upstreams/mcp/pins.py
-                as the schema says   a tool's error     upstreams/mcp/arguments.py
-    limits      how often            429 503            limits/
-    audit       evidence first       503                audit/
-    forwarder   then the call        502 504            forwarder.py, response_stream.py, response_filter.py
+    stage       checks               refuses with       module
+    routing     address              403 404 405        routing.py
+    identity    caller               401                identity/
+    frontend    operation            400 404 413 415    frontends/, tasks/api/
+                memory for the body  503                http/server/body_admission.py
+    admission   load, refusals       429 503            http/server/load_shedding.py, http/server/refusal_throttle.py
+    switch      disabled principals  403                kill_switch/
+    policy      permission           403                policy/
+    ownership   owners of tasks      404                ownership.py, storage/task_owners/
+    arguments   pinned definition    403                upstreams/mcp/pins.py
+                input schema         a tool's error     upstreams/mcp/arguments.py
+    limits      rates and budgets    429 503            limits/
+    audit       decision record      503                audit/
+    forwarder   upstream             502 504            forwarder.py, response_stream.py, response_filter.py
 
-In shadow mode, refusals of policy and limits are recorded and let pass, and no others.
+In shadow mode, refusals by policy and limits are recorded and the call passes; all other refusals stand.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from sidecar.upstreams.mcp.sessions import Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Principal
 
 DRAIN_LOOK_S = 0.05
-LAST_EVENTS_S = 0.5  # after the grace time, for those who are told that it is over
+LAST_EVENTS_S = 0.5  # after the grace time, for streams that must still send their last event
 METADATA_FOLDERS = {
     routing.METADATA: routing.MCP,
     routing.AGENT_METADATA: routing.AGENTS,
@@ -83,14 +83,14 @@ log = logging.getLogger("sidecar.gateway.pipeline")
 
 
 class TaskFrontend(Protocol):
-    """The task API, which has parts that outlive requests and stands above the gateway. An operation has its `call`;
+    """The task API, which has state that outlives requests and is built above the gateway. An operation has its `call`;
     `here` says that it is carried out here, while its caller waits."""
 
     async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Any:
-        """What is wanted. Raises Refusal."""
+        """Returns the operation requested. Raises Refusal."""
 
     async def check(self, turn: RequestContext, caller: Caller, asked: Any) -> None:
-        """Whether it could be carried out, before anything is charged. Raises Refusal."""
+        """Checks whether the operation is possible before anything is charged. Raises Refusal."""
 
     async def carry_out(
         self,
@@ -101,10 +101,10 @@ class TaskFrontend(Protocol):
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """The answer to the caller, on record. Raises Refusal."""
+        """Returns the answer to the caller, which is recorded. Raises Refusal."""
 
     def close(self) -> None:
-        """Accept no further tasks."""
+        """Stops accepting tasks."""
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class Pipeline:
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
 
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
-        """Answer one request. `entrance` is the listener it came through."""
+        """Answers one request. `entrance` is the listener that received it."""
         turn = self._turn(request)
         turn.prefix = entrance.prefix
         if entrance.shared:
@@ -144,7 +144,7 @@ class Pipeline:
         return response
 
     async def _answered(self, turn: RequestContext, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-        """Whatever happens on the way, there is one answer to it, and one end."""
+        """Guarantees one answer and one end for each request."""
         task = asyncio.current_task()
         assert task is not None
         self._under_way[task] = turn
@@ -160,7 +160,7 @@ class Pipeline:
             if not self._closes(turn, gone):
                 await turn.remember(gone, 499)
             raise
-        except Exception:  # of calls, the one place: a bug is answered once, recorded once, told to nobody outside
+        except Exception:  # the only such handler for calls: a bug is answered once, recorded once, and not disclosed
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
             return await self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:
@@ -174,7 +174,7 @@ class Pipeline:
         turn.let_go()
 
     async def _way(self, turn: RequestContext, entrance: Entrance) -> web.StreamResponse:
-        """Where, who, what."""
+        """Routes the request, authenticates its caller, and reads its operation."""
         self.agents.greet(turn)
         routing.check_framing(turn.request.version, turn.headers)
         routing.check_target(turn.request.raw_path, turn.headers)
@@ -189,7 +189,7 @@ class Pipeline:
             return await self.exchanges.issuer(turn)
         if route.kind == routing.KEYS:
             return await self.exchanges.key_set(turn)
-        if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
+        if entrance.principal and turn.headers.get("host"):  # a local listener, which knows its principal
             turn.base = f"http://{turn.headers['host'][0]}"
         if route.kind == routing.PUSH:
             with self._admitted(turn, begins=True):
@@ -210,10 +210,11 @@ class Pipeline:
             return await self._carry(turn, caller, intent)
 
     async def _take(self, turn: RequestContext, caller: Caller) -> web.StreamResponse:
-        """A message whose answer goes out on its session's stream (MCP 2024-11-05): taken at once, answered there."""
+        """Accepts a message whose answer goes out on its session's stream (MCP 2024-11-05): 202 at once, answered
+        there."""
         session, paired = self.exchanges.paired(routing.session_in(turn.raw_path), caller, turn.server)
         message = await fronts.read(turn)
-        turn.shape = AnswerShape.STATELESS  # what is refused here, HTTP has to say
+        turn.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
         if self.draining and isinstance(message, Request):
             raise Refusal(Reason.DRAINING)
         task = paired.take(message, partial(self._answer_there, turn, caller, session, paired, message))
@@ -227,7 +228,7 @@ class Pipeline:
         turn.handed_on = False
         response = await self._answered(turn, self._further(turn, caller, session, message))
         if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
-            with suppress(Refusal):  # the caller left; what became of its call is on record
+            with suppress(Refusal):  # the caller left; the outcome of its call is recorded
                 await paired.outlet().write(sse.encode_event(response.body))
 
     async def _further(
@@ -237,7 +238,7 @@ class Pipeline:
             return await self._carry(turn, caller, self.fronts.understand_paired(turn, caller, session, message))
 
     def _abandoned(self, turn: RequestContext, task: asyncio.Task[None]) -> None:
-        """The stream ended before the task had its first step."""
+        """Closes the request if the stream ended before the task's first step."""
         if turn.handed_on:
             told = asyncio.create_task(turn.remember(Refusal(Reason.CALLER_GONE), 499))
             self._telling.add(told)
@@ -245,14 +246,14 @@ class Pipeline:
             told.add_done_callback(lambda _: self._finish(turn))
 
     async def _carry(self, turn: RequestContext, caller: Caller, intent: Intent) -> web.StreamResponse:
-        """From the decision on: what was let in has its answer before the sidecar goes."""
+        """Carries out an admitted call from the decision to the answer, which `drain` waits for."""
         decision = await self._ask_again(turn, caller, intent.call, self._decide(turn, caller, intent.call))
         service = turn.now.service(turn.server)
         if turn.front == routing.EVERY:
             self.fronts.federation.admit(turn, service, caller)
-        if not isinstance(intent, LeaveIntent):  # a session of an upstream that is off or out can still be ended
+        if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
             self.switch.switched_off.refuse_use(intent.call, self.clock())
-            service.account.breaker.check()  # before anybody waits for its tools, or is charged
+            service.account.breaker.check()  # before waiting for the server's tools, and before charging
         intent = self._resumed(caller, intent)
         await turn.breathe()
         await self._check_arguments(turn, service, intent, decision)
@@ -273,28 +274,28 @@ class Pipeline:
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """A call of one server at the address of all servers. Where the server lost the session that we opened there,
-        it did not execute the call, which is sent once more in a new one."""
+        """Carries out a call of one server at the aggregate address. If the server lost its member session, it did not
+        execute the call, which is sent once more in a new session."""
         attach = self.fronts.federation.attach
         attached = await attach(turn, service, caller, intent)
         lease.forwarded = True
         try:
             return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
         except SessionLost:
-            if attached is intent:  # nothing was opened for it: it is a word on what was lost with the session
+            if attached is intent:  # no session was opened for it: the message concerns the lost session
                 raise
         attached = await attach(turn, service, caller, intent)
         return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
 
     async def _operate(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """An agent's call: the same questions, asked of the canonical operation."""
+        """Carries out a call of an agent; the stages run on the canonical operation."""
         self.agents.enter(turn, route)
         caller = await self._identify(turn, route.server, entrance, routing.AGENTS, route.alias)
         intent = await self.agents.understand(turn, route)
         with self._admitted(turn, begins=True):
             decision = self._decide(turn, caller, intent.call)
             agent, owning = self.agents.agent(turn, route), self.agents.owning(caller, intent)
-            if agent.unable(intent.operation) is None:  # else nothing is told of any task
+            if agent.unable(intent.operation) is None:  # otherwise no task may be disclosed
                 await owning.check()
                 turn.record.task_id = owning.task
             agent.account.breaker.check()
@@ -302,7 +303,7 @@ class Pipeline:
                 return await self.agents.carry_out(turn, agent, decision, intent, owning, lease, timeout_s)
 
     async def _task(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """The task API: the same questions, asked of the operation that each of its requests is."""
+        """Carries out a request of the task API; the stages run on its operation."""
         caller = await self._identify(turn, route.server, entrance, routing.TASK_API)
         asked = await self.task_front.understand(turn, caller, route)
         with self._admitted(turn, begins=True):
@@ -312,8 +313,8 @@ class Pipeline:
                 return await self.task_front.carry_out(turn, caller, decision, asked, lease, timeout_s)
 
     async def _card(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """An agent's card: open to everybody, and more of it to who is known."""
-        name = self.agents.name_of(turn, route)  # one agent has one audience, however it is called
+        """Serves an agent's card, which is public; authenticated callers see more."""
+        name = self.agents.name_of(turn, route)  # one agent has one audience, under all its names
         if turn.now.identity.is_nobodys(self._present(turn, entrance, turn.now.audience(name, routing.AGENTS))):
             caller = turn.record.caller = STRANGER
         else:
@@ -323,7 +324,7 @@ class Pipeline:
         except Refusal:
             if not caller.is_anonymous:
                 raise
-            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
         with self._admitted(turn, begins=True):
             return await self.agents.card(turn, route, caller)
 
@@ -331,8 +332,8 @@ class Pipeline:
     async def _charged(
         self, turn: RequestContext, caller: Caller, call: Call, decision: Decision, *, here: bool = False
     ) -> AsyncIterator[tuple[Lease, float | None]]:
-        """Reserved and on record, evidence first, then the upstream. What was not forwarded is given back; what is
-        answered `here` takes no slot at the upstream."""
+        """Reserves the call's limits and records the decision before the upstream is called. A reservation that was not
+        forwarded is returned; a call answered `here` takes no slot at the upstream."""
         await turn.breathe()
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
         turn.plan = plan = plan.at_creation if here else plan
@@ -349,21 +350,21 @@ class Pipeline:
                 yield lease, plan.timeout_s
             except Refusal as refusal:
                 if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or _unreached(refusal):
-                    # The breaker opened just now, there was no credential to show, or no connection: nothing was sent.
+                    # The breaker opened just now, or there was no credential or no connection: nothing was sent.
                     lease.forwarded = False
                 raise
             finally:
                 if not lease.forwarded:
-                    turn.record.charged = 0  # it comes back
+                    turn.record.charged = 0  # the charge is returned
                 turn.record.mark("upstream")
 
     async def _spread(self, turn: RequestContext, caller: Caller, spread: SpreadIntent) -> web.StreamResponse:
-        """A call to all servers: the same questions, asked at each of them."""
+        """Carries out a call to all servers; each server is decided on separately."""
         servers = self.fronts.federation.enter(turn, caller, spread)
-        for _ in servers if spread.asks_each else servers[:1]:  # as many calls as it would be at their own addresses
+        for _ in servers if spread.asks_each else servers[:1]:  # charged as many calls as at the servers' own addresses
             self._charge_session_call(turn, caller, spread.call)
         turn.record.mark("limits")
-        await turn.record.decided()  # evidence first, then the upstreams
+        await turn.record.decided()  # the decision is recorded before the upstreams are called
         turn.record.mark("audit")
         try:
             return await self.fronts.federation.carry_out(turn, caller, spread, servers)
@@ -372,8 +373,8 @@ class Pipeline:
 
     @contextmanager
     def _admitted(self, turn: RequestContext, *, begins: bool) -> Iterator[None]:
-        """Inside, as long as anybody is let in. What `begins` nothing is about what is inside already: a call that
-        waits for its caller's answer would else never end."""
+        """Admits a request unless the process is draining or overloaded. A request with `begins` false belongs to work
+        in progress and is always admitted: a call that waits for its caller's answer would otherwise never end."""
         if begins:
             if self.draining:
                 raise Refusal(Reason.DRAINING)
@@ -393,11 +394,12 @@ class Pipeline:
                 raise
 
     async def drain(self, grace_s: float) -> None:
-        """Let nobody in any more, end what would never end, and wait for the answers of those who are here, `grace_s`
-        seconds at most. Who is here then hears that the sidecar goes: 503, or the last event of a stream."""
+        """Stops admitting requests, ends endless streams, and waits for the remaining answers, at most `grace_s`
+        seconds. Requests still open then end with 503, or with the last event of a stream."""
         self.draining = True
         self.task_front.close()
-        await self._wait_for_answers(grace_s, self.exchanges.drain)  # again: a stream may only now have begun
+        # once more, because a stream may have begun only now
+        await self._wait_for_answers(grace_s, self.exchanges.drain)
         self.exchanges.cut_off()
         await self._wait_for_answers(LAST_EVENTS_S, self.exchanges.cut_off)
         for task, turn in self._under_way.items():
@@ -411,7 +413,7 @@ class Pipeline:
             async with asyncio.timeout(within_s):
                 while any(
                     turn.started_s <= now_s for turn in self._under_way.values()
-                ):  # who comes now is told at once
+                ):  # a request that arrives now is refused at once
                     again()
                     await asyncio.sleep(DRAIN_LOOK_S)
 
@@ -426,7 +428,7 @@ class Pipeline:
         return caller
 
     def _present(self, turn: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
-        """What the caller brought to prove who it is."""
+        """Returns the credentials that the caller presented."""
         own = audience.gate.header if audience.gate is not None else ""
         presented = routing.presented_by(turn.request, turn.headers, entrance, turn.now.base_url, own)
         turn.presented = turn.now.identity.admit(presented)
@@ -452,8 +454,8 @@ class Pipeline:
                 disabled.refuse(caller.chain, call, self.clock())
 
     async def _ask_again(self, turn: RequestContext, caller: Caller, call: Call, decision: Decision) -> Decision:
-        """A task is its owner's alone, and who may not do any more what created it has lost it. Of one whose tool is
-        switched off, all that can be had is its end."""
+        """Decides again on what created the tasks that the call names: a caller that has lost that permission has lost
+        the task. A task whose tool is switched off can only be ended."""
         now_s, questions = self.clock(), await ownership.created_by(self.tasks, caller, call)
         for question in questions:
             again = turn.now.engine.reconsider(caller.chain, question, now_s)
@@ -467,7 +469,7 @@ class Pipeline:
         return decision
 
     def _resumed(self, caller: Caller, intent: Intent) -> Intent:
-        """A call that goes on with what its server asked for. Raises Refusal for a state that is not this call's."""
+        """Opens the `requestState` of a call that continues. Raises Refusal for a state of another call."""
         if not isinstance(intent, AskIntent) or "requestState" not in intent.message.params:
             return intent
         state = self.exchanges.states.open(caller, intent.call, intent.message.params["requestState"])
@@ -475,7 +477,7 @@ class Pipeline:
         return intent._replace(message=intent.message._replace(params=params))
 
     def _charge_session_call(self, turn: RequestContext, caller: Caller, call: Call) -> None:
-        # Who must open a stream again and again shall not lose its lists and pings by it (threats S10).
+        # Reopened streams have their own limit, so that they do not use up the caller's lists and pings (threats S10).
         streams = " streams" if call.method == mcp_requests.STREAM else ""
         try:
             self.session_calls.charge(caller.last.name + streams)
@@ -486,11 +488,11 @@ class Pipeline:
     async def _check_arguments(
         self, turn: RequestContext, service: Service, intent: Intent, decision: Decision
     ) -> None:
-        """No call reaches a tool unvalidated."""
+        """Checks the arguments of a tool call. No call reaches a tool unvalidated."""
         if not isinstance(intent, AskIntent):
             return
         if intent.call.method == "tools/list":
-            await service.catalogue.learn(service.timeout_s)  # what is listed must be callable
+            await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
         if intent.call.method != "tools/call":
             return
         question = intent.call.question
@@ -498,7 +500,7 @@ class Pipeline:
         if tool.schema is None:
             raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
         if not turn.now.approves(question.server, tool.name, tool.definition.digest):
-            raise Refusal(Reason.PIN_MISMATCH)  # in shadow mode too: nobody approved what this tool is now
+            raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
         similar = _similar_key(turn, intent.call, decision, tool.schema.keys)
         violation = (
             Violation(similar, SIMILAR_KEY) if similar is not None else tool.schema.violation(question.arguments)
@@ -528,7 +530,8 @@ class Pipeline:
         return turn
 
     def _closes(self, turn: RequestContext, refusal: Refusal) -> bool:
-        """Count a refusal; whether it gets neither answer nor record. What was decided has an end in any case."""
+        """Counts a refusal. Returns whether the connection is closed without answer or record. A decided call always
+        gets a record."""
         record = turn.record
         if record.done or record.is_decided or not self.refusals.closes(record.caller, record.peer, refusal):
             return False
@@ -537,7 +540,7 @@ class Pipeline:
         return True
 
     def _only_counts(self, turn: RequestContext, refusal: Refusal) -> bool:
-        """Whether it is answered without a record of its own. What was decided has an end in any case."""
+        """Reports whether a refusal is answered without its own record. A decided call always gets a record."""
         record = turn.record
         if record.done or record.is_decided or not self.refusals.only_counts(record.caller, record.peer, refusal):
             return False
@@ -549,13 +552,13 @@ class Pipeline:
             return SilentResponse()
         told = self._told(turn, refusal)
         recorded = refusal if self._only_counts(turn, refusal) else await turn.remember(refusal, told.status)
-        if turn.begun is not None:  # a stream is out already: no second answer may follow it, only its end
+        if turn.begun is not None:  # a stream has begun: no second answer may follow, only its end
             turn.break_off()
             return turn.begun
         if recorded is not refusal:
             told = self._told(turn, recorded)
         response = WholeResponse(told.status, told.body, told.content_type, told.headers)
-        if turn.front is None:  # what is not understood here, somebody in front may have understood otherwise
+        if turn.front is None:  # a proxy in front may read the rest of this connection differently
             response.force_close()
         return response
 
@@ -581,14 +584,14 @@ class Pipeline:
 
 
 def _unreached(refusal: Refusal) -> bool:
-    """Whether the upstream took no part of the call. What comes after its first word is no refusal of the call, but of
-    its stream (`response_stream.py`)."""
+    """Reports whether the upstream took no part in the call. A failure after its first byte is a refusal of the stream
+    (`response_stream.py`), not of the call."""
     return isinstance(refusal.__cause__, ConnectFailed | QueueFull)
 
 
 def _similar_key(turn: RequestContext, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
-    """A pointer to a key that a rule, or the upstream, may take for another one. What a message to an agent holds
-    matters only where a rule reads it."""
+    """Returns a pointer to a key that a rule, or the upstream, may confuse with another one. In a message to an agent
+    only the keys that a rule reads matter."""
     upstream = turn.now.settings.upstreams.get(call.upstream)
     if upstream is not None and upstream.similar_keys == "allow":
         return None
@@ -597,6 +600,6 @@ def _similar_key(turn: RequestContext, call: Call, decision: Decision, keys: Key
 
 
 def _begins(intent: Intent | SpreadIntent) -> bool:
-    """Whether this is anything but a word on what is under way: an answer to the server, or a notification."""
+    """Reports whether the message begins work, rather than being an answer to the server or a notification."""
     told = isinstance(intent, SpreadIntent) and isinstance(intent.message, Notification)
     return not told and not isinstance(intent, ReplyIntent | NotifyIntent)

@@ -1,9 +1,9 @@
 """Re-evaluates open streams and running calls when rules, credentials or time change.
 
-Whoever was let in is asked again while a stream is open or a call under way: at once when rules, the kill switch or a
-tool's switch changed, when a credential or a grant ends, and every so often in any case, because conditions read the
-time (threats S7, S8). A look at what nothing happened to is a few comparisons; the rest is done in slices, so that
-thousands of streams keep no call waiting.
+An open stream or running call is decided again at once when rules, the kill switch or a tool's switch change and when a
+credential or a grant ends, and periodically because conditions read the time (threats S7, S8). Checking an exchange
+for which nothing changed takes a few comparisons. The work is done in slices, so that thousands of streams do not delay
+calls.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sidecar.storage.webhooks.delivery import Kind, OnBehalfOf
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
-SLICE_S: Final = 0.002  # of one look, before others have their turn
+SLICE_S: Final = 0.002  # of one pass, before the event loop runs other work
 
 
 class RulesInForce(NamedTuple):
-    """What an exchange was judged by. Another object whenever anything of it changed."""
+    """The rules that an exchange was decided under. A different object whenever one of them changed."""
 
     snapshot: Snapshot
     disabled: Disabled
@@ -38,7 +38,7 @@ class RulesInForce(NamedTuple):
 
 @dataclass(slots=True)
 class Reauthorization:
-    """Looks after every stream that is open (`streams`), and every call that is under way (`calls`)."""
+    """Watches every open stream (`streams`) and every running call (`calls`)."""
 
     live: Live
     switch: KillSwitch
@@ -47,7 +47,7 @@ class Reauthorization:
     _rules: RulesInForce | None = field(default=None, init=False)
 
     async def look(self) -> None:
-        """One look at all of them."""
+        """Checks all exchanges once."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SLICE_S
         for exchange in self.reviewed(loop.time()):
@@ -57,7 +57,8 @@ class Reauthorization:
                 until_s = loop.time() + SLICE_S
 
     def reviewed(self, mono_s: float) -> Iterator[WatchedExchange]:
-        """Each of them, after it was cut off if it must not go on. `mono_s` is the loop's time."""
+        """Yields each exchange after checking it, and after cutting it off if it must end. `mono_s` is the loop's
+        time."""
         rules, now_s = self._current(), self.live.clock()
         review_s = rules.snapshot.settings.streams.review_s
         for exchange in [*self.streams, *(self.calls - self.streams)]:
@@ -70,7 +71,7 @@ class Reauthorization:
             yield exchange
 
     def _current(self) -> RulesInForce:
-        """The same object for as long as nothing changed."""
+        """Returns the same object as long as nothing changed."""
         now = self.live.current
         rules = RulesInForce(now, self.switch.disabled, self.switch.switched_off, now.identity.generation)
         if self._rules is None or not all(map(is_, rules[:3], self._rules)) or rules.keys != self._rules.keys:
@@ -78,7 +79,8 @@ class Reauthorization:
         return self._rules
 
     def _judge(self, exchange: WatchedExchange, rules: RulesInForce, now_s: float) -> Reason | None:
-        """Why it must not go on; None if it may. A stream without an end is under the newest rules from now on."""
+        """Returns why the exchange must end; None if it may continue. An endless stream is under the newest rules from
+        now on."""
         chain, call, now = exchange.caller.chain, exchange.call, rules.snapshot
         if any(each.touched_by(chain, call, now_s) for each in (rules.disabled, now.disabled) if each.entries):
             return Reason.PRINCIPAL_DISABLED
@@ -89,7 +91,7 @@ class Reauthorization:
         if exchange.judged_by is not now and (doubt := _doubt(exchange, now)) is not None:
             return doubt
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
-            return Reason.EXPIRED  # the same rules would only say that there is none any more
+            return Reason.EXPIRED  # otherwise the rules would only report a missing grant
         if exchange.endless and exchange.judged_by is not now:
             exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
         decision = now.decide(chain, call, now_s)
@@ -99,7 +101,8 @@ class Reauthorization:
         return decision.reason or Reason.NO_MATCHING_RULE
 
     def _cut(self, exchange: WatchedExchange, mono_s: float) -> None:
-        """A stream at once; a call when it has had its time, unless nobody may have anything any more."""
+        """Cuts off a stream at once, and a call when its deadline has passed, or at once if its permission is gone for
+        every caller."""
         reason = exchange.revoked
         if reason is None:
             exchange.revoked_s = None
@@ -113,10 +116,10 @@ class Reauthorization:
         exchange.cut_off(reason)
 
     async def _keep_alive(self, exchange: WatchedExchange, mono_s: float) -> None:
-        """A comment where nothing went out for long: else nobody would notice a reader who is gone, and what stands
-        between us would close the silent connection."""
+        """Sends a comment on a stream that was silent for long. It detects readers that are gone, and keeps proxies
+        from closing the connection."""
         outlet = exchange.outlet
-        if outlet is None or (outlet.shared and not exchange.endless):  # a shared stream is kept alive by itself
+        if outlet is None or (outlet.shared and not exchange.endless):  # a shared stream sends its own comments
             return
         if outlet.bytes_out != exchange.told_bytes:
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
@@ -127,16 +130,15 @@ class Reauthorization:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPermission:
-    """May what was begun for somebody go on, although nothing of theirs is open here? Of who asked to be called back it
-    is asked when an agent pushes, and again each time that something leaves; of a program that runs for somebody at
-    every look."""
+    """Checks whether work may continue for a caller without an open connection. Push receivers are checked when an
+    agent pushes, and again before each delivery; agent programs at every pass."""
 
     live: Live
     switch: KillSwitch
 
     def objection(self, kind: Kind, behalf: OnBehalfOf) -> Reason | None:
-        """Why nothing is sent for them any more; None if it may be. That a task ended may be told to who has lost the
-        permission for it, since that is what they hear; but to nobody who is disabled."""
+        """Returns why nothing may be sent on this behalf; None if it may. An end of a task caused by a lost permission
+        may still be reported, but not to a disabled principal."""
         caller, server, skill = behalf
         if self._disabled(caller, server):
             return Reason.PRINCIPAL_DISABLED
@@ -147,8 +149,8 @@ class ContinuedPermission:
         return self._no_more(caller, server, skill, (PUSH_SET,))
 
     def ends(self, caller: Caller, agent: str, skill: str) -> Reason | None:
-        """Why a program must not run for them any more; None if it may, since they may still ask it. One that is not
-        offered any more ends what it was doing."""
+        """Returns why a program must not run for this caller any more; None if the caller may still call it. A program
+        that is not offered any more ends."""
         if self._disabled(caller, agent):
             return Reason.PRINCIPAL_DISABLED
         return self._no_more(caller, agent, skill, (SEND, STREAM))
@@ -159,7 +161,7 @@ class ContinuedPermission:
         return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.disabled, now.disabled))
 
     def _no_more(self, caller: Caller, agent: str, skill: str, operations: tuple[Operation, ...]) -> Reason | None:
-        """Why none of these may be asked for any more."""
+        """Returns why none of these operations is allowed any more."""
         now, now_s = self.live.current, self.live.clock()
         if not now.identity.vouches_for(caller):
             return Reason.BAD_CREDENTIAL
@@ -171,7 +173,7 @@ class ContinuedPermission:
 
 
 def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
-    """Why its credential would not do any more: its key or issuer is gone, or the server asks for more."""
+    """Returns why the credential is not accepted any more: its key or issuer is gone, or the server requires more."""
     if not now.identity.vouches_for(exchange.caller):
         return Reason.BAD_CREDENTIAL
     try:
@@ -182,7 +184,7 @@ def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
 
 
 def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
-    """When its permission ends, in seconds since the epoch: with the credential, and the grant or the shadow mode that
-    let it pass. None: never."""
+    """Returns when the permission ends, in seconds since the epoch: with the credential, the grant, or the shadow mode
+    that let the call pass. None means never."""
     passes_until = decision.until if decision.allowed else rules.shadow_until
     return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)

@@ -1,7 +1,7 @@
 """The context of one request as it passes through the pipeline.
 
-`RequestContext` is the request as the caller's side sees it, `UpstreamExchange` the decided call as the upstream's side
-does. Both are filled as the stages go; what is in them is never read to decide what an earlier stage has decided.
+`RequestContext` is the caller's side of a request, `UpstreamExchange` the upstream's side of a decided call. The stages
+fill them in; no stage reads them to repeat a decision of an earlier one.
 """
 
 from __future__ import annotations
@@ -47,38 +47,37 @@ from sidecar.vocabulary import ANONYMOUS, Call, Caller
 
 
 class RefusalWriter(Protocol):
-    """A protocol in which answers look otherwise than MCP's."""
+    """Writes refusals of a protocol whose answers differ from MCP's."""
 
     def tell(
         self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
     ) -> ErrorResponse:
-        """A refusal, in its words."""
+        """Returns a refusal in this protocol."""
 
 
 class OutwardNames(Protocol):
-    """How a server's messages look at the address that they leave by. Each is judged before."""
+    """Rewrites a server's messages for the address that they leave by. Each was filtered before."""
 
     def result(self, result: dict[str, Any]) -> dict[str, Any]: ...
     def notification(self, notification: Notification) -> Notification: ...
     def request(self, request: Request) -> Request | None:
-        """None for one that cannot be asked there."""
+        """Returns None for a request that is not possible there."""
 
     def event_id(self, sealed: str) -> str: ...
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request on its way: what is known of it so far. The stages fill it in.
+    """One request with everything known of it. The stages fill it in.
 
-    `front` is the name in its address (EVERY is the address of all servers, None is none that we have), `folder` what
-    stands before it, `server` whom the call is for. In `shadow` mode `excused` are the limits' refusals that it passed
-    by. `shared` is what answers say to a web page that may read them. `paired` is the stream on which its answer goes
-    out, where that is another request's (`sse_session.py`); HTTP has heard 202 then, and while it is `handed_on`, the
-    turn has an end still to come. `prefix` is the path under which callers see us, `base` our address as a local caller
-    knows it. `presented` is what the caller brought to prove who it is. `unanswered`: it was closed without a word.
-    `cut`: the sidecar goes, and waits for it no more. `dialect` is how refusals are told where not as MCP tells them.
-    `lease` is what the call holds of its limits. `large`: its body is one that the loop feels. `alias` is the path that
-    an agent was called by, where that is one of its own.
+    `front` is the name in the address (EVERY is the aggregate address, None is an unknown one), `folder` the path
+    before it, `server` the upstream called. In `shadow` mode `excused` are the refusals by limits that were let pass.
+    `shared` are the CORS headers of its answers. `paired` is the stream that carries its answer, if that belongs to
+    another request (`sse_session.py`): HTTP was answered 202, and the request ends later while `handed_on` is set.
+    `prefix` is the path under which callers see sidecar, `base` the base URL for a local caller. `presented` are the
+    caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more.
+    `dialect` writes refusals in protocols other than MCP. `lease` holds the reserved limits. `large`: the body is large
+    enough to delay the loop. `alias` is the agent's own path, if it was called by one.
     """
 
     request: web.BaseRequest
@@ -116,12 +115,12 @@ class RequestContext:
 
     @property
     def plain(self) -> bool:
-        """Whether this is HTTP for people and scripts, without MCP's envelope."""
+        """Whether this is plain HTTP, without MCP's envelope."""
         return self.protocol == "http"
 
     @property
     def raw_path(self) -> str:
-        """Path and query, however the target was written."""
+        """Path and query, for every form of the request target."""
         return origin_form(self.request.raw_path)
 
     @property
@@ -130,12 +129,13 @@ class RequestContext:
 
     @property
     def presented_kind(self) -> str:
-        """The kind of credential that came, believed or not."""
+        """The kind of the presented credential, accepted or not."""
         kind = self.presented.kinds[0]
         return kind if kind != ANONYMOUS else "none"
 
     async def body(self, *, a2a: bool = False) -> bytes:
-        """The whole body, when it is its turn. Raises Refusal, as `arrival.read_body` and `BodyAdmission.wait` do."""
+        """Returns the whole body once it is admitted. Raises Refusal, as `routing.read_body` and `BodyAdmission.wait`
+        do."""
         with self._room() as room:
             raw = await read_body(self.request, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
             self.record.bytes_in = len(raw)
@@ -143,7 +143,7 @@ class RequestContext:
         return raw
 
     async def came(self, raw: bytes) -> None:
-        """A message of Protocol Buffers is there as a whole; come back when it is its turn. Raises Refusal."""
+        """Waits until a complete Protocol Buffers message is admitted. Raises Refusal."""
         with self._room() as room:
             self.record.bytes_in = len(raw)
             room.grow(len(raw))
@@ -154,26 +154,26 @@ class RequestContext:
         return closing(self.pace.room(caller.last.name if caller else self.record.peer))
 
     async def breathe(self) -> None:
-        """Between two steps that take long with a large body: the others' calls go on."""
+        """Lets other calls run between two steps that take long with a large body."""
         if self.large:
             await asyncio.sleep(0)
 
     def enter(self, server: str, folder: str, alias: str = "") -> None:
-        """The address is an upstream's: from here on refusals are told in its protocol."""
+        """Sets the upstream of the address, so that refusals are written in its protocol."""
         self.front, self.folder, self.alias = server, folder, alias
         self.shape = AnswerShape.PLAIN if self.plain or folder in (AGENTS, TASK_API) else AnswerShape.STATELESS
         self.goes_to(server)
 
     def goes_to(self, server: str) -> None:
-        """Whom the call is for, as far as it is known."""
+        """Sets the called upstream, as far as it is known."""
         self.server = self.record.upstream = server
 
     def asks(self, method: str) -> None:
-        """What it will be a call of, before its body is read."""
+        """Sets the method before the body is read."""
         self.method = self.record.method = method
 
     def address(self, message: jsonrpc.Message, head: EraHeaders) -> None:
-        """There is a message: refusals are told to its id, in its era."""
+        """Sets the message, so that refusals carry its id and have the form of its era."""
         if isinstance(message, Request):
             self.request_id = self.record.request_id = message.id
         if isinstance(message, jsonrpc.Response):
@@ -185,7 +185,7 @@ class RequestContext:
             self.shape = AnswerShape.SESSION
 
     def _correlate(self, meta: Mapping[str, Any] | None) -> None:
-        """Which run, thread and trace the message says that it is of: nearer to the call than a header is."""
+        """Takes run, thread and trace ids from the message, which override those of headers."""
         if meta:
             record = self.record
             record.run_id = correlation_in(meta.get("run_id")) or record.run_id
@@ -193,19 +193,20 @@ class RequestContext:
             record.trace_id = trace_id_in(meta.get("traceparent")) or record.trace_id
 
     def address_faulty(self, envelope: object, head: EraHeaders) -> None:
-        """There is a JSON value that is no message: its refusal is told to its id, if it is meant as a request."""
+        """Handles a JSON value that is not a message: its refusal carries its id if it looks like a request."""
         self.request_id = self.record.request_id = jsonrpc.request_id_in(envelope)
         if self.request_id is not None and not eras.speaks_stateless(head, envelope):
             self.shape = AnswerShape.SESSION
 
     def in_session(self) -> None:
-        """The session that a message of the session era names is there, and so is its server: whatever is wrong with
-        the message, the session goes on."""
+        """Marks the session named by the message as existing, together with its server, so that an error in the message
+        does not end the session."""
         if self.shape is AnswerShape.SESSION and (self.server == EVERY or self.server in self.now.services):
             self.shape = AnswerShape.LIVE
 
     def excuse(self, refusal: Refusal) -> bool:
-        """Whether shadow mode lets the call pass that a limit refused; then it is on record that it would not have."""
+        """Reports whether shadow mode lets the call pass although a limit refused it; records the refusal in that
+        case."""
         if self.shadow:
             self.excused.append(refusal)
             name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
@@ -213,7 +214,7 @@ class RequestContext:
         return self.shadow
 
     def answered(self, result: Mapping[str, Any] | None = None) -> None:
-        """The upstream's answer is whole, before it is on record: what the call did not cost comes back."""
+        """Marks the upstream's answer as complete, before it is recorded: the unused part of the charge is returned."""
         if self.lease is None:
             return
         if result is not None:
@@ -222,7 +223,7 @@ class RequestContext:
             self.record.limits = self.lease.states
 
     def tool_failed(self) -> None:
-        """The answer that is delivered says that what was asked for failed there."""
+        """Notes that the delivered answer reports a failure of the tool."""
         if self.record.tool_error:
             return
         self.record.tool_error = True
@@ -230,17 +231,18 @@ class RequestContext:
             upstream.account.tool_failed()
 
     async def ended(self, status: int, bytes_out: int) -> None:
-        """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Records that the upstream's answer was delivered. Raises Refusal(AUDIT_UNAVAILABLE)."""
         self.record.mark("upstream")
         await self.record.outcome(http_status=self._told(status), bytes_out=bytes_out)
 
     def break_off(self) -> None:
-        """End a stream so that its reader sees that it is not whole."""
+        """Ends a stream so that its reader sees that it is incomplete."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
     async def remember(self, refusal: Refusal, status: int) -> Refusal:
-        """Put a refusal on record, if nothing terminal is. What cannot be recorded is refused as exactly that."""
+        """Records a refusal unless the call has a final record. A refusal that cannot be recorded becomes
+        AUDIT_UNAVAILABLE."""
         if self.record.done:
             return refusal
         self.refusal, self.record.names = refusal, self.now
@@ -249,21 +251,21 @@ class RequestContext:
             return refusal
         except Refusal as unrecorded:
             self.refusal = unrecorded
-            if not self.record.done:  # else it may be on record by now, and two would be one too many
+            if not self.record.done:  # otherwise it may be recorded by now, and must not be recorded twice
                 await self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             return unrecorded
 
     def let_go(self) -> None:
-        """It is over. Of what leads back here nothing is kept: a body of a megabyte must not wait for the collector."""
+        """Drops references that lead back here: a body of a megabyte must not wait for the garbage collector."""
         self.refusal = self.lease = None
         self.excused.clear()
 
     def _told(self, status: int) -> int:
-        """What HTTP says, and said already where the answer goes another way."""
+        """Returns the HTTP status, which is 202 if the answer goes out on another stream."""
         return status if self.paired is None else 202
 
     async def open_outlet(self) -> EventStream:
-        """The way out for an answer of several events. Raises Refusal(CALLER_GONE)."""
+        """Opens the event stream of the answer. Raises Refusal(CALLER_GONE)."""
         if self.paired is not None:
             return self.paired.outlet()
         outlet = await open_stream(self.request, self.shared)
@@ -272,25 +274,25 @@ class RequestContext:
 
 
 def asked_of(call: Call, record: Recording) -> PendingRequest:
-    """What a call is remembered as."""
+    """Returns the pending request of a call."""
     return PendingRequest(call.method, call.question.without_arguments, record.decision_id, record.args_hash)
 
 
 class Closable(Protocol):
-    """What can be ended from outside."""
+    """An object that can be closed from outside."""
 
     def close(self) -> None:
-        """Twice is no fault."""
+        """Closes it. Idempotent."""
 
 
 @dataclass(slots=True, eq=False)
 class WatchedExchange:
-    """What was decided and is under way: a call, or a stream, with the deadline that it has.
+    """A decided call or stream in progress, with its deadline.
 
-    `streams` are all that pass an event stream on right now. `endless` ones have no answer to end with: they last until
-    their credential or grant does (`until`, in seconds since the epoch, None never ends), and are decided anew under
-    every new snapshot (`judged_by`). `outlet` is where its events go out. From `reviewed_by` on, all is
-    `reauthorization.py`'s: by what and when it was judged last, whether it lost its permission, and what its reader was
+    `streams` are the exchanges that are passing on an event stream. `endless` ones have no final answer: they last
+    until their credential or grant ends (`until`, in seconds since the epoch, None never ends), and are decided again
+    under every new snapshot (`judged_by`). `outlet` takes their events. The fields from `reviewed_by` on belong to
+    `reauthorization.py`: rules and time of the last decision, whether the permission was lost, and how much had been
     sent by when.
     """
 
@@ -315,7 +317,7 @@ class WatchedExchange:
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
 
     def has_no_end(self) -> None:
-        """This is a stream that goes on until somebody ends it."""
+        """Marks a stream as endless."""
         self.endless, self.timeout_s = True, None
 
     @property
@@ -324,20 +326,20 @@ class WatchedExchange:
 
     @property
     def left_s(self) -> float | None:
-        """What is left of the deadline, in seconds."""
+        """The rest of the deadline, in seconds."""
         ends_at = self.clock().at
         return None if ends_at is None else max(0.0, ends_at - asyncio.get_running_loop().time())
 
     def clock(self) -> Deadline:
-        """The deadline, running, for who reads the answer. What moved it holds."""
+        """The running deadline, for readers of the answer. Changes to it apply to them."""
         ends_at = self._ends_at
         self.deadline.at = None if ends_at is None else max(ends_at, self.deadline.at or ends_at)
         return self.deadline
 
     @contextmanager
     def streaming(self, answer: Closable, outlet: EventStream | None = None) -> Iterator[None]:
-        """While an event stream is passed on: it is counted, and it can be cut off from outside. Raises Refusal if
-        it was cut off before it began."""
+        """Counts an event stream while it is passed on, and makes it closable from outside. Raises Refusal if it was
+        cut off before it began."""
         if self.cut is not None:
             raise Refusal(self.cut)
         self.answer, self.outlet = answer, outlet
@@ -346,12 +348,12 @@ class WatchedExchange:
             yield
         finally:
             self.streams.discard(self)
-            self.answer = self.outlet = None  # it may lead back here, and what goes round in circles is freed late
+            self.answer = self.outlet = None  # it may refer back here, and reference cycles are freed late
 
     @asynccontextmanager
     async def under_way(self, calls: set[WatchedExchange]) -> AsyncIterator[None]:
-        """While a call is carried out, it is one of `calls`, and whatever it waits for, it can be cut off. Raises
-        Refusal if it was."""
+        """Adds a call to `calls` while it is carried out, so that it can be cut off while waiting. Raises Refusal if it
+        was."""
         calls.add(self)
         try:
             async with asyncio.timeout(None) as self.cancelling:
@@ -365,7 +367,7 @@ class WatchedExchange:
             self.cancelling = None
 
     def cut_off(self, reason: Reason) -> None:
-        """End the stream or the call: its session is over, or its permission, or the sidecar is. Twice is no fault."""
+        """Ends the stream or call because its session or permission has ended, or sidecar stops. Idempotent."""
         if self.cut is not None:
             return
         self.cut = reason
@@ -377,8 +379,8 @@ class WatchedExchange:
 
 @dataclass(slots=True, eq=False)
 class UpstreamExchange(WatchedExchange):
-    """One decided call of MCP, and its server. `outward` None is the server's own address: all goes as it is. With
-    progress it may take `longest_s` in all, where that is more than `timeout_s`."""
+    """One decided MCP call and its server. `outward` None is the server's own address, where messages stay unchanged.
+    With progress the call may take `longest_s` in all, if that is more than `timeout_s`."""
 
     service: Service = field(kw_only=True)
     session: Session | None = field(kw_only=True)
@@ -387,28 +389,28 @@ class UpstreamExchange(WatchedExchange):
 
     @property
     def asked(self) -> PendingRequest:
-        """What an answer to it is an answer to, also when it comes on another stream."""
+        """The pending request that an answer belongs to, also if it comes on another stream."""
         return asked_of(self.call, self.turn.record)
 
     def wait_for_caller(self) -> None:
-        """The server asked the caller something: a person may have to think, and the call's clock stands still for as
-        long as `sessions.question_timeout_s` says."""
+        """Stops the call's clock while the server's request to the caller is open, at most for
+        `sessions.question_timeout_s`, because a person may have to answer."""
         if self.deadline.at is not None:
             patience_s = self.turn.now.settings.sessions.question_timeout_s
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     def progressed(self) -> None:
-        """The server told of progress, which gives the call its time anew where its settings say so."""
+        """Handles a progress notification, which restarts the call's deadline if the server's settings say so."""
         if self.deadline.at is not None and self.timeout_s is not None and self.longest_s > self.timeout_s:
             again = min(asyncio.get_running_loop().time() + self.timeout_s, self.turn.started_s + self.longest_s)
             self.deadline.at = max(self.deadline.at, again)
 
     async def post(self, message: Message) -> UpstreamAnswer:
-        """Send one message and wait for the head of what comes back."""
+        """Sends one message and waits for the head of the response."""
         return await self.service.upstream.exchange(self._outbound("POST", message, None))
 
     async def listen(self, last_event_id: str | None) -> UpstreamAnswer:
-        """Open the upstream session's own stream, or the rest of one of its streams."""
+        """Opens the upstream session's own stream, or resumes one of its streams."""
         return await self.service.upstream.exchange(self._outbound("GET", None, last_event_id))
 
     def _outbound(self, verb: Literal["POST", "GET"], message: Message | None, last_event_id: str | None) -> Outbound:
@@ -426,6 +428,7 @@ class UpstreamExchange(WatchedExchange):
 
     @property
     def patience_s(self) -> float:
-        """How long the upstream may take to begin its answer: what is left, or its own time-out for endless streams."""
+        """How long the upstream may take to begin its answer, in seconds: the rest of the deadline, or the upstream's
+        time-out for endless streams."""
         left_s = self.left_s
         return self.service.timeout_s if left_s is None else left_s

@@ -1,7 +1,7 @@
 """Records the metrics of one request.
 
-The stages say what happened in values; here, in one place, they become series. Nothing is measured twice: durations
-and statuses are the audit's own, so that the two can be summed against one another.
+The stages report values; only this module turns them into series. Durations and statuses are those of the audit record,
+so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ AUTHENTICATION = frozenset(
         Reason.INSUFFICIENT_SCOPE,
     }
 )
-BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was asked
+BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was evaluated
 
 
 def measure(metrics: Metrics, turn: RequestContext) -> None:
-    """Count one finished request."""
     record, refusal = turn.record, turn.refusal
     if turn.unanswered:
         metrics.request_unanswered(turn.protocol)
@@ -44,15 +43,14 @@ def measure(metrics: Metrics, turn: RequestContext) -> None:
     if refusal is not None and refusal.reason is Reason.BAD_ARGUMENTS:
         metrics.schema_violated(turn.server)
     upstream_s = record.stages_s.get("upstream")
-    if not turn.server:  # nobody's, or a call to all servers: who answers for them counts them one by one
+    if not turn.server:  # a call to no server, or to all of them: the aggregate frontend counts each server
         return
     if upstream_s is not None:
         metrics.upstream_answered(turn.server, upstream_s)
 
 
 class JudgedRequest(NamedTuple):
-    """What policy and limits said of a call, whoever asked them. `excused` are the limits' refusals that shadow mode
-    passed by."""
+    """The decisions of policy and limits on a call. `excused` are the refusals by limits that shadow mode let pass."""
 
     record: Recording
     plan: LimitPlan | None
@@ -62,7 +60,7 @@ class JudgedRequest(NamedTuple):
 
 
 def judged(metrics: Metrics, call: JudgedRequest) -> None:
-    """Count what was said."""
+    """Counts the decisions on a call."""
     record, refusal = call.record, call.refusal
     if record.decision is not None:
         _count_decision(metrics, record.decision, "would_deny" if call.shadow else "deny")
@@ -81,7 +79,7 @@ def judged(metrics: Metrics, call: JudgedRequest) -> None:
 
 
 def _count_decision(metrics: Metrics, decision: Decision, no: str) -> None:
-    """By the link that decided: the first that was denied, or the last of those that were all allowed."""
+    """Counts a decision by its deciding link: the first denied one, or the last if all were allowed."""
     denied = [link for link in decision.links if not link.allowed]
     deciding = denied[0] if denied else decision.links[-1]
     metrics.decided(deciding.kind, "allow" if decision.allowed else no, decision.reason)

@@ -1,8 +1,8 @@
 """Seals `requestState` to its chain, server, method and name.
 
-A stateless server gives its state to whoever called and takes it back from whoever calls next (MCP 2026-07-28, multi
-round-trip requests). It should bind it to a user, but all that it sees is us. So we bind it: what a caller gets is
-sealed to its chain, the server, the method and what was called, and is opened again before anything goes out.
+A stateless server returns its state to one caller and takes it back from any later one (MCP 2026-07-28, multi
+round-trip requests). The server should bind the state to a user, but sees only sidecar. So the state is bound here: it
+is sealed to the chain, the server, the method and the name called, and opened again before a call is forwarded.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.vocabulary import Call, Caller
 
-LASTS_S: Final = 24 * 3600  # a person may answer tomorrow
-MAX_STATE_BYTES: Final = 64 * 1024  # of a server's own; a longer one is no state
+LASTS_S: Final = 24 * 3600  # a person may answer the next day
+MAX_STATE_BYTES: Final = 64 * 1024  # of a server's state; a longer one is refused
 PURPOSE: Final = b"sidecar/state/1"
 _MAC_BYTES, _TIME_BYTES = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStates:
-    """Seals and opens states. Replicas that share the `secret` take each other's. `now_s` is since the epoch."""
+    """Seals and opens states. Replicas that share the `secret` accept each other's. `now_s` is in seconds since the
+    epoch."""
 
     secret: bytes = field(repr=False)
     now_s: Callable[[], float]
 
     def seal(self, caller: Caller, call: Call, state: str) -> str:
-        """A state that only this chain can use, for this very call."""
+        """Returns a state that only this chain can use, and only for this call."""
         ends = int(self.now_s() + LASTS_S).to_bytes(_TIME_BYTES, "big")
         said = ends + state.encode()
         return base64url.encode(self._mac(caller, call, said) + said)
 
     def open(self, caller: Caller, call: Call, sealed: object) -> str:
-        """What was sealed. Raises Refusal(MALFORMED_CALL): another's, of another call, altered, too old and invented
-        are the same."""
+        """Returns the server's state. Raises Refusal(MALFORMED_CALL), the same for states that are forged, altered,
+        expired, or sealed for another caller or call."""
         try:
             raw = base64url.decode(sealed) if isinstance(sealed, str) else b""
         except ValueError:
@@ -60,5 +61,5 @@ class RequestStates:
 
 
 def unknown() -> Refusal:
-    """Of no use to this caller, for this call."""
+    """Returns the refusal of a state that is invalid for this caller and call."""
     return malformed("params.requestState is not one that this call was given", INVALID_PARAMS)

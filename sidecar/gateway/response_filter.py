@@ -1,7 +1,7 @@
 """Filters the messages of an upstream that a caller may receive.
 
-The judge of one answer, without any I/O. Every message is parsed, judged and written anew: what cannot be read does not
-pass (threats L1), what a list names is what its caller may use (I9), and what a server asks of its client needs a row
+Filters one answer without I/O. Every message is parsed, checked and rewritten: a message that cannot be parsed does not
+pass (threats L1), lists name only what the caller may use (I9), and a server's request to its client needs a policy row
 like any call (CONTRACT 1.4).
 """
 
@@ -27,16 +27,16 @@ from sidecar.upstreams.mcp.pins import digest_of
 from sidecar.upstreams.mcp.sessions import PendingRequest
 from sidecar.vocabulary import Decision, Question
 
-LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: what it does not show, and why
+LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: omitted entries, and why
 MAX_LEFT_OUT = 32
-SLICE_ENTRIES = 500  # of a list that are judged before others have their turn: each takes some 10 us (threats I11)
+SLICE_ENTRIES = 500  # list entries filtered before other work runs: each takes some 10 us (threats I11)
 
 
 class FilteredMessage(NamedTuple):
-    """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
-    `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` what
-    a call came to; a task that is `created` needs its owner on record before anything goes out. The answer to an
-    earlier call may be `withheld`: its caller hears why instead."""
+    """The outcome of one message. `out` goes to the caller, `reply` back to the upstream; either may be None. `final`
+    says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` the result of
+    a call; the owner of a `created` task must be recorded before anything is sent. For a `withheld` answer to an
+    earlier call the caller receives the reason instead."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
@@ -49,9 +49,9 @@ class FilteredMessage(NamedTuple):
 
 @dataclass(slots=True)
 class ResponseFilter:
-    """The judge of one answer. `expected` are the ids that may be answered here, `creators` what those asked that may
-    be answered with a task. Rules are those of the exchange's own revision (`judged_by`), which for a stream without
-    end is the newest."""
+    """Filters one answer. `expected` are the ids that may be answered here, `creators` the questions of those that may
+    be answered with a task. Rules are those of the exchange's own revision (`judged_by`), which for an endless stream
+    is the newest."""
 
     exchange: UpstreamExchange
     expected: Container[Id]
@@ -62,13 +62,12 @@ class ResponseFilter:
 
     @property
     def answers(self) -> Id | None:
-        """The id of the one request whose answer this is; None for a stream that answers none, or many."""
+        """The id of the one request that this answers; None for a stream that answers none, or many."""
         return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
 
     async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> FilteredMessage:
-        """One message of the upstream; of the tasks that it is about, `owned` are its reader's. However long its lists
-        are, others have their turn in between. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks.
-        """
+        """Filters one message of the upstream; `owned` are those of its tasks that are the reader's. Yields to other
+        work during long lists. Raises Refusal: RESPONSE_REFUSED, or a denial of a server's request."""
         foreign = any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
         if isinstance(message, jsonrpc.Response):
             return await self._response(message, owned, foreign=foreign)
@@ -103,8 +102,8 @@ class ResponseFilter:
         return FilteredMessage(out, final=True, version=version, result=result, created=created)
 
     def _answered(self, response: jsonrpc.Response) -> None:
-        """What the call cost is known with its answer, whatever of that its caller may have. One that became a task
-        has not been answered yet."""
+        """Records the cost of a call when it is answered, whether or not the answer passes. A call that became a task
+        is not answered yet."""
         result = response.result if isinstance(response.result, dict) else None
         failed = response.error is not None or (result is not None and result.get("isError") is True)
         if failed and not self.exchange.call.session:
@@ -113,8 +112,8 @@ class ResponseFilter:
             self.exchange.turn.answered(result)
 
     def _earlier(self, request_id: Id) -> PendingRequest | None:
-        """The call that is answered, if it is not the one that this is the answer of. Raises Refusal for an id that
-        names two: nobody can say what holds for it."""
+        """Returns the earlier call that is answered, None if it is this exchange's call. Raises Refusal for an id that
+        names two calls, because their rules may differ."""
         session = self.exchange.session
         if session is None or request_id == self.exchange.call.request_id:
             return None
@@ -124,8 +123,8 @@ class ResponseFilter:
         return asked
 
     async def _lost_in_answer(self, earlier: PendingRequest | None, owned: Owned) -> Reason | None:
-        """Why an answer is not to be had any more: rules and switches were others when its call was let in, or the
-        task created that it is about."""
+        """Returns why an answer is not allowed any more: rules or switches have changed since its call was admitted, or
+        the task was created."""
         if earlier is not None and not earlier.question.object.startswith("nhi:"):
             return await self._lost(earlier.question)
         method = self.exchange.call.method if earlier is None else earlier.method
@@ -138,7 +137,7 @@ class ResponseFilter:
         return None
 
     async def _lost(self, question: Question) -> Reason | None:
-        """Why what was allowed once is not any more; where it is not, that is on record."""
+        """Returns why a question is not allowed any more, which is recorded."""
         exchange, now_s = self.exchange, self.now_s()
         decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
         if decision.allowed or exchange.judged_by.shadows(now_s):
@@ -189,7 +188,7 @@ class ResponseFilter:
             if member in result:
                 result[member] = await self._entries(member, result[member], left_out)
         self._tell_of(left_out, result)
-        if "instructions" in result:  # a model reads them as it does descriptions
+        if "instructions" in result:  # models read instructions as they do descriptions
             for text in self._legible([result.pop("instructions")]):
                 result["instructions"] = text
         if result.get("resultType", "complete") not in messages.RESULT_TYPES:
@@ -201,9 +200,9 @@ class ResponseFilter:
         if "requestState" in result:
             result["requestState"] = self._sealed(result["requestState"])
         if "cacheScope" in result:
-            # It passed a policy for one caller; no shared cache may serve it to another.
+            # It was filtered for one caller, so no shared cache may serve it to another.
             result["cacheScope"] = "private"
-        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were asked
+        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
             messages.narrow_to_sessions(result)
         return result
 
@@ -213,7 +212,8 @@ class ResponseFilter:
         return self.states.seal(self.exchange.caller, self.exchange.call, state)
 
     def _tell_of(self, left_out: list[LeftOut], result: dict[str, Any]) -> None:
-        """Name in the result what its list does not show although its reader may use it. No server says that for us."""
+        """Names in the result the entries that its list omits although the reader may use them; no server reports
+        these."""
         meta = result.get("_meta")
         if isinstance(meta, dict):
             meta.pop(LEFT_OUT, None)
@@ -237,7 +237,7 @@ class ResponseFilter:
         return shown
 
     def _listed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None = None) -> bool:
-        """Whether an entry is shown. One that is not, although its reader may use it, joins `left_out`."""
+        """Reports whether an entry is shown. An omitted entry that the reader may use is added to `left_out`."""
         exchange = self.exchange
         question = messages.entry_question(member, exchange.service.name, entry)
         if question is None:
@@ -262,15 +262,15 @@ class ResponseFilter:
             left_out.append(one)
 
     def _illegible(self, member: str, entries: list[Any]) -> Iterator[LeftOut]:
-        """Those that are left out for what is hidden in them."""
+        """Yields the entries that are omitted because of hidden text."""
         for entry in entries:
             if not self._legible([entry]):
                 named = messages.entry_question(member, self.exchange.service.name, entry)
                 yield LeftOut(messages.KINDS[member], named.name if named else "", "hidden characters in its texts")
 
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
-        """Whether the tool is on and can be called, and where tools are pinned, whether this very entry is what was
-        pinned: the server might show another to our enquiry (threats L6)."""
+        """Reports whether the tool is on and callable and, if tools are pinned, whether this entry equals the pin: the
+        server might answer sidecar's own list differently (threats L6)."""
         if self.switch.switched_off.find(question.object, now_s) is not None:
             return False
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
@@ -284,7 +284,7 @@ class ResponseFilter:
         return False
 
     def _legible(self, entries: list[Any]) -> list[Any]:
-        """What a model will read, as the upstream's `hidden_text` says of what people cannot see in it (threats L7)."""
+        """Applies the upstream's `hidden_text` setting to the text that a model will read (threats L7)."""
         treatment = self.exchange.service.definition.hidden_text
         if treatment == "flag":
             return entries
@@ -293,18 +293,18 @@ class ResponseFilter:
         return [entry for entry in map(_stripped, entries) if entry is not None]
 
     def _may_list(self, question: Question, now_s: float) -> bool:
-        """What is listed is what can be called: in shadow mode, all."""
+        """Lists show what can be called; in shadow mode, everything."""
         rules = self.exchange.judged_by
         return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
     async def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> FilteredMessage:
         session = self.exchange.session
         if self._beginning:
-            return FilteredMessage()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
+            return FilteredMessage()  # not possible yet; a server must continue without (MCP 2025-11-25, lifecycle)
         if session is None:
-            if request.method == "ping":  # a server goes on without its answer
+            if request.method == "ping":  # a server continues without its answer
                 return FilteredMessage()
-            raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
+            raise refused("it asks the client outside of a result")  # forbidden by MCP 2026-07-28
         shown = request if self._outward is None else self._outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in messages.SERVER_REQUESTS):
             return FilteredMessage(reply=_no(request.id, _UNKNOWN_METHOD))
@@ -315,12 +315,13 @@ class ResponseFilter:
                 return FilteredMessage(reply=_no(request.id, _NOT_PERMITTED))
             self.exchange.wait_for_caller()
         session.expect(request.id, request.method)
-        # Its client declared no tasks of its own, and answers as if none had been asked for (MCP 2025-11-25).
+        # The client declared no tasks of its own, and answers as if none had been requested (MCP 2025-11-25).
         params = {key: value for key, value in shown.params.items() if key != "task"}
         return FilteredMessage(jsonrpc.encode_request(shown._replace(params=params)))
 
     async def _ask(self, method: str) -> Decision:
-        """What holds for a question of the server; in shadow mode yes, and policy's own answer is on record."""
+        """Returns the decision on a server's request; in shadow mode it is allowed, and policy's own decision is
+        recorded."""
         exchange, now_s = self.exchange, self.now_s()
         question = messages.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
@@ -330,7 +331,7 @@ class ResponseFilter:
 
     async def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> FilteredMessage:
         if notification.method not in messages.SERVER_NOTIFICATIONS:
-            return FilteredMessage()  # unknown means no
+            return FilteredMessage()  # unknown methods are refused
         if notification.method == "notifications/tools/list_changed":
             self.exchange.service.catalogue.stale()
         if notification.method == "notifications/resources/updated" and not self._listed(
@@ -346,7 +347,7 @@ class ResponseFilter:
         return FilteredMessage(jsonrpc.encode_notification(notification))
 
     async def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
-        """Whether it is its hearer's, and may ask of them what it asks."""
+        """Reports whether a task is the reader's, and may make its requests of the reader."""
         if task_messages.listed_id(task) not in owned:
             return False
         try:
@@ -359,11 +360,11 @@ class ResponseFilter:
 def _stripped(entry: Any) -> Any:
     try:
         return without_hidden(entry)
-    except AmbiguousKeysError:  # which of the two would be shown is nobody's to choose
+    except AmbiguousKeysError:  # it is ambiguous which of the two values would be shown
         return None
 
 
-# Where an entry of a list bears its URI, or its template of URIs.
+# Where a list entry has its URI or URI template.
 _LOCATED: Mapping[str, Callable[[Any], str]] = {
     "resources": itemgetter("uri"),
     "resourceTemplates": itemgetter("uriTemplate"),
@@ -377,7 +378,7 @@ def _no(request_id: Id, error: dict[str, Any]) -> jsonrpc.Response:
 
 
 def read_answer(raw: bytes) -> jsonrpc.Message:
-    """One message of the upstream's. Raises Refusal(RESPONSE_REFUSED); its own fault is never the caller's 400."""
+    """Parses one message of the upstream. Raises Refusal(RESPONSE_REFUSED), because the error is never the caller's."""
     try:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:
@@ -385,7 +386,7 @@ def read_answer(raw: bytes) -> jsonrpc.Message:
 
 
 def agreed_version(result: dict[str, Any]) -> str:
-    """The revision that an `initialize` result agrees on; one that we do not know is no agreement."""
+    """Returns the revision that an `initialize` result agrees on. An unknown one is refused."""
     version = result.get("protocolVersion")
     if version not in eras.SESSION_VERSIONS:
         raise refused("it agrees on a revision that is not known here")

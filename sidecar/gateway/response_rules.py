@@ -1,8 +1,8 @@
 """Applies an upstream's response rules to each message.
 
-Size, `outputSchema`, redaction, evidence: in that order, as a schema speaks of what the server said and evidence shows
-what the caller was told. What is taken out is `screening/`'s to know; here are the call it belongs to, the record, and
-the turns of others in between.
+Applies size limit, `outputSchema`, redaction and audit in that order, because a schema describes the server's message
+and the audit record shows the message sent to the caller. `redaction/` finds what to remove; this module finds the call
+that a message belongs to, records the outcome, and yields to other work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.upstreams.mcp.sessions import PendingRequest
 
 @dataclass(frozen=True, slots=True)
 class ResponseRules:
-    """A message that was looked at, before it is judged. `result` is that of an answer that is to be kept."""
+    """A message after redaction and before filtering. `result` is set for an answer that is to be stored."""
 
     exchange: UpstreamExchange
     asked: PendingRequest
@@ -31,8 +31,8 @@ class ResponseRules:
     result: dict[str, Any] | None
 
     async def settle(self, passed: FilteredMessage) -> None:
-        """It was judged, and may go out: put on record what was taken out of it, and keep it if it is to be kept.
-        Raises Refusal: RESPONSE_REFUSED for what is too large to be kept, AUDIT_UNAVAILABLE."""
+        """Records the redactions of a filtered message, and stores the result if required. Raises Refusal:
+        RESPONSE_REFUSED for a result too large to store, AUDIT_UNAVAILABLE."""
         record = self.exchange.turn.record
         record.replaced(self.replaced)
         if self.result is not None and passed.out is not None:
@@ -48,14 +48,14 @@ class ResponseRules:
 
 
 async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str, owned: Owned) -> ResponseRules | None:
-    """Take out of a message, in place, what its caller may not have; None where there are no rules. `raw` is the
-    message as it came, `owned` are those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
+    """Redacts a message in place; returns None if there are no rules. `raw` is the message as received, `owned` are
+    those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
     screen = _screen_of(exchange)
     if screen is None:
         return None
     first = _asked(exchange, message)
     asked, result = _in_the_end(first, message, owned)
-    # What is fetched later is remembered only for a while: then too, no rule of any call is got round.
+    # Pending requests are kept for a limited time; the rules of a forgotten call must apply after it too.
     strictly = first != exchange.asked
     reading = screen.reading(asked.method, asked.tool, strictly=strictly)
     if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
@@ -64,38 +64,40 @@ async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str
         await _check_output(exchange, asked.tool, result, reading)
     if isinstance(message, Response) and message.result is result:
         replaced = await _screened(reading, message)
-    else:  # what a server says beside an answer is about some call: on a line of one direction, about whichever
+    else:  # a message beside an answer belongs to some call; on a one-way stream, to an unknown one
         around = screen.reading(first.method, first.tool, strictly=strictly or not isinstance(message, Response))
         replaced = await _screened(around, message)
-        if result is not None:  # its places are those of a result by itself
+        if result is not None:  # rules address a result by itself
             replaced += await _screened(reading, Response(0, result))
     return ResponseRules(exchange, asked, replaced, result if reading.keeps else None)
 
 
 def _screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
-    """A stream without an end is under the newest rules, as everything on it is."""
+    """Returns the rules of the exchange. An endless stream is under the newest ones."""
     service = exchange.service
     return exchange.judged_by.services.get(service.name, service).screen
 
 
 def _asked(exchange: UpstreamExchange, message: Message) -> PendingRequest:
-    """The call that the message belongs to. An answer on a stream that was opened later is to an earlier call."""
+    """Returns the call that the message belongs to. An answer on a stream that was opened later belongs to an earlier
+    call."""
     session = exchange.session
     if session is None or not isinstance(message, Response) or message.id == exchange.call.request_id:
         return exchange.asked
     asked = session.sent.get(message.id) if message.id is not None else None
-    if asked is None:  # nobody can say what holds for it
+    if asked is None:  # the rules that apply are unknown
         raise refused("it answers another request")
     return asked
 
 
 def _in_the_end(asked: PendingRequest, message: Message, owned: Owned) -> tuple[PendingRequest, dict[str, Any] | None]:
-    """The call whose result a message holds, and that result: of a task, those of the call that created it."""
+    """Returns the call whose result a message holds, and the result. For a task it is the call that created the
+    task."""
     if isinstance(message, Response) and not asked.method.startswith("tasks/"):
         plain = isinstance(message.result, dict) and task_messages.created_in(message.result) is None
         return asked, message.result if plain else None
     result = task_messages.result_in(message, whole=asked.method == "tasks/result")
-    if result is None or (not owned and not isinstance(message, Response)):  # without an owner it is dropped
+    if result is None or (not owned and not isinstance(message, Response)):  # a message without an owner is dropped
         return asked, None
     if len(owned) != 1:
         raise refused("its result is of a task that nobody can name")
@@ -110,23 +112,23 @@ async def _screened(reading: CompiledReading, message: Message) -> int:
             next(steps)
         except StopIteration as end:
             return int(end.value)
-        await asyncio.sleep(0)  # 64 KiB are read: others have their turn (threats I11)
+        await asyncio.sleep(0)  # after 64 KiB, other work runs (threats I11)
 
 
 async def _check_output(
     exchange: UpstreamExchange, tool: str, result: dict[str, Any], reading: CompiledReading
 ) -> None:
-    """MCP: a tool with an `outputSchema` must answer with structured content that fits it, unless it failed."""
+    """Checks structured content: a tool with an `outputSchema` must return matching content unless it failed (MCP)."""
     if result.get("isError") is True:
         return
     catalogue = exchange.service.catalogue
     known = catalogue.known(tool) or await catalogue.tool(tool, exchange.patience_s)
-    if known.schema is None:  # changed since it was called, to what cannot be used
+    if known.schema is None:  # changed since the call to a schema that cannot be used
         raise refused("its tool has no schema that can be used")
     if known.output is None:
         return
     if "structuredContent" not in result:
-        if result.get("resultType", "complete") != "complete":  # it will come, in answer to a later call
+        if result.get("resultType", "complete") != "complete":  # the content follows in answer to a later call
             return
         pointer, keyword = "/structuredContent", "required"
     else:
@@ -142,12 +144,12 @@ _OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
 
 
 def _normal(result: dict[str, Any]) -> dict[str, Any]:
-    """A result as all eras have it: what the tool said, without what the protocol says beside it."""
+    """Returns a result in the form common to all eras: the tool's content without protocol members."""
     return {name: value for name, value in result.items() if name not in _OF_THE_ERA}
 
 
 def _of_evidence(meta: object) -> object:
-    """What a tool says of its result as evidence."""
+    """Returns the part of `_meta` that is recorded."""
     return meta.get("evidence") if isinstance(meta, dict) else None
 
 

@@ -1,7 +1,7 @@
 """Streams an upstream's answer to the caller.
 
-The answer's way, as `pipeline.py` is the call's: one body, or a stream event by event, and on record before it is
-complete. What passes is `response_filter.py`'s to judge.
+An answer is one body, or a stream of events, and is recorded before it is complete. `response_filter.py` decides which
+messages pass.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 
 LONG_BYTES = 2**20  # of one message
-# How much of a stream is read before others have their turn: 16 KiB of the smallest events take 10 ms (threats I11).
+# How much of a stream is read before other work runs: 16 KiB of the smallest events take 10 ms (threats I11).
 SLICE_BYTES = 16 * 1024
-# What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
+# Statuses with which an upstream may carry a protocol error; any other status is a failure of the upstream.
 PROTOCOL_STATUSES = frozenset({400, 404})
-# When the rest of a stream is asked for, unless the upstream says (WHATWG HTML, 9.2.2, leaves it to the reader).
+# Delay before a stream is resumed, unless the upstream sets one (WHATWG HTML, 9.2.2, leaves it to the reader).
 RETRY_S = 1.0
 MIN_RETRY_S = 0.05
 
@@ -47,9 +47,9 @@ Passing = Callable[[EventStream], Awaitable[bool]]
 
 @dataclass(slots=True)
 class ResponseStream:
-    """Moves one upstream's answer to one caller, and writes down how it ended. `passage` None is for an answer whose
-    messages were judged one by one before. `last_event_id` is how far it came, for who fetches the rest; `retry_s` when
-    the upstream wants that, in seconds."""
+    """Moves one upstream's answer to one caller and records its outcome. `passage` None is for an answer whose messages
+    were filtered before. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before a stream is
+    resumed, in seconds."""
 
     exchange: UpstreamExchange
     passage: ResponseFilter | None
@@ -58,7 +58,7 @@ class ResponseStream:
     retry_s: float = field(default=RETRY_S, init=False)
 
     async def answer(self, answer: UpstreamAnswer) -> web.StreamResponse:
-        """The answer to a request: one JSON object, or a stream that ends with it."""
+        """Sends the answer to a request: one JSON object, or a stream that ends with it."""
         if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
             return await self._respond(jsonrpc.encode_response(await self._error(answer)), answer.status)
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
@@ -70,7 +70,7 @@ class ResponseStream:
             raise
 
     async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
-        """The one message that answers, out of a body or a stream; what else a stream holds is left out."""
+        """Returns the one message that answers, from a body or a stream; other messages of a stream are dropped."""
         if answer.status != 200:
             raise await self._refusal(answer)
         if answer.media_type == EVENT_STREAM:
@@ -88,7 +88,7 @@ class ResponseStream:
         return passed
 
     async def told(self, answer: UpstreamAnswer) -> FilteredMessage:
-        """As `whole`, and also an error that a server says with a status of its own."""
+        """Like `whole`, and also returns an error that a server sends with its own status."""
         if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
             return FilteredMessage(jsonrpc.encode_response(await self._error(answer)), final=True)
         try:
@@ -98,7 +98,7 @@ class ResponseStream:
             raise
 
     async def _hear(self, data: str) -> FilteredMessage:
-        """What may pass of one message of a stream: nothing of one that is dropped."""
+        """Filters one message of a stream. The result is empty for a dropped message."""
         raw, passage = data.encode(), self.passage
         if passage is None or self.custody is None:
             return FilteredMessage(raw)
@@ -114,7 +114,7 @@ class ResponseStream:
         return await self._judge(passage, self.custody, message, raw)
 
     async def _read(self, raw: bytes) -> FilteredMessage:
-        """What may pass of a whole body."""
+        """Filters a whole body."""
         if self.passage is None or self.custody is None:
             return FilteredMessage(raw)
         message = addressed(read_answer(raw), self.passage.answers)
@@ -123,8 +123,8 @@ class ResponseStream:
     async def _judge(
         self, passage: ResponseFilter, custody: Ownership, message: jsonrpc.Message, raw: bytes
     ) -> FilteredMessage:
-        """What may pass of one message; whose a task is that it creates is on record before it goes out."""
-        if len(raw) > LONG_BYTES:  # to read it took milliseconds, and to write it will: others have their turn
+        """Filters one message; the owner of a task that it creates is recorded before the message is sent."""
+        if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
         owned = await custody.of(message)
         inspection = await inspect(self.exchange, message, raw, owned)
@@ -139,18 +139,18 @@ class ResponseStream:
         return passed
 
     def _instead(self, message: jsonrpc.Message, reason: Reason) -> bytes:
-        """What the caller of an earlier call hears instead of its answer."""
+        """Returns the error that replaces the answer to an earlier call."""
         refusal, request_id = Refusal(reason), message.id if isinstance(message, jsonrpc.Response) else None
         return error_body(
             refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.turn.now.manner)
         )
 
     async def respond(self, passed: FilteredMessage, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
-        """The judged answer as one JSON object, on record."""
+        """Sends the filtered answer as one JSON object, recorded first."""
         return await self._respond(passed.out or b"", 200, headers)
 
     async def stream(self, answer: UpstreamAnswer) -> web.StreamResponse:
-        """A stream that answers nothing in particular: the session's own, or a resumed one."""
+        """Sends a stream that answers no request: the session's own, or a resumed one."""
         if answer.status != 200:
             raise refusal_of(answer)
         if answer.media_type != EVENT_STREAM:
@@ -158,12 +158,12 @@ class ResponseStream:
         return await self._stream(answer, partial(self.pass_on, answer), until_answer=False)
 
     async def hold(self, paired: SseSession, endpoint: str) -> web.StreamResponse:
-        """The stream that all answers of a session share, for as long as it lasts."""
+        """Holds open the stream that all answers of a session share."""
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _refusal(self, answer: UpstreamAnswer) -> Refusal:
-        """What the caller hears of a status that is no answer; where it is passed on, in the words of the error in its
-        body. Raises Refusal where these may not pass."""
+        """Returns the refusal for a status that is not an answer, with the error in the body if it is passed on. Raises
+        Refusal if the error must not pass."""
         refusal = refusal_of(answer)
         if not passes_on(refusal) or answer.media_type != JSON:
             return refusal
@@ -185,8 +185,8 @@ class ResponseStream:
         message = read_answer(raw)
         if not isinstance(message, jsonrpc.Response) or message.error is None:
             raise refusal_of(answer)
-        # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
-        # a client that looks for the era must hear its 400.
+        # The error belongs to this exchange's request, whatever its id: the official 1.x server writes "server-error"
+        # as the id, and a client that probes for the era must receive its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
         self.exchange.turn.answered()
         if not self.exchange.call.session:
@@ -200,7 +200,7 @@ class ResponseStream:
         return WholeResponse(status, body, JSON, headers)
 
     async def _stream(self, source: Closable, passing: Passing, *, until_answer: bool) -> web.StreamResponse:
-        """`passing` writes the events of `source`, and says whether the answer was among them."""
+        """Sends a stream. `passing` writes the events of `source`, and returns whether the answer was among them."""
         sent = await self.exchange.turn.open_outlet()
         try:
             complete = await self._events(source, passing, sent, until_answer)
@@ -220,7 +220,7 @@ class ResponseStream:
         return sent.response
 
     async def _caller_left(self, sent: EventStream) -> None:
-        """Leaving is how a stream without an end ends, and how a resumed one does once its answer has come."""
+        """Handles a disconnect, which is the normal end of an endless stream, and of a resumed one after its answer."""
         if not self.exchange.endless or self._record.done:
             return
         try:
@@ -229,7 +229,8 @@ class ResponseStream:
             await self.exchange.turn.remember(unrecorded, 499)
 
     async def _break_off(self, refusal: Refusal, sent: EventStream, until_answer: bool) -> None:
-        """The status line is out: the refusal follows in the protocol, as the answer or as a stream's last words."""
+        """Ends a stream with a refusal in the protocol, as the answer or as the last event, because the status line was
+        sent."""
         told = await self.exchange.turn.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return
@@ -240,11 +241,11 @@ class ResponseStream:
             else:
                 await sent.write(sse.encode_farewell(str(facts.get("reason", "denied"))))
             await sent.end()
-        except Refusal:  # the caller left meanwhile; what happened is on record
+        except Refusal:  # the caller disconnected; the outcome is recorded
             return
 
     async def _events(self, source: Closable, passing: Passing, sent: EventStream, until_answer: bool) -> bool:
-        """Pass events on until the answer, or the end of the stream; True when the answer came."""
+        """Passes on events until the answer, or the end of the stream; returns True when the answer came."""
         try:
             with self.exchange.streaming(source, sent):
                 return await passing(sent)
@@ -255,7 +256,7 @@ class ResponseStream:
             if until_answer or ANSWERS[cut].status == "permission_denied":
                 raise Refusal(cut) from None
             await sent.write(sse.encode_farewell(cut.value))
-            return False  # a stream that was cut off because it was not needed any more has ended well
+            return False  # a stream that was closed because it was not needed any more ended normally
 
     async def _until_answer(self, answer: UpstreamAnswer, sent: EventStream) -> bool:
         if await self.pass_on(answer, sent, until_answer=True):
@@ -263,8 +264,8 @@ class ResponseStream:
         return sent.shared and await self._rest(sent)
 
     async def _rest(self, sent: EventStream) -> bool:
-        """A server may leave a stream early and have its reader come back (MCP 2025-11-25, polling). This caller
-        cannot, so the rest is fetched for it, within the call's deadline."""
+        """Resumes a stream that the server left early for its reader to poll (MCP 2025-11-25). This caller cannot, so
+        the rest is fetched here, within the call's deadline. Returns whether the answer came."""
         while self.last_event_id is not None:
             await asyncio.sleep(min(self.retry_s, self.exchange.patience_s))
             with await self.exchange.listen(self.last_event_id) as rest:
@@ -276,7 +277,7 @@ class ResponseStream:
         return False
 
     async def pass_on(self, answer: UpstreamAnswer, sent: EventStream, *, until_answer: bool = False) -> bool:
-        """Pass a stream's events on to its end, or to the answer; True when that came. Raises Refusal."""
+        """Passes on a stream's events to its end, or to the answer; returns True when that came. Raises Refusal."""
         async with aclosing(self.read(answer)) as events:
             async for event in events:
                 if await self.event(event, sent, until_answer):
@@ -284,8 +285,8 @@ class ResponseStream:
         return False
 
     async def read(self, answer: UpstreamAnswer) -> AsyncGenerator[sse.SseEvent, None]:
-        """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
-        once, others have their turn in between."""
+        """Yields the events of a stream. Consecutive comments are reduced to one, and other work runs between many
+        events that arrive at once."""
         parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
         slices, share = _slices(answer.chunks(deadline=deadline)), LARGE_ANSWERS.share()
         async with aclosing(slices):
@@ -297,12 +298,13 @@ class ResponseStream:
                         yield event
                     last = event
                     if deadline.at is not None and loop.time() >= deadline.at:
-                        # Who says more than can be judged is never waited for, and never late by itself.
+                        # A server that sends more than can be filtered never has to be waited for, so no time-out fires
+                        # by itself.
                         raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not come to an end in time")
         share.close()
 
     async def event(self, event: sse.SseEvent, sent: EventSink, until_answer: bool) -> bool:
-        """Pass one event on; True when it was the answer."""
+        """Passes on one event; returns True if it was the answer."""
         if event.comment:
             await sent.write(sse.KEEP_ALIVE)
             return False
@@ -320,7 +322,7 @@ class ResponseStream:
             return False
         final = until_answer and passed.final
         written = sse.encode_event(passed.out, id=event_id)
-        if final:  # evidence before the answer is complete
+        if final:  # recorded before the answer is complete
             await self.exchange.turn.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
@@ -345,21 +347,20 @@ class ResponseStream:
         return sealed if sealed is None or outward is None else outward.event_id(sealed)
 
     async def _reply(self, reply: jsonrpc.Response) -> None:
-        """Answer the server in the caller's place: it asked for something that the caller may not be asked."""
+        """Answers a server's request that the caller must not receive."""
         with await self.exchange.post(reply):
             pass
 
 
 def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
-    """What the caller hears of an event without a message: how far the stream is, when to come back for the rest, or
-    only that it is alive."""
-    if event.data and event_id is None and event.retry_ms is None:  # one of another type
+    """Returns the event without a message that the caller receives: the id and retry delay, or a comment."""
+    if event.data and event_id is None and event.retry_ms is None:  # an event of another type
         return sse.KEEP_ALIVE
     return sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data == "")
 
 
 def withhold(answer: object) -> None:
-    """What the upstream asked in its answer does not reach the caller, who will not come back with a word on it."""
+    """Drops the pending state of a server's request in an answer that does not reach the caller."""
     if isinstance(answer, WaitingCall):
         answer.withhold()
 

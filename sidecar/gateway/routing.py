@@ -1,8 +1,8 @@
 """Routes requests by address and checks their envelope.
 
-HTTP's own questions, asked before anybody is identified: the listener, Host and Origin, the path, the verb, the media
-type, the size. The path is matched on its raw bytes against a strict grammar, never on what a library decoded
-(threats H5); every header is read line by line, because a second copy is how two readers come to differ (H4).
+Checks the listener, Host and Origin, path, verb, media type and size before the caller is authenticated. The path is
+matched on its raw bytes against a strict grammar, never on decoded text (threats H5). Every header is read line by
+line, because two parsers may resolve repeated lines differently (H4).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER, MAX_BASE
 
 Body = TypeVar("Body", bytes, bytearray)
 Headers = Mapping[str, Sequence[str]]
-"""Every header line, by lower-case name, in the order they came."""
+"""Every header line, by lower-case name, in the order received."""
 Aliases = Mapping[str, str]
-"""Whose is a path beside the usual ones: the name of an agent."""
+"""The agent names of agents' own paths."""
 NO_ALIASES: Aliases = MappingProxyType({})
 
 PARAMETER = "mcp-param-"
@@ -41,19 +41,19 @@ MCP, METADATA, KEYS = "mcp", "metadata", "keys"
 ISSUER = "issuer"  # where clients of MCP 2025-03-26 look for it
 ISSUER_PATH = "/.well-known/oauth-authorization-server"
 AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
-PUSH = "push"  # where agents push to; what stands in a server's place is a handle
+PUSH = "push"  # receives agents' pushes; the server's name is a handle
 TASKS, TASK, TASK_CANCEL, TASKS_METADATA = "tasks", "task", "cancel a task", "tasks metadata"  # of the task API
 TASK_API = "a2a/tasks"  # the folder of its addresses
 AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of servers
-EVERY = ""  # where a server's name would stand: all that the caller may see
+EVERY = ""  # in place of a server's name: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
 _TASK = "([A-Za-z0-9-]{1,64})"
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
-_STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a dot at its beginning has two readings in a path
+_STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a leading dot is ambiguous in a path
 _NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
 # Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
-# an empty one is the address of all of them. A second names a tool, a task, or what follows an agent's name.
+# an empty one is the aggregate address. The second names a tool, a task, or what follows an agent's name.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}/?\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
@@ -89,7 +89,7 @@ _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNOREC
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
 _CORRELATION = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
-# What a proxy in front of a private listener would add: a local listener has no proxy in front.
+# Headers of proxies or browsers, which a private listener never receives directly.
 _PROXY_TRACES = ("origin", "forwarded", "via")
 _ACCEPTED_BY = {
     "application/json": ("application/json", "application/*", "*/*"),
@@ -99,10 +99,9 @@ _ACCEPTED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """One listener, as a request meets it. `principal` is who stands behind a local listener; `hosts` are the names
-    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it, `shared`
-    those of them whose pages may read its answers; `prefix` is the path under which its callers see us; `unix`: it is a
-    Unix socket."""
+    """One listener. `principal` is the caller of a local listener; `hosts` are the names that it answers to, lower
+    case, with and without port (None: any); `origins` are the web origins that may call it, `shared` those whose pages
+    may read its answers; `prefix` is the path under which its callers see it; `unix`: it is a Unix socket."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
@@ -113,8 +112,9 @@ class Entrance:
 
 
 class Route(NamedTuple):
-    """An address of ours. `server` is the upstream's name in it, EVERY the address of all; `rest` a tool's name, or
-    what follows an agent's. `alias` is the path of an agent's own that was called in place of `/agents/<name>`."""
+    """A parsed address. `server` is the upstream's name in it, EVERY for the aggregate address; `rest` is a tool's
+    name, or what follows an agent's. `alias` is the agent's own path, if that was called in place of
+    `/agents/<name>`."""
 
     kind: str
     server: str
@@ -123,7 +123,7 @@ class Route(NamedTuple):
 
 
 def headers_of(request: web.BaseRequest) -> Headers:
-    """Header lines as text. Bytes that are no ASCII become replacement characters, which match nothing we look for."""
+    """Returns header lines as text. Bytes that are not ASCII become replacement characters, which match nothing."""
     headers: dict[str, list[str]] = {}
     for name, value in request.raw_headers:
         headers.setdefault(name.decode("ascii", "replace").lower(), []).append(value.decode("ascii", "replace"))
@@ -131,8 +131,8 @@ def headers_of(request: web.BaseRequest) -> Headers:
 
 
 def check_framing(version: HttpVersion, headers: Headers) -> None:
-    """Raises Refusal(MALFORMED_CALL) for what our parser lets pass and another in front may frame otherwise (threats
-    H1): other versions, other codings, and codings in a version that has none."""
+    """Raises Refusal(MALFORMED_CALL) for framing that the parser accepts and a proxy in front may read differently
+    (threats H1): other versions, other codings, and codings in a version that has none."""
     if version not in (HttpVersion10, HttpVersion11):
         raise malformed("only HTTP/1.1 and HTTP/1.0 are served")
     codings = headers.get("transfer-encoding")
@@ -141,7 +141,8 @@ def check_framing(version: HttpVersion, headers: Headers) -> None:
 
 
 def origin_form(target: str) -> str:
-    """Path and query of a request target; one that is in neither form stays as it is (RFC 9112, 3.2.1 and 3.2.2)."""
+    """Returns path and query of a request target; a target of another form stays as it is (RFC 9112, 3.2.1 and
+    3.2.2)."""
     if target.startswith("/"):
         return target
     match = _ABSOLUTE.fullmatch(target)
@@ -149,15 +150,15 @@ def origin_form(target: str) -> str:
 
 
 def check_target(target: str, headers: Headers) -> None:
-    """Raises Refusal(MALFORMED_CALL) for an absolute target that names another host than Host does: RFC 9112, 3.2.2,
-    would have us believe the target, and whoever stands in front may have believed the other."""
+    """Raises Refusal(MALFORMED_CALL) for an absolute target whose host differs from Host: RFC 9112, 3.2.2, prefers the
+    target, but a proxy in front may have used the other."""
     match = None if target.startswith("/") else _ABSOLUTE.fullmatch(target)
     if match is not None and [match[1].lower()] != [host.lower() for host in headers.get("host", ())]:
         raise malformed("Host is not the host of the request target")
 
 
 def check_entrance(headers: Headers, entrance: Entrance) -> None:
-    """Raises Refusal(ORIGIN_REFUSED) for a foreign Host or Origin: a browser page must not reach us (threats H8)."""
+    """Raises Refusal(ORIGIN_REFUSED) for a foreign Host or Origin, so that a browser page cannot call (threats H8)."""
     hosts = headers.get("host", ())
     if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
         raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
@@ -169,14 +170,14 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
 
 
 def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: str = "") -> Route:
-    """The address meant by a request target. `prefix` is the path under which callers see us: RFC 9728 (3.1) puts it
-    behind the well-known part of a metadata address. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or
+    """Returns the route of a request target. `prefix` is the path under which callers see sidecar: RFC 9728 (3.1) puts
+    it behind the well-known part of a metadata address. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or
     VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
     if prefix and path.startswith(f"{METADATA_PATH}{prefix}/"):
         path = METADATA_PATH + path[len(METADATA_PATH) + len(prefix) :]
     of_resource = path.removeprefix(METADATA_PATH)
-    if alias := alias_in(of_resource, aliases):  # what is below it is below the agent's usual address
+    if alias := alias_in(of_resource, aliases):  # paths below it are paths below the agent's usual address
         usual = f"/{AGENTS}/{aliases[alias]}{of_resource[len(alias) :]}"
         before = path[: len(path) - len(of_resource)]
         return route_of(before + usual, verb)._replace(alias=alias)
@@ -191,7 +192,7 @@ def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: st
 
 
 def alias_in(path: str, aliases: Aliases) -> str:
-    """The agent's own path with which this one begins, step by step; "" for none."""
+    """Returns the agent's own path that this path begins with, by whole segments; "" for none."""
     if not aliases:
         return ""
     end = path.find("/", 1)
@@ -203,30 +204,30 @@ def alias_in(path: str, aliases: Aliases) -> str:
 
 
 def protocol_of(raw_path: str, aliases: Aliases = NO_ALIASES) -> str:
-    """Which protocol is spoken at an address, as evidence and metrics name it: `http` for plain calls."""
+    """Returns the protocol of an address, as in audit records and metrics: `http` for plain calls."""
     if raw_path.startswith(_A2A) or alias_in(raw_path.partition("?")[0], aliases):
         return "a2a"
     return "http" if _PLAIN.match(raw_path) else "mcp"
 
 
 def place_of(server: str, folder: str = MCP) -> str:
-    """The path of an upstream's address, without a slash before it; EVERY is that of all servers."""
+    """Returns the path of an upstream's address, without a leading slash; EVERY is the aggregate address."""
     return f"{folder}/{server}" if server else folder
 
 
 def is_tool(name: str) -> bool:
-    """Whether a tool of this name can be called by its path."""
+    """Reports whether a tool of this name can be called by its path."""
     return _TOOL.match(name) is not None
 
 
 def check_no_query(raw_path: str) -> None:
-    """Raises Refusal(MALFORMED_CALL) for a query where none is read: whoever wrote it meant something by it."""
+    """Raises Refusal(MALFORMED_CALL) for a query at an address that reads none, rather than ignore it."""
     if "?" in raw_path:
         raise malformed("this address takes no query")
 
 
 def session_in(raw_path: str) -> str:
-    """The session that a POST of the HTTP+SSE transport names. Raises Refusal(MALFORMED_CALL)."""
+    """Returns the session that a POST of the HTTP+SSE transport names. Raises Refusal(MALFORMED_CALL)."""
     if match := _SESSION.match(raw_path.partition("?")[2]):
         return match[1]
     raise malformed("session_id must be there, once, and alone")
@@ -235,8 +236,8 @@ def session_in(raw_path: str) -> str:
 def presented_by(
     request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str, own: str = ""
 ) -> Presented:
-    """The credentials that one request bears. `base_url` is our address as callers of the data listener write it, `own`
-    the header of a token that this address alone takes."""
+    """Returns the credentials of one request. `base_url` is the data listener's URL for callers, `own` the header of a
+    token that only this address accepts."""
     shown = shown_on(request.transport)
     return Presented(
         authorization=tuple(headers.get("authorization", ())),
@@ -254,17 +255,18 @@ def presented_by(
 
 
 def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) -> tuple[str, ...]:
-    """What the caller may have called this address: by our public name, or by another that the entrance answers to."""
+    """Returns the URLs by which the caller may have called this address: the public one, or another of the entrance's
+    hosts."""
     path, hosts = raw_path.partition("?")[0], headers.get("host", ())
     scheme = "http" if entrance.principal else base_url.partition(":")[0]
     public = () if entrance.principal else (f"{base_url}{path}",)
-    # Where callers see us under a path, the same host without it may be another's.
+    # With a prefix, the same host without it may belong to another service.
     known = entrance.hosts is not None and len(hosts) == 1 and not entrance.prefix
     return (*public, f"{scheme}://{hosts[0]}{path}") if known else public
 
 
 def head_of(headers: Headers) -> EraHeaders:
-    """MCP's routing headers."""
+    """Returns MCP's routing headers."""
     parameters = {name[len(PARAMETER) :]: tuple(headers[name]) for name in headers if name.startswith(PARAMETER)}
     return EraHeaders(
         protocol_version=tuple(headers.get("mcp-protocol-version", ())),
@@ -277,7 +279,7 @@ def head_of(headers: Headers) -> EraHeaders:
 
 
 def check_accept(headers: Headers, *needed: str) -> None:
-    """Raises Refusal(NOT_ACCEPTABLE) unless the caller takes every media type in which it may be answered."""
+    """Raises Refusal(NOT_ACCEPTABLE) unless the caller accepts every media type in which it may be answered."""
     lines = headers.get("accept")
     if lines and not _accepts(tuple(lines), needed):
         raise Refusal(Reason.NOT_ACCEPTABLE)
@@ -290,12 +292,12 @@ def _accepts(lines: tuple[str, ...], needed: tuple[str, ...]) -> bool:
     return not any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed)
 
 
-BODY_PATIENCE_S = 5.0  # before a body must come at its rate
+BODY_PATIENCE_S = 5.0  # before the minimum rate of a body applies
 
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """How much may come, and how long it may take."""
+    """The bounds on a body's size and duration."""
 
     max_body_bytes: int = 2**20
     body_timeout_s: float = 30.0
@@ -312,9 +314,10 @@ async def read_body(
     who: str = "",
     a2a: bool = False,
 ) -> bytes:
-    """The whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` hears how much of it
-    is there, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never
-    ends or is badly framed, CALLER_GONE for one whose sender left, OVERLOADED where its place is needed."""
+    """Returns the whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` is called with
+    the size so far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for a body
+    that never ends or is badly framed, CALLER_GONE if its sender left, OVERLOADED if its connection is needed for
+    others."""
     types = headers.get("content-type", ())
     if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
@@ -336,12 +339,12 @@ async def read_body(
 
 async def _whole(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
     content = request.content
-    if content.is_eof():  # it came with the head, as most do: nothing to wait for
+    if content.is_eof():  # most bodies arrive with the head: nothing to wait for
         whole = _bounded(content.read_nowait(-1), bounds)
         grow(len(whole))
         return whole
     if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks first waits for this word
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # a client that sent `Expect` waits for it
         request.writer.output_size = 0
     connection = request.protocol
     with connection.waiting_for_body(who) if isinstance(connection, ServerConnection) else nullcontext():
@@ -353,7 +356,7 @@ async def _rest(content: StreamReader, bounds: BodyBounds, grow: Callable[[int],
     end_s, rate = begun_s + bounds.body_timeout_s, bounds.body_rate_bytes_s
     async with asyncio.timeout_at(end_s) as deadline:
         while True:
-            if rate:  # what came so far buys time for the rest (threats D1)
+            if rate:  # bytes received so far extend the time for the rest (threats D1)
                 deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / rate))
             if not (chunk := await content.readany()):
                 return bytes(body)
@@ -369,18 +372,18 @@ def _bounded(body: Body, bounds: BodyBounds) -> Body:
 
 
 def correlation_of(headers: Headers, name: str) -> str:
-    """A run, thread or request id that the caller names: recorded, bounded, and never used to decide."""
+    """Returns a run, thread or request id of the caller: recorded, bounded in length, and never used for decisions."""
     lines = headers.get(name, ())
     return correlation_in(lines[0]) if len(lines) == 1 else ""
 
 
 def correlation_in(value: object) -> str:
-    """The same, named in a message; "" for what is none."""
+    """Returns such an id from a message; "" for an invalid one."""
     return value if isinstance(value, str) and _CORRELATION.match(value) else ""
 
 
 def trace_headers(headers: Headers) -> list[tuple[str, str]]:
-    """W3C trace context, passed on where it is well formed."""
+    """Returns well-formed W3C trace context headers, to be passed on."""
     if not trace_id_of(headers):
         return []
     state = headers.get("tracestate", ())
@@ -391,19 +394,19 @@ def trace_headers(headers: Headers) -> list[tuple[str, str]]:
 
 
 def trace_id_of(headers: Headers) -> str:
-    """The trace id of a W3C `traceparent`, or ""."""
+    """Returns the trace id of a W3C `traceparent`, or ""."""
     lines = headers.get("traceparent", ())
     return trace_id_in(lines[0]) if len(lines) == 1 else ""
 
 
 def trace_id_in(value: object) -> str:
-    """The trace id of a W3C `traceparent` in a message, or ""."""
+    """Returns the trace id of a W3C `traceparent` in a message, or ""."""
     match = _TRACE_PARENT.match(value) if isinstance(value, str) else None
     return match[1] if match else ""
 
 
 def hosts_for(host: str, port: int, public_url: str, allowed: Sequence[str]) -> frozenset[str]:
-    """The Host values that a TCP listener answers to."""
+    """Returns the Host values that a TCP listener answers to."""
     names = {host, "localhost", "127.0.0.1", "[::1]"} if host in ("127.0.0.1", "::1", "localhost") else {host}
     names.update(allowed)
     if public_url:

@@ -1,7 +1,7 @@
 """The frozen snapshot of everything a request reads.
 
-One frozen value, built aside, checked, and swapped by one assignment. A request takes it once; a reload that fails
-leaves the old one serving (CONTRACT 4).
+A snapshot is built and checked beside the current one, and replaces it in one assignment. A request takes it once; a
+failed reload leaves the old one in use (CONTRACT 4).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from sidecar.upstreams.mcp.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
 
-MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
+MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; further ones are labelled `other`
 SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
-"""Runs the tests that stand beside a policy: the faults that keep it from being taken into use."""
+"""Runs the tests of a policy. Returns the faults that keep the policy from serving."""
 
 T = TypeVar("T")
 
-OIDC_PRESETS = ("keycloak", "entra", "okta")  # whose metadata is OpenID Connect's
-# What is no method of a protocol, as evidence calls it.
+OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect's
+# Method names of audit records that no protocol defines.
 OWN_METHODS = frozenset({"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end"})
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
@@ -63,8 +63,8 @@ TESTS_FOLDER = "tests"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One MCP server that stands behind us. A call may take `timeout_s`, and with progress `longest_s`. `account` is
-    how it stands, `sightings` are what it showed to callers and had better not."""
+    """One MCP server. A call may take `timeout_s`, and with progress `longest_s`. `account` is its health, `sightings`
+    the suspicious definitions that it showed to callers."""
 
     name: str
     definition: Definition
@@ -80,35 +80,35 @@ class Service:
 
     @property
     def probe(self) -> ProbeSettings:
-        """How it is asked whether it is well."""
+        """The settings of its health probe."""
         return self.definition.probe
 
     @property
     def asked(self) -> ToolCatalogue:
-        """Whom to ask whether it is well."""
+        """The tool catalogue that the health probe reads."""
         return self.catalogue
 
     @property
     def needs_token(self) -> bool:
-        """Whether it is shown the caller's own token, or what that is exchanged for."""
+        """Whether the server receives the caller's own token, or one exchanged for it."""
         return self.definition.credential is not None and self.definition.credential.needs_token
 
     async def close(self) -> None:
-        """Let go of its connections."""
+        """Closes its connections."""
         await self.catalogue.close()
         await self.upstream.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a request reads. `base_url` is our address as callers write it, without a slash at its end.
+    """Everything that a request reads. `base_url` is sidecar's URL for callers, without a trailing slash.
 
-    `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
+    `shadow_until` (seconds since the epoch) is when enforcement of policy and limits begins; None is from the start.
     `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
-    for each server whose tools must be as pinned, the digest of each tool. `signer` is who signs in our name.
-    `tls` is what the data listener's next handshake is under, None where it speaks none. `offers` say how each agent is
-    offered, `aliases` whose a path beside the usual ones is.
-    `waiting` are the sections of settings that were changed and need a restart; `settings` has them as they run.
+    for each server whose tools must match their pins, the digest of each tool. `signer` signs sidecar's tokens. `tls`
+    applies to the data listener's next handshake, None without TLS. `offers` describe how each agent is offered,
+    `aliases` map agents' own paths to names. `waiting` are the changed sections of settings that need a restart;
+    `settings` has them as they run.
     """
 
     settings: Settings
@@ -136,11 +136,11 @@ class Snapshot:
     aliases: Aliases = field(default_factory=dict)
 
     def shadows(self, now_s: float) -> bool:
-        """Whether what policy or a limit refuses is let pass, and only put on record."""
+        """Reports whether refusals by policy or limits are only recorded."""
         return self.shadow_until is not None and now_s < self.shadow_until
 
     def says_the_same_as(self, other: Snapshot) -> bool:
-        """Whether nothing that an operator could notice is different."""
+        """Reports whether an operator can notice no difference."""
         return (
             self.engine.revision == other.engine.revision
             and self.engine.warnings == other.engine.warnings
@@ -153,12 +153,13 @@ class Snapshot:
         )
 
     def approves(self, server: str, tool: str, digest: str) -> bool:
-        """Whether a tool with this definition may be used, as far as pins go. What has no digest is as no pin."""
+        """Reports whether pins allow a tool with this definition. A tool without a pinned digest is not restricted."""
         required = self.required.get(server)
         return required is None or (digest != "" and required.get(tool) == digest)
 
     def service(self, server: str) -> Service:
-        """The server behind a name. Asked after policy, so that only who may call it learns whether it is there."""
+        """Returns the server of a name. Runs after policy, so that only callers with permission learn whether it
+        exists."""
         service = self.services.get(server)
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
@@ -180,23 +181,24 @@ class Snapshot:
 
     @property
     def key_set(self) -> bytes:
-        """Our public keys (RFC 7517)."""
+        """The public signing keys (RFC 7517)."""
         return self.signer.key_set
 
     @property
     def upstreams(self) -> Mapping[str, Service | AgentUpstream]:
-        """Servers and agents, by name."""
         return {**self.services, **self.agents}
 
     def agent(self, name: str) -> AgentUpstream:
-        """The agent behind a name. Asked after policy, so that only who may call it learns whether it is there."""
+        """Returns the agent of a name. Runs after policy, so that only callers with permission learn whether it
+        exists."""
         agent = self.agents.get(name)
         if agent is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return agent
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
-        """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
+        """Decides every question of the call, for the whole chain, under one revision. The first denial is the
+        result."""
         if call.upstream == EVERY and call.protocol == "a2a":
             return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, call.question, now_s)
         if call.upstream == EVERY:
@@ -218,7 +220,7 @@ class Snapshot:
         )
 
     def enter_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
-        """What a call to all servers is answered at each of them, in the order of their names."""
+        """Returns the decision on a call to all servers for each of them, in the order of their names."""
         method = call.question.action
         return {
             name: self.engine.enter(chain, Question(f"nhi:{name}", method, name), now_s)
@@ -226,40 +228,40 @@ class Snapshot:
         }
 
     def ask_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
-        """What a question to all agents is answered at each of them, in the order of their names."""
+        """Returns the decision on a question to all agents for each of them, in the order of their names."""
         first = call.question
         questions = {name: first._replace(object=f"nhi:{name}") for name in sorted(self.agents)}
         return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
 
     def speaks(self, agent: str, transport: Transport) -> bool:
-        """Whether this is spoken at an agent's addresses."""
+        """Reports whether an agent's addresses offer a transport."""
         offer = self.offers.get(agent)
         return offer is None or transport in offer.transport_protocols
 
     @property
     def lone_in_grpc(self) -> str:
-        """The agent that a call over gRPC means which names none: the only one there; "" where there are more."""
+        """The agent of a gRPC call that names none: the only one offered there; "" if there are several."""
         found = [name for name in self.agents if self.speaks(name, "grpc")]
         return found[0] if len(found) == 1 else ""
 
     def meant_in_grpc(self, label: str) -> str:
-        """The agent that a call over gRPC means which names none itself; `label` is the first one of the authority that
-        it was sent to, "" where nobody says."""
+        """Returns the agent of a gRPC call that names none; `label` is the first label of the authority, "" if
+        unknown."""
         return label if label in self.agents else self.lone_in_grpc
 
     def audience(self, server: str, folder: str = MCP) -> Audience:
-        """What a token must be meant for, to be used at this upstream's address."""
+        """Returns the audience that a token for this upstream's address must have."""
         place = place_of(server, folder)
         return self.audiences.get(place) or Audience(f"{self.base_url}/{place}")
 
     def metadata_url(self, server: str, folder: str = MCP, alias: str = "") -> str:
-        """Where RFC 9728 metadata of the upstream's address is found."""
-        base = urlsplit(self.base_url)  # what it has of a path stands behind the well-known part (RFC 9728, 3.1)
+        """Returns the URL of the RFC 9728 metadata of the upstream's address."""
+        base = urlsplit(self.base_url)  # its path follows the well-known part (RFC 9728, 3.1)
         return f"{base.scheme}://{base.netloc}{METADATA_PATH}{base.path}{alias or '/' + place_of(server, folder)}"
 
     @property
     def issuer_metadata_url(self) -> str:
-        """Where the metadata of the first issuer is found (RFC 8414, OpenID Connect Discovery); "" without one."""
+        """The metadata URL of the first issuer (RFC 8414, OpenID Connect Discovery); "" without one."""
         issuers = self.settings.identity.issuers
         if not issuers:
             return ""
@@ -269,15 +271,15 @@ class Snapshot:
         return f"{issuer.scheme}://{issuer.netloc}{ISSUER_PATH}{issuer.path}" if issuer.netloc else ""
 
     def resource_metadata(self, server: str, folder: str = MCP, alias: str = "") -> bytes:
-        """The RFC 9728 document of an upstream's address: the same for a name that is none. It is for the address that
-        was called (3.3), and a token for one of them is good for all of them."""
+        """Returns the RFC 9728 document of an upstream's address, the same for an unknown name. It describes the
+        address called (3.3); a token for one address of the upstream is valid for all of them."""
         known: Mapping[str, Service | AgentUpstream] = self.agents if folder == AGENTS else self.services
         service = known.get(server)
         gate = self.audience(server, folder).gate
         issuers = () if gate is not None and gate.required else self.settings.identity.issuers
         document: dict[str, object] = {
             "resource": f"{self.base_url}{alias or '/' + place_of(server, folder)}",
-            "authorization_servers": [issuer.issuer for issuer in issuers],  # where no token of theirs is enough, none
+            "authorization_servers": [issuer.issuer for issuer in issuers],  # none where no token of theirs is accepted
             "bearer_methods_supported": ["header"],
             "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
         }
@@ -289,8 +291,8 @@ class Snapshot:
 
 
 def any_of(answers: Mapping[str, Decision]) -> Decision | None:
-    """The one answer for a call to many servers, which goes to those that it may reach: any yes is a yes, for as long
-    as the last of them. None where there are none."""
+    """Combines the decisions on a call to many servers, which goes to those that allow it: allowed if any is, until the
+    latest end. None without servers."""
     allowed = [answer for answer in answers.values() if answer.allowed]
     told = allowed or list(answers.values())
     if not told:
@@ -310,7 +312,7 @@ def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What stands beside the rules in the policy's folder."""
+    """The files beside the rules in the policy's folder."""
 
     budgets: Budgets
     disabled: Disabled
@@ -318,7 +320,8 @@ class Beside:
 
     @classmethod
     def read(cls, folder: Path, known_pins: Pins = NO_PINS) -> Beside:
-        """`known_pins` are those of the snapshot before. Raises ConfigError with every fault of all three."""
+        """Reads the files. `known_pins` are those of the previous snapshot. Raises ConfigError with every fault of all
+        three."""
         together = Together()
         with together.noted():
             budgets = load_budgets(folder / BUDGETS_FILE)
@@ -344,7 +347,7 @@ def snapshot_from(
     signer: TokenSigner = NO_SIGNER,
     tls: TlsContexts | None = None,
 ) -> Snapshot:
-    """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
+    """Builds a snapshot and runs the policy's own tests. Raises PolicyError with every test that fails."""
     policy, pins = settings.policy, beside.pins
     offers = {name: offer for name, _, offer in settings.offers()}
     budgets = replace(beside.budgets, offers=entries_of(offers))
@@ -414,30 +417,30 @@ def snapshot_from(
 
 @dataclass(slots=True)
 class Live:
-    """The snapshot that serves now. `clock` gives seconds since the epoch."""
+    """The current snapshot. `clock` returns seconds since the epoch."""
 
     current: Snapshot
     clock: Callable[[], float]
     _readers: dict[int, int] = field(default_factory=dict)
 
     def take(self) -> Snapshot:
-        """The snapshot of one request, which gives it back with `leave` when it is over."""
+        """Returns the snapshot for one request, which must call `leave` at its end."""
         taken = self.current
         self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
         return taken
 
     def renew(self, taken: Snapshot) -> Snapshot:
-        """The snapshot that serves now, in exchange for an older one: so that a stream of days keeps none alive."""
+        """Exchanges an older snapshot for the current one, so that long streams keep no old one alive."""
         fresh = self.take()
         self.leave(taken)
         return fresh
 
     def leave(self, taken: Snapshot) -> None:
-        """One request less reads it."""
+        """Releases a request's snapshot."""
         self._readers[id(taken)] -= 1
         if not self._readers[id(taken)]:
             del self._readers[id(taken)]
 
     def is_read(self, snapshot: Snapshot) -> bool:
-        """Whether a request is under way that took it."""
+        """Reports whether a running request holds this snapshot."""
         return id(snapshot) in self._readers

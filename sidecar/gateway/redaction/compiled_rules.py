@@ -1,12 +1,12 @@
 """Compiles and applies the response rules of one upstream.
 
-    screen.reading(method, tool)      what holds for the answers to one call
-    reading.message(message)          takes it out of a message, in place: a generator, to be driven to its end
+    screen.reading(method, tool)      the rules for the answers to one call
+    reading.message(message)          redacts a message in place: a generator, which must be run to its end
 
-Searched are all texts of a message: of a result, of an error, and of what a server says or asks during a call; names
-of members too, and whole numbers for card numbers. Not searched: base64 where MCP puts it (`blob`, and `data` of images
-and sounds), what only the protocol reads (ids, cursors, state), and results that are no data but the server's
-description of itself (lists, `initialize`).
+All texts of a message are searched: of a result, of an error, and of a server's messages during a call, including the
+names of members, and whole numbers for card numbers. Not searched are base64 where MCP defines it (`blob`, and `data`
+of images and audio), protocol members (ids, cursors, state), and results that describe the server (lists,
+`initialize`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from sidecar.protocols.secret_patterns import CLASSES, MIN_CHARS, is_card, prefi
 from sidecar.settings.responses import RedactionSettings, ResponseSettings
 
 TOOL_CALL: Final = "tools/call"
-# What answers these is data that no tool of a name gave, so that the rules for all hold.
+# Methods whose results are data without a tool's name, so that the rules for all tools apply.
 OTHER_DATA: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
-# What answers these is the server's description of itself, or nothing.
+# Methods whose results describe the server, or are empty.
 NO_DATA: Final = frozenset(
     {"initialize", "ping", "server/discover", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
     | {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"}
 )
 _ALL = "*"
-_VALUE_WORK: Final = 32  # what looking at one value costs, in characters
-# What would not work any more if it were changed: what one side gives the other to give back, and where to go.
+_VALUE_WORK: Final = 32  # the cost of one value, in characters
+# Members that must stay unchanged: values to be sent back, and addresses.
 _OF_THE_PROTOCOL = frozenset(
     {"resultType", "requestState", "nextCursor", "cacheScope", "progressToken", "requestId", "elicitationId", "taskId"}
     | {"uri", "url"}
@@ -50,8 +50,6 @@ Steps = Generator[None, None, int]
 
 @dataclass(frozen=True, slots=True)
 class RedactionRule:
-    """One rule, compiled."""
-
     tools: tuple[str, ...]
     wiping: Wiping | None
     card_replacement: str | None
@@ -65,7 +63,7 @@ class RedactionRule:
 
 @dataclass(frozen=True, slots=True)
 class CompiledReading:
-    """What holds for the answers to one call. `of_data`: whether a result of it is searched at all."""
+    """The rules for the answers to one call. `of_data` says whether its results are searched at all."""
 
     rules: tuple[RedactionRule, ...]
     of_data: bool = True
@@ -74,7 +72,7 @@ class CompiledReading:
     keeps: bool = False
 
     def message(self, message: Message) -> Steps:
-        """Changes the message in place; returns how much was replaced in it. Raises RESPONSE_REFUSED."""
+        """Redacts the message in place and returns the number of replacements. Raises RESPONSE_REFUSED."""
         if not self.rules:
             return 0
         if not isinstance(message, Response):
@@ -87,7 +85,7 @@ class CompiledReading:
         return replaced + (yield from self._words(message.result))
 
     def text(self, text: str) -> str:
-        """A short text of ours with a word of the upstream's in it."""
+        """Redacts a short text of sidecar that quotes the upstream."""
         steps = wiped(text, self._wipings)
         while True:
             try:
@@ -121,19 +119,17 @@ class CompiledReading:
 
 @dataclass(frozen=True, slots=True)
 class ResponseScreen:
-    """The rules of one upstream."""
-
     rules: tuple[RedactionRule, ...]
     settings: ResponseSettings
 
     def reading(self, method: str, tool: str = "", *, strictly: bool = False) -> CompiledReading:
-        """What holds for the answers to a call of a method; for `tools/call`, of a tool. `strictly`: where it is not
-        sure which call it was, every rule of every tool."""
-        if method in NO_DATA:  # but anything may be said on a stream
+        """Returns the rules for the answers to a call of a method; for `tools/call`, of a tool. `strictly` applies
+        every rule of every tool, for answers whose call is uncertain."""
+        if method in NO_DATA:  # a stream may carry messages of any kind
             return CompiledReading(self.rules, of_data=strictly)
         if method in OTHER_DATA and not strictly:
             return CompiledReading(tuple(rule for rule in self.rules if rule.for_all), True, self.settings.max_bytes)
-        if method != TOOL_CALL:  # nobody knows whose data it is: every rule holds
+        if method != TOOL_CALL:  # the tool is unknown, so every rule applies
             return CompiledReading(self.rules, True, self.settings.max_bytes)
         return CompiledReading(
             tuple(rule for rule in self.rules if strictly or _fits(tool, rule.tools)),
@@ -149,7 +145,7 @@ class ResponseScreen:
 
 
 def screen_from(responses: ResponseSettings | None) -> ResponseScreen | None:
-    """None where nothing is asked for: such upstreams pay nothing."""
+    """Returns None for an upstream without rules, which then costs nothing."""
     if responses is None or responses == ResponseSettings():
         return None
     return ResponseScreen(tuple(map(_rule, responses.redact)), responses)
@@ -191,14 +187,14 @@ def _replace(value: object, pointer: Pointer, replacement: str) -> Generator[Non
 def _replace_in_twins(
     result: dict[str, Any], pointers: Sequence[Pointer], replacement: str
 ) -> Generator[None, None, int]:
-    """MCP has a tool say its structured content once more, as JSON in a text: there it is replaced as well."""
+    """Redacts the text that repeats a tool's structured content as JSON, as MCP requires."""
     replaced = 0
     for block in _blocks(result.get("content")):
         text = block.get("text")
         if not isinstance(text, str) or not _JSON.match(text):
             continue
         yield
-        if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # a place that nobody can look for does not pass
+        if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # too large to search, so it does not pass
             raise Refusal(Reason.RESPONSE_REFUSED, "a text of its result holds too much JSON to be searched")
         twin = _parsed(text)
         before = replaced
@@ -213,14 +209,14 @@ def _parsed(text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return None  # prose: what looks like a secret in it is found by its looks
+        return None  # prose, which is searched by pattern
 
 
 # --- by looks ---------------------------------------------------------------------------------------------------------
 
 
 def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, int]:
-    """Every text at any depth, in place. What is the protocol's own stays."""
+    """Searches every text at any depth, in place. Protocol members stay."""
     encoded, addressed = dict(_encoded(root)), {id(root), *_questions(root)}
     replaced = work = 0
     waiting: list[Any] = [root]
@@ -252,8 +248,8 @@ def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -
 
 
 def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, tuple[str, int]]:
-    """A text that is JSON stays JSON, and hides nothing in its escapes. As each level of JSON in JSON takes more
-    escapes than the last, there are few."""
+    """Redacts a text that is JSON, including escaped characters, and keeps it JSON. Nested levels of JSON in JSON are
+    few, because each needs more escapes than the last."""
     if not _JSON.match(text) or text.count(",") > jsonrpc.MAX_ANSWER_VALUES:
         return text, 0
     value = _parsed(text)
@@ -265,7 +261,7 @@ def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> 
 
 
 def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[None, None, int]:
-    """Names of members are texts too. Two that become one are told apart by a number."""
+    """Redacts the names of members. Names that become equal are numbered."""
     renamed: dict[str, Any] = {}
     replaced = work = 0
     for name, value in node.items():
@@ -283,7 +279,7 @@ def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[
 
 
 def _questions(root: dict[str, Any]) -> Iterator[int]:
-    """The parameters of what a result asks of the caller: they would else be a message's own."""
+    """Yields the parameters of requests to the caller inside a result, where they are not protocol members."""
     asked = root.get("inputRequests")
     for question in asked.values() if isinstance(asked, dict) else ():
         if isinstance(question, dict) and isinstance(question.get("params"), dict):
@@ -291,7 +287,7 @@ def _questions(root: dict[str, Any]) -> Iterator[int]:
 
 
 def _encoded(root: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """The objects that hold base64 by MCP's word, and the member in which they do."""
+    """Yields the objects that hold base64 by MCP's definition, and the member that holds it."""
     asked = root.get("messages")
     said = [each.get("content") for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
     for content in (root.get("content"), *said):
@@ -306,6 +302,6 @@ def _encoded(root: dict[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _blocks(content: object) -> list[dict[str, Any]]:
-    """The blocks of a content, which is a list of them, or one."""
+    """Returns the blocks of a content, which is a list of blocks or one block."""
     listed = content if isinstance(content, list) else [content]
     return [block for block in listed if isinstance(block, dict)]

@@ -1,8 +1,8 @@
 """Removes secrets from texts.
 
-A text is read in slices, and every finder keeps its own place, as what it found may end beyond a slice. What is put in
-stands in brackets of its own, so that it belongs to no token; still, taking something out can leave something new to be
-found beside it, so that a changed text is read again until nothing is. So screening twice is screening once.
+A text is read in slices, and every finder keeps its own position, because a match may end beyond a slice. The
+replacement is in brackets, so that it is part of no token. Removing a match can still create a new one beside it, so a
+changed text is searched again until there is no match. Redacting twice therefore equals redacting once.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 
 from sidecar.protocols.secret_patterns import LOCAL_CHARS, MIN_CHARS, Finder, Span
 
-SLICE_CHARS: Final = 64 * 1024  # of one finder; nine of them take a few milliseconds for it
+SLICE_CHARS: Final = 64 * 1024  # of one finder; nine finders take a few milliseconds for it
 MAX_PASSES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Wiping:
-    """What is looked for, and what stands in its place."""
+    """A finder, and the replacement of its matches."""
 
     finders: tuple[Finder, ...]
     replacement: str
 
 
 Steps = Generator[None, None, tuple[str, int]]
-"""Yields where others may have their turn; returns the text, and how much was replaced in it."""
+"""Yields where other work may run; returns the text, and the number of replacements."""
 
 
 def wiped(text: str, wipings: Sequence[Wiping]) -> Steps:
-    """The text without what any of `wipings` finds."""
+    """Returns the text without the matches of `wipings`."""
     if len(text) < MIN_CHARS:
         return text, 0
     replaced = 0
@@ -41,12 +41,12 @@ def wiped(text: str, wipings: Sequence[Wiping]) -> Steps:
             replaced += found
         if text is before:
             return text, replaced
-    return wipings[0].replacement, replaced + 1  # a text that never comes to rest does not pass
+    return wipings[0].replacement, replaced + 1  # a text that keeps matching does not pass
 
 
 def _once(text: str, wiping: Wiping) -> Steps:
-    """What was found is put in its place slice by slice: a million places at once would be a million objects, and to
-    sort them, or to look through them for garbage, would hold the loop."""
+    """Replaces the matches slice by slice: a million matches at once would be a million objects, and sorting or
+    collecting them would block the loop."""
     cut, spans = TextCut(text, wiping.replacement), list[Span]()
     places = [0] * len(wiping.finders)
     for start in range(0, len(text), SLICE_CHARS):
@@ -63,7 +63,7 @@ def _once(text: str, wiping: Wiping) -> Steps:
 
 @dataclass(slots=True)
 class TextCut:
-    """A text, from its beginning on without what was found in it."""
+    """A text whose matches are removed from its beginning on."""
 
     text: str
     replacement: str
@@ -72,8 +72,8 @@ class TextCut:
     _done: int = 0
 
     def without(self, spans: Sequence[Span], *, before: int) -> list[Span]:
-        """Leave out these, which are in order; what overlaps as one. Gives back those that end at `before` or after
-        it: what is still to be found may overlap them."""
+        """Removes these spans, which are in order; overlapping ones as one. Returns the spans that end at or after
+        `before`, because later matches may overlap them."""
         apart: list[Span] = []
         for start, end in spans:
             if apart and start < apart[-1][1]:
@@ -90,5 +90,5 @@ class TextCut:
         return apart[final:]
 
     def rest(self) -> str:
-        """The text as it is now."""
+        """Returns the text as it is now."""
         return "".join(self._pieces) + self.text[self._done :]
