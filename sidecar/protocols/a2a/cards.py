@@ -94,7 +94,7 @@ class CardSigner(NamedTuple):
     sign: Callable[[bytes], bytes]
 
 
-# --- what the agent says ----------------------------------------------------------------------------------------------
+# --- reading an agent's card ------------------------------------------------------------------------------------------
 
 
 def read(given: object) -> Json:
@@ -128,7 +128,7 @@ def check(card: Read) -> None:
         ids.add(skill["id"])
 
 
-# --- what we say ------------------------------------------------------------------------------------------------------
+# --- rewriting a card -------------------------------------------------------------------------------------------------
 
 
 def ours(
@@ -273,7 +273,7 @@ def _place(url: str) -> _CardPlace:
     return _CardPlace((split.hostname or "").rstrip("."), port)
 
 
-# --- how it is written ------------------------------------------------------------------------------------------------
+# --- writing a card as JSON -------------------------------------------------------------------------------------------
 
 
 def document(card: Read, signer: CardSigner | None = None) -> Json:

@@ -104,7 +104,7 @@ _WORDS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 }
 
 
-# --- a value that is no object ----------------------------------------------------------------------------------------
+# --- values other than objects ----------------------------------------------------------------------------------------
 
 
 def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:

@@ -116,7 +116,7 @@ def _wants_task(message: Request | Notification, version: str) -> bool:
     return True
 
 
-# --- what may come back ---------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 SERVER_REQUESTS = frozenset({"sampling/createMessage", "elicitation/create", "roots/list"})
 SERVER_NOTIFICATIONS = frozenset(

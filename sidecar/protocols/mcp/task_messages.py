@@ -39,7 +39,7 @@ class SeenTasks(NamedTuple):
     ttl_s: float | None
 
 
-# --- what a caller says -----------------------------------------------------------------------------------------------
+# --- messages of callers ----------------------------------------------------------------------------------------------
 
 
 def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _id_in(holder: Mapping[str, Any], where: str) -> str:
     return task_id
 
 
-# --- what an upstream says --------------------------------------------------------------------------------------------
+# --- messages of upstreams --------------------------------------------------------------------------------------------
 
 
 def created_in(result: Mapping[str, Any]) -> SeenTasks | None:

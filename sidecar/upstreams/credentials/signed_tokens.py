@@ -81,7 +81,7 @@ class SignedSource:
         return made.header
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        """Does nothing: another token would say the same."""
+        """Does nothing: another token would have the same claims."""
 
     def shows_the_same_as(self, other: CredentialSource) -> bool:
         return (

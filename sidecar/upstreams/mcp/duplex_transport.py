@@ -251,7 +251,7 @@ class DuplexTransport:
                 task.cancel()
         await self._wire.close()
 
-    # --- there ------------------------------------------------------------------------------------------------------
+    # --- to the server ------------------------------------------------------------------------------------------------
 
     async def _request(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream:
         if self._shared:
@@ -336,7 +336,7 @@ class DuplexTransport:
     def _is_meant(self, call: _Call, session: _Session | None, params: Mapping[str, Any]) -> bool:
         return call.session is session and not call.opens and call.request.id == params.get("requestId")
 
-    # --- what many sessions of one line have in common ----------------------------------------------------------------
+    # --- shared lines -------------------------------------------------------------------------------------------------
 
     async def _for_all(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream | None:
         """Answer a request that a shared server's line answers itself; None if the server must answer it."""
@@ -383,7 +383,7 @@ class DuplexTransport:
         self._sessions[session.id] = session
         return session
 
-    # --- and back ---------------------------------------------------------------------------------------------------
+    # --- from the server ----------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         failure, taken = Refusal(Reason.UPSTREAM_FAILED, "it hung up"), 0

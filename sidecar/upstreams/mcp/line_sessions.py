@@ -6,7 +6,7 @@ that a caller's calls leave behind at such a server is then the caller's own (th
 conversation is a caller like any other.
 
     exchange ──▶ known session        its line                    404: begin anew
-                 initialize           a new line, or the caller's own that has not said anything yet
+                 initialize           a new line, or the caller's own if that has no state yet
                  stateless            the caller's line, opened when first needed
 
 A server that does not know `server/discover` may not answer it: then it has no stateless era (MCP 2026-07-28, stdio),

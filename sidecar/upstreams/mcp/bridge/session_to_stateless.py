@@ -236,7 +236,7 @@ class SessionToStateless:
             if call is not None:
                 call.cancel()
 
-    # --- what comes unasked -----------------------------------------------------------------------------------------
+    # --- unsolicited messages -----------------------------------------------------------------------------------------
 
     async def _listen(self, played: EmulatedSession, outbound: Outbound) -> UpstreamAnswer:
         if not played.has_stream or outbound.last_event_id is not None or len(played.ears) >= MAX_EARS:

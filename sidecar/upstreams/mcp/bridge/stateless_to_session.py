@@ -306,7 +306,7 @@ class StatelessToSession:
             raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
         return answer
 
-    # --- what comes unasked -----------------------------------------------------------------------------------------
+    # --- unsolicited messages -----------------------------------------------------------------------------------------
 
     def _heard(self, lent: BorrowedSession, message: Message) -> None:
         """A message on the session's own stream."""

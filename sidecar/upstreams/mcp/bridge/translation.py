@@ -75,7 +75,7 @@ def at_least(level: object, threshold: str | None) -> bool:
     return threshold in LEVELS and level in LEVELS and LEVELS.index(str(level)) >= LEVELS.index(str(threshold))
 
 
-# --- a stateless caller's words, for a server of sessions -----------------------------------------------------------
+# --- a stateless caller, a server with sessions only ------------------------------------------------------------------
 
 
 def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
     return params.get("mode") != "url" or "url" in declared
 
 
-# --- a session's words, for a stateless server ----------------------------------------------------------------------
+# --- the caller of a session, a stateless server ----------------------------------------------------------------------
 
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
