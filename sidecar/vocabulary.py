@@ -1,14 +1,14 @@
 """The nouns of the project: principals, chains, calls, decisions.
 
-The nouns of the house, frozen. They know nothing of HTTP, Redis or Casbin; every other module speaks in them. Those
-that every call makes anew are named tuples, at a third of the price of a frozen dataclass.
+All values are frozen, and independent of HTTP, Redis and Casbin; every other module uses them. Values that are created
+for each call are named tuples, which cost a third of a frozen dataclass.
 
-    Principal   who              user:alice, nhi:planner, anonymous
-    Chain       through whom     first to last; the last one is on this connection
-    Caller      who, proven      a chain, the credentials that proved it, and until when
-    Call        what they send   one parsed request
-    Question    may they?        one object, one action, and what a condition may read
-    Decision    the answer       link by link, with the rules it rests on
+    Principal   an identity                      user:alice, nhi:planner, anonymous
+    Chain       a caller and its delegates       first to last; the last one is on this connection
+    Caller      an authenticated chain           with its credentials, and their expiry
+    Call        one parsed request
+    Question    one permission asked of policy   one object, one action, and what a condition may read
+    Decision    the answer of policy             link by link, with the rules it rests on
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple
 from sidecar.errors import Reason, Refusal
 
 ANONYMOUS = "anonymous"
-_EMPTY: Mapping[str, Any] = {}  # nobody writes to it: its type has no way to
+_EMPTY: Mapping[str, Any] = {}  # read-only by its type
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class Principal:
     """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`.
 
     `issuer` names who vouched for it: an issuer URL, `api-key`, `agent:<name>`, `local`, `certificate`, `schedule` or
-    "" for anonymous.
-    `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
+    "" for anonymous. `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Principal:
 
     @property
     def id(self) -> str:
-        """What follows the kind; "" for anonymous."""
+        """The part after the kind; "" for anonymous."""
         return self.name.partition(":")[2]
 
 
@@ -58,10 +57,10 @@ SCHEDULE: Final = "schedule"
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What was presented, as evidence may name it: never the secret itself. Of a schedule, `key_id` is its name in the
-    settings. Of a certificate, `issuer` is the name by
-    which it was looked up, `key_id` its thumbprint, and `trust` what vouched for it. Of a token, `trust` is what of it
-    was looked up in its issuer's tables, and `signed_by` the thumbprint of the key. Both are in no evidence."""
+    """A presented credential as it may be recorded, without the secret. For a schedule, `key_id` is its name in the
+    settings. For a certificate, `issuer` is the name by which it was looked up, `key_id` its thumbprint, and `trust`
+    its authorities' digest. For a token, `trust` is the part that was looked up in its issuer's tables, and `signed_by`
+    the thumbprint of the key. `trust` and `signed_by` are not recorded."""
 
     kind: CredentialKind
     issuer: str = ""
@@ -72,10 +71,10 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A chain that was proven on this request. `expires_at` is in seconds since the epoch; None never ends.
+    """A chain that was authenticated on this request. `expires_at` is in seconds since the epoch; None never ends.
 
-    `token` is the bearer token that was proven, only at addresses whose upstream is to be shown it or what it is
-    exchanged for, else "". It is part of no comparison and of nothing that is printed.
+    `token` is the verified bearer token, set only at addresses whose upstream receives it or a token exchanged for it,
+    otherwise "". It is excluded from comparison and from printing.
     """
 
     chain: Chain
@@ -93,17 +92,17 @@ class Caller:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether nobody said who this is."""
+        """Whether no credential identifies the caller."""
         return any(principal.name == ANONYMOUS for principal in self.chain)
 
     @property
     def schedule(self) -> str:
-        """Which schedule this is on behalf of; "" for none."""
+        """The schedule that the call runs for; "" for none."""
         return next((shown.key_id for shown in self.credentials if shown.kind == SCHEDULE), "")
 
     @property
     def binding(self) -> str:
-        """What a session belongs to: issuer and name of every principal, never the bytes of a token."""
+        """The owner of a session: issuer and name of every principal, never the bytes of a token."""
         digest = sha256()
         for principal in self.chain:
             for part in (principal.issuer, principal.name):
@@ -113,7 +112,7 @@ class Caller:
 
 
 class PermissionKind(StrEnum):
-    """The three permissions, and the guardrails that stand above them."""
+    """The three permissions, and the guardrails that take precedence over them."""
 
     USER_TO_NHI = "user_to_nhi"
     NHI_TO_NHI = "nhi_to_nhi"
@@ -122,16 +121,16 @@ class PermissionKind(StrEnum):
 
 
 DELEGATE = "delegate"
-SKILL = "task_type"  # the member of a message's metadata that names the skill, as the seed's task has it
+SKILL = "task_type"  # the member of a message's metadata that names the skill, as in the seed's task
 MAX_SKILL_CHARS = 128
-ERROR_CODE = "error_code"  # the member of a failed task's message that has the seed's word for why
+ERROR_CODE = "error_code"  # the member of a failed task's message that holds the seed's error code
 
 
 class Question(NamedTuple):
-    """One thing a caller wants to do. `object` and `action` as CONTRACT 1.2 and 1.4 name them.
+    """One object and action that a caller requests, named by CONTRACT 1.2 and 1.4.
 
-    `server` is the upstream's name, `name` the tool, prompt or URI ("" for the server as a whole).
-    `arguments` and `meta` are what a condition may read as `args` and `call.meta`; both come from the caller.
+    `server` is the upstream's name, `name` the tool, prompt or URI ("" for the server as a whole). `arguments` and
+    `meta` are what a condition may read as `args` and `call.meta`; both come from the caller.
     """
 
     object: str
@@ -143,7 +142,7 @@ class Question(NamedTuple):
 
     @property
     def tool(self) -> str:
-        """What conditions read as `call.tool`: its name, and of a message to an agent the skill that it asks for."""
+        """The value of `call.tool` in conditions: the name, or for a message to an agent the skill requested."""
         if self.name or not self.object.startswith("nhi:"):
             return self.name
         message = self.arguments.get("message")
@@ -156,17 +155,17 @@ class Question(NamedTuple):
 
     @property
     def without_arguments(self) -> Question:
-        """As it can be kept for later: what the caller wrote is nobody's to remember."""
+        """Returns the question without the caller's content, which must not be stored."""
         return self._replace(arguments=_EMPTY, meta=_EMPTY)
 
 
 class Call(NamedTuple):
-    """One parsed request, as the stages need it. `method` is the word on the wire, `protocol_version` the revision.
+    """One parsed request, as the stages need it. `method` is the protocol's method, `protocol_version` the revision.
 
-    `questions` must all be answered yes; the first one names the call in audit and limits. A `session` call
-    (initialize, ping, lists, notifications) needs no row of its own: any live grant on the server opens it,
-    a deny row on `nhi:<server>` closes it. `tasks` are those that it names: each must be the caller's own, and what
-    created it is asked again. `wants_task` asks that the answer be one.
+    All `questions` must be allowed; the first one names the call in audit and limits. A `session` call (initialize,
+    ping, lists, notifications) needs no row of its own: any live grant on the server allows it, a deny row on
+    `nhi:<server>` closes it. `tasks` are the tasks that it names: each must be the caller's own, and the question that
+    created it is decided again. `wants_task` requests that the answer be a task.
     """
 
     protocol: str
@@ -181,12 +180,11 @@ class Call(NamedTuple):
 
     @property
     def question(self) -> Question:
-        """The question that names this call."""
         return self.questions[0]
 
 
 class RuleRef(NamedTuple):
-    """One row of policy. `expires_at` in seconds since the epoch; `max_calls_per_hour` None is no limit."""
+    """One row of policy. `expires_at` is in seconds since the epoch; `max_calls_per_hour` None means no limit."""
 
     id: str
     kind: PermissionKind
@@ -206,7 +204,7 @@ class RuleRef(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """How one condition came out: a digest of its text, its outcome, and the inputs it read (path → value)."""
+    """The outcome of one condition: a digest of its text, its result, and the inputs it read (path → value)."""
 
     condition: str
     outcome: Literal["true", "false", "error"]
@@ -214,7 +212,7 @@ class Fact(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One question of a chain and its answer. `rules` are the rows it rests on: every matching allow, or the denies."""
+    """One link of a chain and its decision. `rules` are the rows it rests on: every matching allow, or the denies."""
 
     kind: PermissionKind
     subject: str
@@ -227,7 +225,7 @@ class Link(NamedTuple):
 
 
 class RowLimit(NamedTuple):
-    """A `max_calls_per_hour` that the last link must be charged for. `counted_for` is whose counter it is."""
+    """A `max_calls_per_hour` that the last link is charged for. `counted_for` names the counter's owner."""
 
     rule_id: str
     counted_for: str
@@ -237,8 +235,8 @@ class RowLimit(NamedTuple):
 class Decision(NamedTuple):
     """The answer to a question for a whole chain, under one policy revision.
 
-    `until` is the nearest expiry (seconds since the epoch) among the rules it rests on, None if there is none.
-    `roles` are the roles through which the last link's rules matched, for the audit's `agent_role`.
+    `until` is the nearest expiry (seconds since the epoch) among the rules it rests on, None if there is none. `roles`
+    are the roles through which the last link's rules matched, for the audit's `agent_role`.
     """
 
     allowed: bool
@@ -253,12 +251,12 @@ class Decision(NamedTuple):
 
     @property
     def denied_by(self) -> tuple[str, ...]:
-        """What stands in the way: the ids of rules that deny, and the reason of each link that no rule allows."""
+        """Why the decision is a denial: the ids of rules that deny, and the reason of each link that no rule allows."""
         denied = [link for link in self.links if not link.allowed]
         words = [word for link in denied for word in [rule.id for rule in link.rules] or [str(link.reason)]]
         return tuple(dict.fromkeys(words))
 
     def or_refuse(self) -> None:
-        """Raise the refusal of a denied decision; an allowed one passes."""
+        """Raises the refusal of a denied decision; does nothing for an allowed one."""
         if not self.allowed:
             raise Refusal(self.reason or Reason.NO_MATCHING_RULE)

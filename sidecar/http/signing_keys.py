@@ -1,7 +1,8 @@
 """Makes and reads signing keys, and signs tokens.
 
-For what we sign, and for development: real issuers keep their own keys. The private key is one PEM file, the public one
-a JWKS as `jwks_path` reads it; the key id is the RFC 7638 thumbprint, so that whoever has the one can name the other.
+Used for sidecar's own tokens, and for development; production issuers keep their own keys. The private key is one PEM
+file, the public one a JWKS as `jwks_path` reads it. The key id is the RFC 7638 thumbprint, so that it can be computed
+from either file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One private key, the algorithm it signs with, and its public half as a JWK."""
+    """One private key, its algorithm, and its public half as a JWK."""
 
     private: PrivateKey = field(repr=False)
     algorithm: str
@@ -53,35 +54,35 @@ class SigningKey:
         return str(self.public_jwk["kid"])
 
     def jwks(self) -> str:
-        """The public key set, as a file."""
+        """Returns the public key set as JSON."""
         return json.dumps({"keys": [dict(self.public_jwk)]}, indent=2) + "\n"
 
     def pem(self) -> str:
-        """The private key, unencrypted (PKCS #8)."""
+        """Returns the private key, unencrypted (PKCS #8)."""
         return self.private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode("ascii")
 
     def sign(self, claims: Mapping[str, Any], typ: str = "at+jwt", kid: str = "") -> str:
-        """A compact JWT. `kid` is how the key is called where it is checked, by default as we call it."""
+        """Returns a signed compact JWT. `kid` is the key's id at the verifier, by default its thumbprint."""
         headers = {"kid": kid or self.kid, "typ": typ}
         return jwt.encode(dict(claims), self.private, algorithm=self.algorithm, headers=headers)
 
     def sign_bytes(self, data: bytes) -> bytes:
-        """The bare signature of some bytes, as a JWS of our algorithm has it."""
+        """Returns the bare signature of some bytes, in the form of a JWS with this algorithm."""
         signed: bytes = jwt.get_algorithm_by_name(self.algorithm).sign(data, self.private)
         return signed
 
 
 def generate(algorithm: str = "ES256") -> SigningKey:
-    """A new key for one of ALGORITHMS."""
+    """Generates a key for one of ALGORITHMS."""
     if algorithm == "RS256":
         return _signing_key(generate_rsa_key(public_exponent=65537, key_size=2048))
     return _signing_key(Ed25519PrivateKey.generate() if algorithm == "EdDSA" else generate_private_key(SECP256R1()))
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """The key of a PEM file. Raises OSError, or ValueError where it is not such a key."""
+    """Reads a private key from a PEM file. Raises OSError, or ValueError if it is not such a key."""
     try:
         private = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except TypeError as error:
@@ -94,7 +95,8 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_public_jwk(path: Path) -> Mapping[str, Any]:
-    """The public half of a PEM file that holds either half. Raises OSError, or ValueError where it is no such key."""
+    """Returns the public half of a PEM file that holds either half. Raises OSError, or ValueError if it is not such a
+    key."""
     pem = path.read_bytes()
     if b"PRIVATE KEY" in pem:
         return read_signing_key(path).public_jwk
@@ -107,7 +109,7 @@ def read_public_jwk(path: Path) -> Mapping[str, Any]:
 
 
 def thumbprint(public: PublicKey) -> str:
-    """RFC 7638, of a key on any curve."""
+    """Returns the RFC 7638 thumbprint of a key."""
     return str(_jwk(public)["kid"])
 
 
@@ -115,24 +117,24 @@ def thumbprint(public: PublicKey) -> str:
 
 
 def public_jwk_from(path: Path) -> Mapping[str, Any]:
-    """As `read_public_jwk`. Raises SettingsError."""
+    """Reads a public key like `read_public_jwk`. Raises SettingsError."""
     with _told(path):
         return read_public_jwk(path)
 
 
 def private_key_from(path: Path) -> SigningKey:
-    """A private key out of a PEM file that nobody else may read. Raises SettingsError."""
+    """Reads a private key from a PEM file that other users cannot read. Raises SettingsError."""
     with _told(path):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise _unusable(path, "is not a regular file")
-        if mode & 0o037:  # the group may read: that is how secrets are mounted
+        if mode & 0o037:  # the group may read, because secrets are mounted so
             raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
         return read_signing_key(path)
 
 
 def keep_private_key(path: Path, key: SigningKey) -> None:
-    """Write it to a file of its own, unless one is there. Raises SettingsError."""
+    """Writes the key to a new file. Raises SettingsError if the file exists."""
     try:
         keep_once(path, key.pem().encode())
     except OSError as error:
@@ -152,7 +154,8 @@ def claims_for(
     actors: tuple[str, ...] = (),
     scopes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Claims of an access token (RFC 9068). `actors` go in the order of the chain; the last is the outermost `act`."""
+    """Returns claims of an access token (RFC 9068). `actors` are in the order of the chain; the last is the outermost
+    `act`."""
     claims: dict[str, Any] = {
         "iss": issuer,
         "sub": subject,
@@ -186,7 +189,7 @@ def _jwk(public: PublicKey) -> Mapping[str, Any]:
 
 
 def _needed(jwk: str) -> Mapping[str, str]:
-    """What of a JWK its thumbprint is made of."""
+    """Returns the members of a JWK that its thumbprint is computed from."""
     members = json.loads(jwk)
     return {name: members[name] for name in _THUMBPRINT[members["kty"]]}
 
@@ -198,7 +201,7 @@ def _digest(needed: Mapping[str, str]) -> str:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """A file that is no key is told to the operator."""
+    """Turns errors about a key file into SettingsError."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Loads certificates and builds TLS contexts.
 
-A listener's TLS as its files were when they were read; a reload reads them anew, and the next handshake is under what
-serves then (`follows`). Where client certificates are asked for, TLS 1.3 is spoken without resumption: a resumed
-session would bring back a caller whose authority is no longer trusted (threats A9).
+A listener's context is built from its files when they are read. A reload reads them again, and the next handshake uses
+the new context (`follows`). If client certificates are requested, only TLS 1.3 without resumption is spoken: a resumed
+session would admit a caller whose authority is no longer trusted (threats A9).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ CODE: Final = "S124"
 
 
 class TlsContexts(ssl.SSLContext):
-    """What a handshake needs. `trust` is a digest of the authorities of client certificates; "" asks for none. `pair`
-    are key and certificate (PEM), for a listener that is not Python's."""
+    """The context of a handshake. `trust` is a digest of the authorities of client certificates; "" requests none.
+    `pair` holds key and certificate (PEM), for a listener outside Python's ssl."""
 
     trust: str = ""
     pair: tuple[bytes, bytes] = (b"", b"")
 
 
 class ShownCertificate(NamedTuple):
-    """What the other end of a connection showed in its handshake: its certificate (DER), "" none, and the `trust` that
-    it was checked against."""
+    """The certificate (DER) that the peer showed in its handshake, "" for none, and the `trust` that it was verified
+    against."""
 
     certificate: bytes = b""
     trust: str = ""
@@ -42,7 +42,8 @@ NOTHING: Final = ShownCertificate()
 
 
 def tls_from(files: TlsFiles) -> TlsContexts:
-    """Raises SettingsError for files that are no certificate, key or authorities, or do not belong together."""
+    """Builds the context. Raises SettingsError for files that are not certificate, key or authorities, or do not
+    match."""
     check_private(files.key_path)
     context = TlsContexts(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -59,7 +60,7 @@ def tls_from(files: TlsFiles) -> TlsContexts:
 
 
 def follows(context: TlsContexts, current: Callable[[], TlsContexts | None]) -> TlsContexts:
-    """The same, but that each handshake is under what `current` gives then."""
+    """Returns a context whose handshakes use the one that `current` returns at that time."""
 
     def turn_to(connection: Any, _name: str | None, _asked: ssl.SSLContext) -> None:
         connection.context = current() or context
@@ -69,7 +70,7 @@ def follows(context: TlsContexts, current: Callable[[], TlsContexts | None]) -> 
 
 
 def shown_on(transport: asyncio.BaseTransport | None) -> ShownCertificate:
-    """What was shown on this connection; nothing where no TLS is spoken."""
+    """Returns the certificate shown on this connection; an empty one without TLS."""
     connection = transport.get_extra_info("ssl_object") if transport is not None else None
     if connection is None or not isinstance(connection.context, TlsContexts) or not connection.context.trust:
         return NOTHING
@@ -92,7 +93,7 @@ def _ask_for_certificates(context: TlsContexts, path: Path, *, required: bool) -
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
-    # One that is shown must hold, in either mode: the handshake fails for what no authority signed.
+    # A certificate that is shown must be valid in either mode: otherwise the handshake fails.
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     context.trust = sha256(pem).hexdigest()
 

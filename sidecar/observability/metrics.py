@@ -1,12 +1,12 @@
 """The metric series of the sidecar.
 
-Every series of CONTRACT 8 whose part exists, declared once. The stages say what happened through the verbs of
-`Metrics`; nobody else knows a series' name.
+Every series of CONTRACT 8 is declared here once. The stages report events by the methods of `Metrics`; no other module
+uses the name of a series.
 
-Labels come from configuration or from closed sets; anything else becomes `other`, so that no caller can make a series
-(threats O7). A hard cap stands behind that, and what it folds away is counted.
+Label values come from the settings or from closed sets; any other becomes `other`, so that callers cannot create series
+(threats O7). There is also a hard limit on the number of series, and what exceeds it is counted.
 
-The numbers themselves are kept in `registry.py`.
+The numbers are stored in `registry.py`.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.vocabulary import PermissionKind
 
-NONE = "none"  # the reason of what was allowed
+NONE = "none"  # the reason label of an allowed call
 
-# OpenTelemetry's buckets for MCP operations, and below them where a call to a server beside us ends.
+# OpenTelemetry's buckets for MCP operations, with smaller ones for calls to a local server.
 REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
-PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that were no request
-TOOL_ERROR = "tool_error"  # delivered, and what was asked for failed: `success` with `tool_error` in the audit
-# As in the audit, so that the two can be summed.
+PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that are not a request
+TOOL_ERROR = "tool_error"  # delivered, with a failure of the tool: `success` with `tool_error` in the audit
+# The same values as in the audit, so that the two can be compared.
 STATUSES = ("success", TOOL_ERROR, "permission_denied", "rate_limited", "error")
 METHODS_OF_MCP = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 METHODS_OF_A2A = frozenset(BY_ACTION)
 WIRE_METHODS = METHODS_OF_MCP | METHODS_OF_A2A
 METHODS_OF: Mapping[str, Collection[str]] = {"mcp": METHODS_OF_MCP, "a2a": METHODS_OF_A2A, "http": WIRE_METHODS}
-# There before the first call, so that `rate()` sees it.
+# Created before the first call, so that `rate()` sees it.
 COMMON_METHODS = ("tools/call", "tools/list")
 COMMON_OF_AGENTS = (SEND.action, STREAM.action)
-STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # as `pipeline` marks them
+STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # the names that `pipeline` marks
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "agent_token", "local", "certificate", "anonymous", NONE)
-LIMIT_OUTCOMES = ("admitted", "refused", "unavailable", "degraded")  # the last: admitted here, while the store is out
+LIMIT_OUTCOMES = ("admitted", "refused", "unavailable", "degraded")  # degraded: admitted locally while the store is out
 STORE_FORGOT = ("emptied", "rolled_back")
 STORE_UNTOLD = ("give_back", "release", "charge")
-DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
+DECISIONS = ("allow", "deny", "would_deny")  # would_deny in shadow mode only
 UPSTREAM_STATES = ("ready", "degraded", "offline")
 BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
@@ -89,10 +89,10 @@ AUTH_REASONS = (
 
 
 class Metrics:
-    """Every series, and the verbs that move them. Times in seconds.
+    """Every series, and the methods that update them. Times are in seconds.
 
-    `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count what calls cost) are the
-    configured names, `reconfigured` changes them.
+    `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count costs) are the configured
+    names; `reconfigured` changes them.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Metrics:
         limits: Iterable[str] = (),
         budgets: Iterable[str] = (),
     ) -> None:
-        # Choices of labels; `reconfigured` fills them.
+        # Label values, filled by `reconfigured`.
         self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
-        self._agents = set[str]()  # those that are programs; `agents_offered` fills it
+        self._agents = set[str]()  # agent programs, filled by `agents_offered`
         self._schedules = set[str]()
         self._configured_schedules, self._added_schedules = frozenset[str](), frozenset[str]()
         self._requests = SeriesTable(
@@ -151,7 +151,7 @@ class Metrics:
             "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
             {"budget": self._budgets},
         )
-        self._fullest: dict[str, tuple[float, float]] = {}  # by budget: that ratio, and when its counter begins anew
+        self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
         self._auth_failures = SeriesTable(
             "counter",
             "auth_failures_total",
@@ -347,8 +347,8 @@ class Metrics:
         budgets: Iterable[str] = (),
         schedules: Iterable[str] = (),
     ) -> None:
-        """These are the names now; upstreams that are `agents` speak A2A, all others MCP. Counters of names that are
-        gone stay as they are: none may go back."""
+        """Sets the configured names; upstreams that are `agents` speak A2A, all others MCP. Counters of removed names
+        stay, because counters must not go back."""
         for choices, names in (
             (self._upstreams, upstreams),
             (self._limits, limits),
@@ -384,7 +384,7 @@ class Metrics:
         self._upstream_s.declare(sorted(self._upstreams))
 
     def schedules_added(self, schedules: Collection[str]) -> None:
-        """These are the schedules beside those of the settings now."""
+        """Sets the schedules that are not in the settings."""
         if self._added_schedules != frozenset(schedules):
             self._added_schedules = frozenset(schedules)
             self._schedules_known()
@@ -400,13 +400,13 @@ class Metrics:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def request_started(self, protocol: str) -> None:
-        """Paired with `request_finished`."""
+        """Counts a request in progress. Paired with `request_finished`."""
         self._inflight.add((protocol,))
 
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, stages_s: Mapping[str, float]
     ) -> None:
-        """A request was answered. `status` is the audit's; `stages_s` the seconds spent by stage."""
+        """Counts an answered request. `status` is the audit's; `stages_s` the seconds spent by stage."""
         self._inflight.add((protocol,), -1)
         self._requests.add((protocol, upstream, method if method in METHODS_OF.get(protocol, ()) else OTHER, status))
         self._request_s.observe((protocol, upstream), duration_s)
@@ -414,92 +414,92 @@ class Metrics:
             self._stage_s.observe((stage,), spent_s)
 
     def request_unanswered(self, protocol: str) -> None:
-        """A request was closed without a word: in place of `request_finished`."""
+        """Counts a request that was closed without an answer. Replaces `request_finished`."""
         self._inflight.add((protocol,), -1)
 
     def refusal_unanswered(self) -> None:
-        """Somebody whom nobody knows was refused once too often."""
+        """Counts an unauthenticated request that was closed for too many refusals."""
         self._unanswered.add(())
 
     def decided(self, kind: str, decision: str, reason: str | None) -> None:
-        """Policy answered a call. `kind` is that of the deciding link, `decision` allow, deny or, where a denial was
-        let pass, would_deny."""
+        """Counts a policy decision. `kind` is that of the deciding link; `decision` is allow, deny or, in shadow mode,
+        would_deny."""
         self._decisions.add((kind, decision, NONE if reason is None else reason))
 
     def federation_missed(self, upstream: str, reason: str) -> None:
-        """A server that its caller may see did not answer a question to all of them."""
+        """Counts a visible server that did not answer a request to all servers."""
         self._missed.add((upstream, reason))
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
-        """So much of one counter of a budget is spent, until it begins anew (seconds since the epoch)."""
+        """Sets the used ratio of one counter of a budget, until it resets (seconds since the epoch)."""
         if budget in self._budgets and ratio >= self._fullest.get(budget, (0.0, 0.0))[0]:
             self._fullest[budget] = ratio, until_s
             self._budget_used.set((budget,), ratio)
 
     def budgets_reset(self, now_s: float) -> None:
-        """Those whose period is over have nothing spent."""
+        """Sets budgets whose period is over to nothing used."""
         for budget in [budget for budget, (_, until_s) in self._fullest.items() if until_s <= now_s]:
             del self._fullest[budget]
             self._budget_used.set((budget,), 0.0)
 
     def limit_checked(self, limit: str, outcome: str) -> None:
-        """A limit was `admitted`, `refused`, `unavailable`, or `degraded`: admitted here, while the store is out.
-        `limit` is its configured label."""
+        """Counts a limit check: `admitted`, `refused`, `unavailable`, or `degraded`, which is admitted locally while
+        the store is out. `limit` is its configured label."""
         self._limit_checks.add((limit, outcome))
 
     def auth_failed(self, credential: str, reason: str) -> None:
-        """A caller was not accepted. `credential` is the kind that was presented, or `none`."""
+        """Counts a caller that was not authenticated. `credential` is the kind presented, or `none`."""
         self._auth_failures.add((credential, reason))
 
     def schema_violated(self, upstream: str) -> None:
-        """Arguments did not fit."""
+        """Counts invalid arguments."""
         self._schema_violations.add((upstream,))
 
     # --- upstreams, streams, sessions -------------------------------------------------------------------------------
 
     def upstream_answered(self, upstream: str, duration_s: float) -> None:
-        """One exchange with an upstream ended, well or not."""
+        """Records one exchange with an upstream, successful or not."""
         self._upstream_s.observe((upstream,), duration_s)
 
     def upstream_stands(self, upstream: str, status: str) -> None:
-        """Its status is `ready`, `degraded` or `offline` now."""
-        if upstream not in self._upstreams:  # one that is just being let go of
+        """Sets an upstream's status: `ready`, `degraded` or `offline`."""
+        if upstream not in self._upstreams:  # one that is being removed
             return
         self._upstream_up.set((upstream,), status != "offline")
         for each in UPSTREAM_STATES:
             self._upstream_state.set((upstream, each), each == status)
 
     def breaker_moved(self, upstream: str, to: str) -> None:
-        """Its breaker came into a state: `closed`, `open` or `half_open`."""
+        """Counts a breaker's new state: `closed`, `open` or `half_open`."""
         self._breaker_moves.add((upstream, to))
 
     def session_lost(self, upstream: str) -> None:
-        """It lost a session that it had opened."""
+        """Counts a session that the upstream lost."""
         self._sessions_lost.add((upstream,))
 
     def message_dropped(self, upstream: str) -> None:
-        """A message of its was dropped."""
+        """Counts a dropped message of the upstream."""
         self._messages_dropped.add((upstream,))
 
     def pins_mismatched(self, upstream: str, count: int) -> None:
-        """So many of its tools are not what was approved."""
+        """Sets how many of the upstream's tools differ from their pins."""
         self._pin_mismatches.set((upstream,), count)
 
     def hidden_text_found(self, upstream: str, count: int) -> None:
-        """So many of its tools have hidden characters in their texts."""
+        """Sets how many of the upstream's tools have hidden characters in their texts."""
         self._hidden_text.set((upstream,), count)
 
     def streams(self, protocol: str, count: int) -> None:
-        """How many event streams are open to callers."""
+        """Sets the number of event streams open to callers."""
         self._streams.set((protocol,), count)
 
     def tasks(self, counts: Mapping[str, int]) -> None:
-        """How many of the task API are in each state."""
+        """Sets the number of the task API's tasks by state."""
         for state in TASK_STATES:
             self._task_states.set((state,), counts.get(state, 0))
 
     def agents_offered(self, names: Iterable[str]) -> None:
-        """These agents are programs now."""
+        """Sets the names of the agent programs."""
         self._agents.clear()
         self._agents.update(names)
         for gauge in (self._agent_queue, self._agent_executions, self._agent_pool):
@@ -509,43 +509,43 @@ class Metrics:
         self._agent_runs.declare(sorted(self._agents), AGENT_STATUSES)
 
     def agent_ran(self, agent: str, status: str) -> None:
-        """One run of it is over: `success`, `failure`, `timeout` or `cancelled`."""
+        """Counts a finished run: `success`, `failure`, `timeout` or `cancelled`."""
         self._agent_runs.add((agent, status))
 
     def agent_stands(self, agent: str, running: int, waiting: int, places: int, states: Mapping[str, int]) -> None:
-        """So many of its runs are at work, wait, may be at work at once, and are in each state."""
+        """Sets an agent's running and waiting runs, its places for concurrent runs, and its runs by state."""
         self._agent_queue.set((agent,), waiting)
         self._agent_pool.set((agent,), running / places)
         for state in AGENT_STATES:
             self._agent_executions.set((agent, state), states.get(state, 0))
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
-        """So many runs, or times at which it was due, came to this."""
+        """Counts the results of a schedule's runs or due times."""
         self._schedule_runs.add((schedule, result), count)
 
     def schedule_succeeded(self, schedule: str, at_s: float) -> None:
-        """A run of it ended well, at this time since the epoch."""
+        """Sets the time of a schedule's last successful run, in seconds since the epoch."""
         self._schedule_success.set((schedule,), at_s)
 
     def sessions(self, count: int) -> None:
-        """How many are alive."""
+        """Sets the number of live sessions."""
         self._sessions.set((), count)
 
     # --- policy, store, audit, loop ---------------------------------------------------------------------------------
 
     def policy_loaded(self, revision: str, rules: Mapping[str, int], at: float) -> None:
-        """A policy serves from now on. `rules` counts them by kind, `at` is in seconds since the epoch."""
+        """Describes the policy that serves. `rules` counts them by kind, `at` is in seconds since the epoch."""
         self._policy_info.only((revision,))
         for kind in KINDS:
             self._policy_rules.set((kind,), rules.get(kind, 0))
         self._reloaded_at.set((), at)
 
     def policy_reloaded(self, result: str) -> None:
-        """A reload was `ok`, or `failed` and the old policy serves on."""
+        """Counts a reload: `ok`, or `failed`, after which the old policy stays in use."""
         self._reloads.add((result,))
 
     def policy_source(self, up: bool, good_at: float | None, version: int | None) -> None:
-        """The policy's source was looked at, and was well or not; `good_at` is when it was last."""
+        """Describes the last check of the policy source; `good_at` is the time of the last successful one."""
         self._source_up.set((), up)
         if good_at is not None:
             self._source_at.set((), good_at)
@@ -553,71 +553,72 @@ class Metrics:
             self._source_version.set((), version)
 
     def replicas(self, same: int, other: int) -> None:
-        """How many other replicas serve the same revision, and how many another."""
+        """Sets how many other replicas serve the same revision, and how many another."""
         self._replicas.set(("same",), same)
         self._replicas.set(("other",), other)
 
     def enforcement(self, mode: str) -> None:
-        """The mode in force: `enforce` or `shadow`."""
+        """Sets the mode in force: `enforce` or `shadow`."""
         for each in MODES:
             self._mode.set((each,), each == mode)
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
 
     def store_is(self, kind: str) -> None:
-        """Which store counts the limits: a word of the configuration."""
+        """Sets the kind of store that counts the limits, as in the settings."""
         self._store_info.only((kind,))
 
     def store_up(self, up: bool) -> None:
-        """Whether its last answer came, and was none that refuses to count."""
+        """Sets whether the store's last answer arrived and did not refuse to count."""
         self._store_up.set((), up)
 
     def store_answered(self, duration_s: float) -> None:
-        """One question to the store ended, well or not."""
+        """Records one request to the store, successful or not."""
         self._store_s.observe((), duration_s)
 
     def store_forgot(self, how: str) -> None:
-        """It was `emptied` or exchanged, or `rolled_back` by a failover, and was told again what had been used."""
+        """Counts a loss of data in the store: `emptied`, exchanged, or `rolled_back` by a failover. The usage was
+        written again."""
         self._store_forgot.add((how,))
 
     def store_untold(self, verb: str, count: int) -> None:
-        """It was not told of so many calls that they ended (`give_back`, `release`) or were admitted (`charge`)."""
+        """Counts calls whose end (`give_back`, `release`) or admission (`charge`) did not reach the store."""
         self._store_untold.add((verb,), count)
 
     def audit_recorded(self, event: str, result: str) -> None:
-        """One audit record was `written`, or `failed`."""
+        """Counts an audit record: `written` or `failed`."""
         self._audit.add((event, result))
 
     def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
-        """One attempt to call back ended so."""
+        """Records one attempt at a callback."""
         self._callbacks.add((kind, result))
         self._callback_s.observe((), max(0.0, duration_s))
 
     def callbacks_wait(self, count: int) -> None:
-        """How many are not at their end."""
+        """Sets the number of unfinished callbacks."""
         self._callbacks_waiting.set((), count)
 
     def audit_depth(self, depth: int) -> None:
-        """So many records are on their way to their sink."""
+        """Sets the number of records on their way to the sink."""
         self._audit_depth.set((), depth)
 
     def audit_up(self, up: bool) -> None:
-        """Whether its sink takes records."""
+        """Sets whether the sink accepts records."""
         self._audit_up.set((), up)
 
     def audit_copied(self, copied: int, lost: int) -> None:
-        """So many lines are in the copy, and so many are missing there, since the start."""
+        """Sets the numbers of lines copied and lost since the start."""
         self._audit_copies.set(("copied",), copied)
         self._audit_copies.set(("lost",), lost)
 
     def loop_lagged(self, lag_s: float) -> None:
-        """One measurement of the event loop's lag."""
+        """Records one measurement of the event loop's lag."""
         self._loop_lag_s.observe((), lag_s)
 
     # --- what a scrape sees -----------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; prometheus-client calls this at the scrape."""
+        """Yields every family; prometheus-client calls this at a scrape."""
         for table in self._tables:
             yield table.family()
         folded = CounterMetricFamily(
@@ -628,7 +629,8 @@ class Metrics:
         yield folded
 
     def render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and body for an `Accept` header: OpenMetrics 1.0 for who asks, else the text format 0.0.4."""
+        """Returns content type and body for an `Accept` header: OpenMetrics 1.0 if it is accepted, otherwise text
+        format 0.0.4."""
         if "application/openmetrics-text" in accept:
             return OPENMETRICS, _as_openmetrics(self._registry)
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
@@ -665,4 +667,4 @@ class Metrics:
         self._build.only((__version__, platform.python_version()))
 
 
-_as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # it has no types of its own
+_as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # the library's function is untyped

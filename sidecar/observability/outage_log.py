@@ -1,6 +1,6 @@
 """Logs the begin and end of an outage once each.
 
-An outage is a line in the log when it begins and one when it is over; of one that comes and goes, a pair now and then.
+A flapping outage is logged at a limited rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TELL_EVERY_S: Final = 10.0
 
 @dataclass(slots=True)
 class Outage:
-    """Of what goes by this name in the log."""
+    """The outage of one dependency, with its name in the log."""
 
     log: Logger
     store: str
@@ -25,14 +25,14 @@ class Outage:
     _next_s: float = float("-inf")
 
     def fell(self, why: object) -> None:
-        """It could not be asked, once more."""
+        """Notes a failed request."""
         now_s = self.clock_mono()
         if not self._is_told and now_s >= self._next_s:
             self._is_told, self._next_s = True, now_s + TELL_EVERY_S
             self.log.warning("a store is out", extra={"store": self.store, "error": str(why)})
 
     def rose(self) -> None:
-        """It was asked, and answered."""
+        """Notes a successful request."""
         if self._is_told:
             self._is_told = False
             self.log.warning("a store is back", extra={"store": self.store})

@@ -1,9 +1,8 @@
 """Stores the samples of one metric so that counting is cheap.
 
-Plain numbers in plain tables, turned into prometheus-client's families at the scrape: an observation costs a tenth of
-that library's own children, and a request makes twenty. Labels are looked up as they come, and judged only where that
-finds nothing. One event loop writes, any thread may render: a table only grows, and every number in it is replaced in
-one step.
+Numbers are in plain dictionaries and become prometheus-client's families at a scrape: an observation costs a tenth of
+the library's own, and a request makes twenty. Labels are looked up first and validated only if that finds nothing. One
+event loop writes, any thread may render: a table only grows, and every number is replaced in one step.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typing import Literal
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 OTHER = "other"
-MAX_SERIES = 5_000  # of one metric; its label sets multiply to fewer unless the configuration is very large
+MAX_SERIES = 5_000  # of one metric; label sets multiply to fewer unless the configuration is very large
 Labels = tuple[str, ...]
 Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
-Choices = Mapping[str, Container[str]]  # by the label's name, what may stand there
+Choices = Mapping[str, Container[str]]  # the allowed values of each label
 _NO_LABELS: Choices = {}
-AS_GIVEN = ()  # of a label that only `SeriesTable.only` sets
+AS_GIVEN = ()  # for a label that only `SeriesTable.only` sets
 
 
 class SeriesTable:
-    """The numbers of one metric, a row for each set of labels; never more than MAX_SERIES, and one for the rest.
+    """The numbers of one metric, a row for each set of labels; at most MAX_SERIES, and one for the rest.
 
-    Whatever is given for a label and is not among its choices becomes `other`. Choices may change: `chosen_anew`.
-    A row is one number; of a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
+    A label value that is not among its choices becomes `other`. Choices may change: `chosen_anew`. A row is one number;
+    for a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
     """
 
     __slots__ = ("_choices", "_found", "bounds", "folded", "help", "kind", "labels", "name", "rows")
@@ -46,44 +45,44 @@ class SeriesTable:
         self.labels, self._choices = tuple(labels), tuple(labels.values())
         self.rows: dict[Labels, Row] = {}
         self.folded = 0
-        self._found: dict[Labels, Row] = {}  # rows by labels that are all among the choices; so it has their bound
+        self._found: dict[Labels, Row] = {}  # rows whose labels are all among the choices, so it has their bound
 
     def declare(self, *choices: Iterable[str]) -> None:
-        """Rows at nought for every combination, so that `rate()` sees the first event."""
+        """Creates rows at zero for every combination, so that `rate()` sees the first event."""
         for labels in product(*choices):
             self._row(labels)
 
     def add(self, labels: Labels, amount: float = 1) -> None:
-        """Count."""
+        """Adds to a counter."""
         row = self._found.get(labels) or self._find(labels)
         row[0] += amount
 
     def set(self, labels: Labels, value: float) -> None:
-        """The value now."""
+        """Sets a gauge."""
         row = self._found.get(labels) or self._find(labels)
         row[0] = value
 
     def only(self, labels: Labels) -> None:
-        """Of all rows this one is 1 and the others are gone: what describes a state (`policy_info`)."""
+        """Sets this row to 1 and removes all others, for a metric that describes a state (`policy_info`)."""
         self.rows = {labels: [1.0]}
 
     def keep(self, first: Container[str]) -> None:
-        """Drop the rows whose first label is not one of these: a gauge of what is gone would say something false."""
+        """Removes the rows whose first label is not in `first`, because a gauge of a removed object would be wrong."""
         self.rows = {labels: row for labels, row in self.rows.items() if labels[0] in first}
         self._found.clear()
 
     def observe(self, labels: Labels, value: float) -> None:
-        """One measurement of a histogram."""
+        """Adds one measurement to a histogram."""
         row = self._found.get(labels) or self._find(labels)
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
 
     def chosen_anew(self) -> None:
-        """The choices are other ones than before. Rows stay: a counter must not go back."""
+        """Applies changed choices. Rows stay, because a counter must not go back."""
         self._found.clear()
 
     def family(self) -> Metric:
-        """As prometheus-client knows it."""
+        """Returns the metric as a prometheus-client family."""
         rows = list(self.rows.items())
         if self.kind == "histogram":
             return self._histogram(rows)

@@ -1,17 +1,17 @@
 """The HTTP client for upstreams, issuers and webhooks.
 
-    origin.py       where a URL points
-    http1.py         the bytes of a request and a response, no sockets
-    connection.py   one exchange over one connection: deadlines, backpressure, giving up
-    pool.py         which connection carries the next request
-    room.py         how much memory large answers may take, all together
-    send_queue.py         who waits for one, when all are in use
-    fetch.py        one small public document
-    guarded_client.py      what goes to an address that content chose: strict_url.py, address_rules.py
-    failures.py     what can go wrong
+    origin.py          scheme, host and port of a URL
+    http1.py           the bytes of a request and a response, without sockets
+    connection.py      one exchange over one connection: deadlines, backpressure, cancellation
+    pool.py            the connections to one origin
+    room.py            the memory of all large answers together
+    send_queue.py      the queue for a connection when all are in use
+    fetch.py           fetches one small public document
+    guarded_client.py  requests to addresses that callers chose; uses strict_url.py and address_rules.py
+    failures.py        the errors
 
-A lean client of our own, because aiohttp's costs several times as much per call, and follows redirects, keeps cookies
-and inflates bodies unless told otherwise. Here these do not exist.
+aiohttp's client costs several times as much per call, and follows redirects, keeps cookies and inflates bodies by
+default. This client has none of these features.
 """
 
 from sidecar.http.client.connection import ENDLESS, ClientResponse, Deadline

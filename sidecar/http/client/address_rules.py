@@ -1,8 +1,8 @@
 """Decides which addresses may be reached on behalf of callers.
 
-`ipaddress` reads addresses. What they are for stands in IANA's registries of special-purpose addresses; the table below
-is theirs, written out, because Python's own answer changed between its releases. An address that holds another (mapped,
-NAT64, 6to4, Teredo, ISATAP) is both, and both must be allowed.
+`ipaddress` parses addresses. The table below is a copy of IANA's registries of special-purpose addresses, because the
+classification in Python changed between its releases. An address that embeds another one (mapped, NAT64, 6to4, Teredo,
+ISATAP) counts as both, and both must be allowed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _ISATAP: Final = (0x0000_5EFE, 0x0200_5EFE)  # RFC 5214
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """`own` are networks that are not public and may be reached nonetheless, `blocked` those that never may."""
+    """`own` are networks that are not public and may be reached nevertheless, `blocked` those that never may."""
 
     own: Sequence[Network] = ()
     blocked: Sequence[Network] = ()
 
     def objection(self, text: str) -> str:
-        """Why this address may not be connected to, for the operator; "" where it may, and whatever it holds too."""
+        """Returns why this address must not be connected to, for the operator; "" if it may, including the addresses
+        that it embeds."""
         try:
             address = ip_address(text)
         except ValueError:
@@ -56,7 +57,7 @@ class AddressRules:
 
 
 def _meant_by(address: Address) -> Iterator[Address]:
-    """The address, and those that it holds. A mapped one is nothing but the IPv4 address within."""
+    """Yields the address and those that it embeds. A mapped address yields only the IPv4 address."""
     if isinstance(address, IPv4Address):
         yield address
         return
@@ -83,4 +84,4 @@ def _is_public(address: Address) -> bool:
 
 
 def _is_in(address: Address, networks: Sequence[Network]) -> bool:
-    return any(address in network for network in networks)  # of the other version: never
+    return any(address in network for network in networks)  # False if the versions differ

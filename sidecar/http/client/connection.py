@@ -1,9 +1,8 @@
 """Runs one exchange over one connection, within its deadlines and memory bounds.
 
-A `ClientConnection` carries one exchange at a time and belongs to a `ClientResponse` until the last byte of it has
-arrived; then it goes back to the pool, or is closed. Whoever gives up in between (cancelled, timed out, `close()`)
-closes the socket at once: that is how a caller's disconnect reaches the upstream. A request is written once and never
-again.
+A `ClientConnection` carries one exchange at a time and belongs to a `ClientResponse` until the last byte has arrived;
+then it returns to the pool, or is closed. If the exchange is abandoned (cancelled, timed out, `close()`), the socket is
+closed at once, which passes a caller's disconnect on to the upstream. A request is written once and never again.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from sidecar.http.client.failures import ClientTimeout, ConnectionBroken, Egress
 from sidecar.http.client.http1 import ResponseHead, ResponseReader
 from sidecar.http.client.room import ANSWERS, Share
 
-# Reading pauses above this; asyncio reads at most 256 KiB at once, so a response holds at most twice that.
+# Reading pauses above this; asyncio reads at most 256 KiB at once, so a response buffers at most twice that.
 MAX_BUFFERED_BYTES: Final = 256 * 1024
 
 Release = Callable[["ClientConnection", ResponseHead], None]
 
 
 class ClientConnection(asyncio.Protocol):
-    """One TCP or TLS connection. `on_free(connection, head)` is called when it may carry the next exchange."""
+    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_free: Release, on_lost: Callable[[ClientConnection], None]
@@ -47,7 +46,7 @@ class ClientConnection(asyncio.Protocol):
         self._poll = select.poll()
 
     async def exchange(self, message: bytes, until: float) -> ClientResponse:
-        """Send one request and wait for the head of its response, up to the loop time `until`."""
+        """Sends one request and waits for the head of its response, up to the loop time `until`."""
         transport = self._transport
         if transport is None or self._reader is not None:
             raise self._failed() or ConnectionBroken("the connection cannot carry an exchange")
@@ -59,12 +58,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """Whether an idle connection is open and silent. Asked of the kernel, because the loop may not have looked
-        yet: a hang-up would cost the next request, and early bytes would be taken for its answer."""
+        """Whether an idle connection is open and silent. Asks the kernel, because the loop may not have polled yet: a
+        closed connection would fail the next request, and early bytes would be taken for its answer."""
         return self._transport is not None and not self._transport.is_closing() and not self._poll.poll(0)
 
     async def more(self, reader: ResponseReader, until: float | None) -> None:
-        """Wait for something to happen to `reader`, up to the loop time `until`. Raises EgressError."""
+        """Waits until `reader` makes progress, up to the loop time `until`. Raises EgressError."""
         if failure := self._failed():
             raise failure
         if self._reader is not reader:
@@ -82,19 +81,19 @@ class ClientConnection(asyncio.Protocol):
             # By now the connection may already carry another exchange, with another waiter.
             if self._waiter is waiter:
                 self._waiter = None
-            del waiter  # its exception holds this frame, and what goes round in circles is freed late
+            del waiter  # its exception refers to this frame, and reference cycles are freed late
 
     def drained(self, reader: ResponseReader) -> None:
-        """The consumer took what there was: go on reading, if the connection is still its."""
+        """Resumes reading after the consumer took the buffered data, if the connection still belongs to this reader."""
         if self._paused and self._reader is reader:
             self._resume()
 
     def abort(self) -> None:
-        """Close the socket now; whoever waits on it hears that the exchange was given up."""
+        """Closes the socket now; a pending read fails."""
         self._fail(ConnectionBroken("the exchange was given up"))
 
     def close(self) -> None:
-        """Close the socket of a connection that carries no exchange."""
+        """Closes the socket of a connection that carries no exchange."""
         transport, self._transport = self._transport, None
         if self._timer is not None:
             self._timer.cancel()
@@ -103,11 +102,11 @@ class ClientConnection(asyncio.Protocol):
             transport.abort()
             self._on_lost(self)
 
-    # What follows is called by asyncio.
+    # Called by asyncio:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports inherit from nothing
-        if self._failure is not None:  # given up while it was being made
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have no base class
+        if self._failure is not None:  # aborted while connecting
             self.close()
             return
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -146,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
         self._wake()
 
     def _finish(self, reader: ResponseReader) -> None:
-        """The response is whole: the connection leaves it, for the pool or for good."""
+        """Releases the connection after a complete response, to the pool or closed."""
         self._reader = None
         transport = self._transport
         if not reader.reusable or reader.head is None or transport is None or transport.get_write_buffer_size():
@@ -167,7 +166,8 @@ class ClientConnection(asyncio.Protocol):
             self._waiter.set_exception(copy(self._failure))
 
     def _failed(self) -> EgressError | None:
-        """What to raise, if anything; for each their own, because it holds on to whom it was raised for."""
+        """Returns the error to raise, if any. Each waiter gets its own instance, because a traceback refers to its
+        frames."""
         return copy(self._failure)
 
     def _set_timer(self, at: float) -> None:
@@ -176,7 +176,8 @@ class ClientConnection(asyncio.Protocol):
         self._timer, self._timer_at = self._loop.call_at(at, self._look_at_clock), at
 
     def _look_at_clock(self) -> None:
-        """One timer stays for all exchanges: most have their answer long before, and the next has a later end."""
+        """Checks the deadline. One timer serves all exchanges: most finish long before it fires, and the next one ends
+        later."""
         self._timer = None
         if self._until is None or self._waiter is None or self._waiter.done():
             return
@@ -201,13 +202,13 @@ class ClientConnection(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Deadline:
-    """A moment in loop time; None is never. It may be moved while somebody waits for it: they look before each wait."""
+    """A moment in loop time; None is never. It may be moved while in use: readers check it before each wait."""
 
     at: float | None
 
     @classmethod
     def within(cls, seconds: float | None) -> Deadline:
-        """So many seconds from now; None is never."""
+        """Returns the deadline in `seconds` from now; None is never."""
         return cls(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
@@ -228,8 +229,9 @@ class ClientResponse:
         self._share: Share | None = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """The whole body, within the deadline of the request. Raises EgressError; TooLarge beyond `max_bytes`."""
-        # Most answers are whole by the time that their head is read.
+        """Returns the whole body, within the deadline of the request. Raises EgressError; ResponseTooLarge beyond
+        `max_bytes`."""
+        # Most responses are complete by the time their head is parsed.
         body = self._reader.take() if self._reader.complete else await self._rest(max_bytes)
         if len(body) > max_bytes:
             raise ResponseTooLarge("the response is larger than allowed")
@@ -261,8 +263,8 @@ class ClientResponse:
             raise NoRoom("other answers take all the memory") from None
 
     async def chunks(self, *, idle_s: float | None, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. `idle_s` is the longest silence, None is no end; `deadline` bounds the whole, and may
-        be moved meanwhile. Chunks are where TCP put them and mean nothing. Raises EgressError."""
+        """Yields the body as it arrives. `idle_s` is the longest silence, None is unlimited; `deadline` bounds the
+        whole, and may be moved meanwhile. Chunk boundaries are those of TCP and have no meaning. Raises EgressError."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -272,7 +274,8 @@ class ClientResponse:
                 if complete:
                     return
                 end = deadline.at
-                if end is not None and loop.time() >= end:  # a peer that never pauses would never be waited for
+                # a peer that never pauses would never reach the time-out of a wait
+                if end is not None and loop.time() >= end:
                     raise ClientTimeout("the peer did not come to an end in time")
                 if self._reader.buffered or self._reader.complete != complete:
                     continue
@@ -281,7 +284,7 @@ class ClientResponse:
             self.close()
 
     def close(self) -> None:
-        """Give up what has not arrived. A response that is whole has no connection any more, and loses nothing."""
+        """Abandons the rest of the response. A complete response has already released its connection."""
         if self._share is not None:
             self._share.close()
         if not self._reader.complete:

@@ -11,12 +11,12 @@ class EgressError(Exception):
 
 
 class InvalidRequest(EgressError):
-    """We were asked to send what HTTP cannot carry: a line break in a header, a bad token. Nothing was sent."""
+    """The request cannot be expressed in HTTP: a line break in a header, a bad token. Nothing was sent."""
 
 
 class NotAllowed(EgressError):
-    """Content names a place that may not be reached. Nothing was sent, and nobody was asked. Its text is for whoever
-    named it, `why` for the operator."""
+    """A URL in content points to an address that is not allowed. Nothing was sent or looked up at the target. The text
+    is for the author of the URL, `why` for the operator."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class ConnectFailed(EgressError):
 
 
 class QueueFull(EgressError):
-    """All connections are in use and too many wait for one, or the system gives us none. Nothing was sent."""
+    """All connections are in use and the queue for one is full, or the system provides no more. Nothing was sent."""
 
 
 class ClientTimeout(EgressError):
@@ -40,7 +40,7 @@ class NoCapacity(ClientTimeout):
 
 
 class NoRoom(EgressError):
-    """A deadline passed while other answers took all the memory that there is for them. The request was executed."""
+    """A deadline passed while other answers used all the memory for answers. The request was executed."""
 
 
 class ConnectionBroken(EgressError):
@@ -48,8 +48,8 @@ class ConnectionBroken(EgressError):
 
 
 class UnacceptableResponse(EgressError):
-    """The answer is HTTP, but in a form that nobody asked for: a content coding, an upgrade."""
+    """The response is valid HTTP in a form that was not requested: a content coding, an upgrade."""
 
 
 class ResponseTooLarge(EgressError):
-    """The answer is longer than the caller is willing to read."""
+    """The response is longer than the limit of its reader."""

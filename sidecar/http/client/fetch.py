@@ -14,17 +14,17 @@ _MAX_ETAG_CHARS = 256
 
 
 class FetchedDocument(NamedTuple):
-    """A document, and what its server calls this state of it; "" where it does not say."""
+    """A document, and its ETag; "" without one."""
 
     etag: str
     body: bytes
 
 
 async def fetch(url: str, *, max_bytes: int = 262_144, deadline_s: float = 5.0, operators: bool = False) -> bytes:
-    """The body of a 200 answer to one GET. Raises EgressError.
+    """Returns the body of a 200 answer to one GET. Raises EgressError.
 
-    https only, except on this machine, and where plain http is the `operators`' own word for an upstream; no redirects,
-    since a redirect would let the answer choose the next address.
+    Requires https, except on this machine, and where `operators` says that the operator configured plain http for an
+    upstream. Redirects are not followed, because the response would choose the next address.
     """
     origin = _origin(url, operators=operators)
     fetched = await _get(origin, [("Accept", "application/json")], max_bytes, deadline_s, None)
@@ -42,7 +42,7 @@ async def fetch_newer(
     deadline_s: float,
     tls: ssl.SSLContext | None = None,
 ) -> FetchedDocument | None:
-    """The document, unless it is still in the state `etag`: then None. Bounded as `fetch` is. Raises EgressError."""
+    """Returns the document, or None if its state is still `etag`. Bounded as `fetch` is. Raises EgressError."""
     asked = [*headers, ("If-None-Match", etag)] if etag else headers
     fetched = await _get(_origin(url), asked, max_bytes, deadline_s, tls)
     if fetched is None and not etag:

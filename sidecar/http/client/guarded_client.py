@@ -1,14 +1,14 @@
 """Sends requests to addresses that callers chose, after checking them.
 
-Callbacks, push notifications: a caller names the URL, so it is nobody's word that it leads to a harmless place
-(threats N1). It is asked twice, when it is named and again each time that something is sent there:
+For callbacks and push notifications a caller chooses the URL, which may point to internal services (threats N1). It is
+checked when it is named, and again before each request:
 
-    the URL     plain (`strict_url.py`), of a scheme and at a host that the operator allows
-    the name    looked up once; every address that it has must be one that may be reached (`address_rules.py`)
+    the URL     strictly parsed (`strict_url.py`), with a scheme and a host that the operator allows
+    the name    resolved once; every address of it must be allowed (`address_rules.py`)
     then        the connection is made to such an address, with the name in TLS and in `Host`
 
-A name that changes its mind between question and connection changes nothing, because nothing is looked up again.
-Nothing is followed, no proxy of the environment is used, and of the answer only the head is read.
+A name that changes between check and connection has no effect, because it is not resolved again. Redirects are not
+followed, proxies of the environment are not used, and only the head of the response is read.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sidecar.http.client.strict_url import OWN_PORTS, parse_strictly
 from sidecar.settings.callbacks import CallbackSettings
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a name, in the order in which they are to be tried. Raises OSError."""
+"""Returns the addresses of a name, in the order in which to try them. Raises OSError."""
 
-MAX_ADDRESSES: Final = 32  # a name with more is no receiver of callbacks
+MAX_ADDRESSES: Final = 32  # a name with more is refused
 MAX_TRIED: Final = 3
 NO_PLACE: Final = "this is no address that callbacks are sent to"
 LOOKED_UP_AT_ONCE: Final = 32
-LOOKED_UP_FOR_ONE: Final = 4  # of what one chain names
+LOOKED_UP_FOR_ONE: Final = 4  # concurrent lookups of one chain's names
 MAX_LOOKUPS_WAITING: Final = 200
 INVALID_PARAMS: Final = -32602
 
@@ -49,7 +49,7 @@ log = logging.getLogger("sidecar.http.client")
 
 
 class Accepted(NamedTuple):
-    """What a receiver answered: its status, and how long it asks us to wait."""
+    """A receiver's answer: its status, and how long it asks to wait."""
 
     status: int
     retry_after: str
@@ -57,15 +57,16 @@ class Accepted(NamedTuple):
 
 @dataclass(slots=True)
 class GuardedClient:
-    """The way out for what content addresses. `rules` gives the operator's word as it is now."""
+    """Sends requests to URLs found in content. `rules` returns the operator's current settings."""
 
     rules: Callable[[], CallbackSettings]
     resolve: Resolve
     _asked_for: Counter[str] = field(default_factory=Counter)
 
     async def check(self, url: str, owner: str) -> None:
-        """Whether something could be sent there now, for this chain. Raises Refusal, which tells nothing of what a name
-        leads to: MALFORMED_CALL, TOO_MANY_CONCURRENT for who has too many names looked up already."""
+        """Checks whether a request could be sent there now, for this chain. Raises Refusal, which discloses nothing
+        about the name's addresses: MALFORMED_CALL, or TOO_MANY_CONCURRENT for a chain with too many lookups in
+        progress."""
         rules = self.rules()
         try:
             origin = _allowed(url, rules)
@@ -76,13 +77,13 @@ class GuardedClient:
             log.info("a callback's address is refused", extra={"why": refused.why})
             raise Refusal(Reason.MALFORMED_CALL, str(refused), code=INVALID_PARAMS) from None
         except (EgressError, TimeoutError):
-            # A name without addresses looks like one with forbidden ones.
+            # A name without addresses looks like one with forbidden addresses.
             log.info("a callback's address is refused", extra={"why": "the name cannot be looked up"})
             raise Refusal(Reason.MALFORMED_CALL, NO_PLACE, code=INVALID_PARAMS) from None
 
     @contextmanager
     def _asking(self, owner: str) -> Iterator[None]:
-        """Names that nobody answers for hold up who named them, and nobody else: the threads are everybody's."""
+        """Bounds the lookups of one owner, so that unanswered names do not use up the shared threads."""
         if self._asked_for[owner] >= LOOKED_UP_FOR_ONE:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many names are being looked up", retry_after_s=1.0)
         self._asked_for[owner] += 1
@@ -94,7 +95,7 @@ class GuardedClient:
                 del self._asked_for[owner]
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Accepted:
-        """Send it, whatever was said of the URL before. Raises EgressError; NotAllowed means that it never will be."""
+        """Sends a request, after checking the URL again. Raises EgressError; NotAllowed is permanent."""
         rules = self.rules()
         loop = asyncio.get_running_loop()
         until = loop.time() + rules.timeout_s
@@ -118,7 +119,7 @@ class GuardedClient:
         raise failure
 
     async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
-        """Every address of the origin; all of them may be reached."""
+        """Returns every address of the origin, each of which is allowed."""
         try:
             found = [origin.host] if _is_address(origin.host) else await self.resolve(origin.host, origin.port)
         except (OSError, UnicodeError) as error:
@@ -136,7 +137,8 @@ class GuardedClient:
 
 
 class SystemResolver:
-    """The system's own, on threads of its own: a name that nobody answers for holds up no connection to an upstream."""
+    """The system's resolver on separate threads, so that a name without an answer does not delay connections to
+    upstreams."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKED_UP_AT_ONCE, thread_name_prefix="lookup")
@@ -154,7 +156,7 @@ class SystemResolver:
         return [str(address[0]) for *_, address in found]
 
     def close(self) -> None:
-        """Let go of the threads, as soon as each has its answer."""
+        """Releases the threads as soon as their lookups end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -163,7 +165,7 @@ def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 def _allowed(url: str, rules: CallbackSettings) -> TargetOrigin:
-    """Where the URL leads by its letters. Raises NotAllowed."""
+    """Returns the origin of a URL whose text is allowed. Raises NotAllowed."""
     try:
         origin = parse_strictly(url)
     except ValueError as error:
@@ -198,7 +200,8 @@ async def _post(
 
 
 async def _trust(ca_path: Path | None) -> ssl.SSLContext:
-    """Raises ConnectFailed for a file that is none. Not read by the loop, and again only when it changed."""
+    """Loads the trusted authorities outside the loop, and again only after a change. Raises ConnectFailed for an
+    invalid file."""
     try:
         return await asyncio.get_running_loop().run_in_executor(None, _context_now, ca_path)
     except (OSError, ssl.SSLError) as error:

@@ -1,14 +1,14 @@
 """Parses and writes HTTP/1.1 messages.
 
-Pure: no sockets, no clock. A head that is whole is read by one expression, RFC 9112 to the letter. `httptools` (llhttp)
-reads chunks, and heads that come in pieces, so that what is no HTTP is known at its first bytes; what it would let pass
-is refused here:
+No sockets and no clock. A complete head is parsed by one regular expression that follows RFC 9112 strictly. `httptools`
+(llhttp) parses chunks, and heads that arrive in pieces, so that invalid HTTP is detected at its first bytes. What it
+accepts beyond the RFC is refused here:
 
-    llhttp lets pass                                   we say
+    llhttp accepts                                     this module accepts
     any Transfer-Encoding, read until close or not     exactly `chunked`, once, in HTTP/1.1
     HTTP/2.0, status 099 or 999, NUL in the reason     a status line by RFC 9112
-    endless chunk extensions, leading zeros, trailers  a bound on what is not payload
-    empty lines before and after a response            a connection that is not used again
+    endless chunk extensions, leading zeros, trailers  a bounded size of everything but payload
+    empty lines before and after a response            them, but does not reuse the connection
     1xx without end, 101                               at most 8, never 101
 
 A response has one framing: none (204, 304), a length, chunks, or until the connection closes.
@@ -28,13 +28,13 @@ from sidecar.http.client.failures import ConnectionBroken, InvalidRequest, Unacc
 MAX_HEAD_BYTES: Final = 32 * 1024
 MAX_HEADERS: Final = 100
 MAX_INTERIM: Final = 8
-# What chunked coding may spend on other than payload: per chunk its size line and line ends, and once the trailers.
+# Bounds on the chunked coding beside the payload: for each chunk its size line and line ends, and the trailers once.
 MAX_CHUNK_LINE_BYTES: Final = 64
 MAX_TRAILER_BYTES: Final = 8 * 1024
-# What a piece costs beside its payload, so that one-byte chunks fill the buffer as soon as large ones.
+# The cost of a piece beside its payload, so that one-byte chunks fill the buffer as fast as large ones.
 _PIECE_BYTES: Final = 64
 
-_PLAIN_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body: no trailer field ends so, because it has a colon
+_PLAIN_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body: no trailer field ends like this, because it has a colon
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
@@ -49,7 +49,7 @@ _OURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "accept-encoding", "te", "trailer", "upgrade",
      "keep-alive", "expect", "cookie", "proxy-connection", "proxy-authorization"}
 )  # fmt: skip
-# Two of these would leave it to chance which one counts (threats H4, H10).
+# If one of these is repeated, it is ambiguous which line counts (threats H4, H10).
 _ONCE = frozenset(
     {"content-type", "content-length", "transfer-encoding", "content-encoding", "content-range", "location",
      "mcp-session-id", "mcp-protocol-version", "retry-after", "keep-alive"}
@@ -57,10 +57,10 @@ _ONCE = frozenset(
 
 
 class RequestForm:
-    """What requests that are alike have in common, checked and put together once: their verb and target, the headers
-    `first` and `last`; those that change come between.
+    """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`;
+    the varying headers come between them.
 
-    Framing, `Host` and `Accept-Encoding` are ours; a caller that names them is a bug, and refused.
+    Framing, `Host` and `Accept-Encoding` are set here; a caller that names them has a bug, and is refused.
     """
 
     __slots__ = ("_first", "_last")
@@ -75,7 +75,7 @@ class RequestForm:
         self._last = _lines(last)
 
     def message(self, headers: Sequence[tuple[str, str]], body: bytes | None) -> bytes:
-        """One whole request, built from nothing but these values. Raises InvalidRequest."""
+        """Returns one whole request, built only from these values. Raises InvalidRequest."""
         if body is None:
             return f"{self._first}{_lines(headers)}{self._last}\r\n".encode("ascii")
         head = f"{self._first}{_lines(headers)}{self._last}Content-Length: {len(body)}\r\n\r\n"
@@ -91,7 +91,7 @@ def _lines(headers: Sequence[tuple[str, str]]) -> str:
     return lines
 
 
-@lru_cache(maxsize=256)  # the same few names with every request
+@lru_cache(maxsize=256)  # requests repeat the same few names
 def _checked(name: str) -> str:
     if not _TOKEN.fullmatch(name) or name.lower() in _OURS:
         raise InvalidRequest("a header that must not be sent")
@@ -99,17 +99,17 @@ def _checked(name: str) -> str:
 
 
 class ResponseHead(NamedTuple):
-    """Status and headers of a response. Names are lower-case; repeated ones are joined; cookies are gone."""
+    """Status and headers of a response. Names are lower-case; repeated ones are joined; cookies are removed."""
 
     status: int
     headers: Mapping[str, str]
 
 
 class ResponseReader:
-    """Reads one response. Feed it bytes; look at `head`, take pieces of the body, until `complete`.
+    """Reads one response. Feed it bytes; read `head`, take pieces of the body, until `complete`.
 
-    `reusable` is decided when it is complete: whether the connection is surely at the start of nothing.
-    `buffered` is what waits to be taken, in bytes, with the cost of holding it.
+    `reusable` is decided on completion: whether the connection is certainly between two responses. `buffered` is the
+    size of the data not yet taken, in bytes, with the overhead of holding it.
     """
 
     __slots__ = (
@@ -133,21 +133,21 @@ class ResponseReader:
         self._parser: httptools.HttpResponseParser | None = None
 
     def take(self) -> bytes:
-        """All of the body that has arrived since the last time."""
+        """Returns the part of the body that has arrived since the last call."""
         taken = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self.buffered = 0
         return taken
 
     def feed(self, data: bytes) -> None:
-        """What the peer sent. Raises Broken, Unacceptable."""
+        """Parses the peer's bytes. Raises ConnectionBroken, UnacceptableResponse."""
         while data and not self.complete:
             data = self._feed_head(data) if self.head is None else self._feed_body(data)
-        if data:  # nobody asked for these bytes: whatever comes next cannot be told apart from them
+        if data:  # unexpected bytes could not be told apart from a later response
             self.reusable = False
 
     def end(self) -> None:
-        """The peer will send nothing more. Raises Broken where the response is not whole."""
+        """Handles the end of the connection. Raises ConnectionBroken if the response is incomplete."""
         self.reusable = False
         if self.complete:
             return
@@ -189,14 +189,15 @@ class ResponseReader:
             raise ConnectionBroken("interim responses without end")
 
     def _frame(self, head: ResponseHead, raw: bytes, *, http_11: bool) -> None:
-        """Decide how the body ends (RFC 9112, 6.3), and refuse every second opinion."""
+        """Decides how the body ends (RFC 9112, 6.3), and refuses contradictory framing."""
         headers = head.headers
         coding, length = headers.get("transfer-encoding"), headers.get("content-length")
         if coding is not None and (coding.lower() != "chunked" or length is not None or not http_11):
             raise ConnectionBroken("bad response framing")
         if length is not None and not _LENGTH.fullmatch(length):
             raise ConnectionBroken("bad Content-Length")
-        # We asked for identity; inflating is what bombs are made for, and what we cannot read we cannot check.
+        # Identity was requested. Inflating allows decompression bombs, and a body that is not decoded cannot be
+        # checked.
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise UnacceptableResponse("a content coding that nobody asked for")
         if not http_11 or ("connection" in headers and "close" in headers["connection"].lower()):
@@ -234,7 +235,7 @@ class ResponseReader:
         self._parse(data)
         if self._overhead + self._chunk_count * MAX_CHUNK_LINE_BYTES < 0:
             raise ConnectionBroken("more chunk framing than payload justifies")
-        # llhttp swallows line ends after the last chunk: only the plainest ending proves that nothing follows.
+        # llhttp accepts line ends after the last chunk; only the plain ending proves that nothing follows.
         if self.complete and self._tail != _PLAIN_END:
             self.reusable = False
         return b""
@@ -259,14 +260,14 @@ class ResponseReader:
         self.let_go()
 
     def let_go(self) -> None:
-        """Nothing more will be fed. The parser leads back here, and what goes round in circles is freed late: thousands
-        of streams that end at once would leave their memory to the next collection."""
+        """Releases the parser, which refers back here: reference cycles are freed late, and thousands of streams that
+        end at once would hold their memory until the next collection."""
         self._parser = None
 
-    # What follows is called by httptools.
+    # Called by httptools:
 
     def on_body(self, piece: bytes) -> None:
-        if self.complete:  # llhttp reads on; a second response is not part of the first
+        if self.complete:  # llhttp continues; a second response is not part of the first
             return
         self._pieces.append(piece)
         self.buffered += len(piece) + _PIECE_BYTES
@@ -291,7 +292,7 @@ def _joined(lines: Sequence[str]) -> dict[str, str]:
     for line in lines:
         name, _, value = line.partition(":")
         name, value = name.lower(), value.strip(" \t")
-        if name == "set-cookie":  # cookies travel in neither direction (threat H11)
+        if name == "set-cookie":  # cookies are dropped in both directions (threat H11)
             continue
         if name in headers:
             if name in _ONCE:

@@ -13,7 +13,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class TargetOrigin:
-    """One place to connect to. `path` is the configured path with its query; `host_header` what `Host` says there."""
+    """A place to connect to. `path` is the configured path with its query; `host_header` the value of `Host`."""
 
     scheme: str
     host: str
@@ -27,7 +27,7 @@ class TargetOrigin:
 
     @property
     def loopback(self) -> bool:
-        """Whether the connection cannot leave this machine, judged by the text alone: nothing is resolved."""
+        """Whether the connection cannot leave this machine, judged by the text alone without resolving it."""
         if self.host == "localhost":
             return True
         try:
@@ -37,7 +37,7 @@ class TargetOrigin:
 
 
 def parse_origin(url: str) -> TargetOrigin:
-    """Read an absolute http(s) URL from the configuration. Raises ValueError with a sentence for the operator."""
+    """Parses an absolute http(s) URL of the settings. Raises ValueError with a sentence for the operator."""
     if not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
         raise ValueError("the URL must be plain ASCII without blanks; write other characters percent-encoded")
     parts = urlsplit(url)

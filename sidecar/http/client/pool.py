@@ -1,8 +1,8 @@
 """A pool of connections to one origin.
 
-The one that was used last, if it is surely alive; else a new one; and where all are in use, the next that comes free.
-Idle connections are few and short-lived: many servers hang up after 5 s without a word, and a request that meets their
-hang-up is lost, because none is ever retried.
+A request takes the connection used last, if it is certainly alive; otherwise a new one; or, if all are in use, the next
+that becomes free. Idle connections are few and short-lived: many servers close after 5 s of silence, and a request sent
+to a closing connection is lost, because requests are never retried.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sidecar.http.client.send_queue import SendQueue
 MAX_IDLE: Final = 64
 MAX_IDLE_S: Final = 4.0
 MAX_WAITING: Final = 10_000
-NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # our fault, not its
+# local errors, not the origin's
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SWEEP_S: Final = 1.0
 _HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
 
 
 class HttpClient:
-    """A small HTTP/1.1 client of one origin: no cookies, no redirects, no inflating, no retries, no proxies from the
-    environment.
+    """A small HTTP/1.1 client of one origin: no cookies, redirects, inflating, retries, or proxies of the environment.
 
-    At `max_connections`, streams included, further requests wait for one to come free, `max_waiting` of them, each
-    within its own deadline. `tls` replaces the system's trust (tests, own CA). With `address` connections are made
-    there, and no name is looked up; TLS and `Host` still name the origin.
+    At `max_connections`, streams included, up to `max_waiting` further requests wait for a connection, each within its
+    own deadline. `tls` replaces the system's trust (tests, own CA). With `address`, connections are made there and no
+    name is resolved; TLS and `Host` still name the origin.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HttpClient:
         self._max_idle_s = max_idle_s
         self._tls = tls
         self._line = SendQueue(max_connections, max_waiting)
-        self._busy: set[ClientConnection] = set()  # each has a place in the line, from the attempt to connect on
+        self._busy: set[ClientConnection] = set()  # each holds a place in the queue from its attempt to connect
         self._idle: list[ClientConnection] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -68,18 +68,18 @@ class HttpClient:
     async def request(
         self, verb: str, path: str, headers: Sequence[tuple[str, str]], body: bytes | None, *, deadline_s: float
     ) -> ClientResponse:
-        """Send one request and return its response as soon as the head is there.
+        """Sends one request and returns its response as soon as the head has arrived.
 
         `deadline_s` from now bounds waiting, connecting, the head, and `ClientResponse.read()`;
-        `ClientResponse.chunks()` has its own. Raises EgressError; InvalidRequest, Crowded and ConnectFailed mean that
+        `ClientResponse.chunks()` has its own. Raises EgressError; InvalidRequest, QueueFull and ConnectFailed mean that
         nothing was sent.
         """
         form = RequestForm(verb, path, self.origin.host_header, headers)
         return await self.send(form.message((), body), deadline_s=deadline_s)
 
     async def send(self, message: bytes, *, deadline_s: float) -> ClientResponse:
-        """The same for a request that is already in bytes: what a `RequestForm` for this origin made."""
-        if deadline_s <= 0:  # an answer could not be used, so nothing is to be executed
+        """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`."""
+        if deadline_s <= 0:  # the answer could not be used, so the request is not sent
             raise ClientTimeout("no time is left")
         now = asyncio.get_running_loop().time()
         until = now + deadline_s
@@ -90,7 +90,7 @@ class HttpClient:
         return await connection.exchange(message, until)
 
     async def close(self) -> None:
-        """Close every connection, those in use included; who waits for one hears that there is none."""
+        """Closes every connection, also those in use; waiting requests fail."""
         self._closed = True
         self._line.close()
         for connection in [*self._busy, *self._idle]:
@@ -98,11 +98,11 @@ class HttpClient:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+        await asyncio.sleep(0)  # transports close their sockets in the next iteration of the loop
 
     def _take(self, now: float) -> ClientConnection | None:
         while self._idle:
-            connection = self._idle.pop()  # the warmest first, so that the others may grow cold and go
+            connection = self._idle.pop()  # the most recently used first, so that the others become idle and are closed
             if connection.idle_until > now and connection.quiet:
                 self._busy.add(connection)
                 return connection
@@ -126,7 +126,7 @@ class HttpClient:
         except TimeoutError:
             self._lost(connection)
             raise (ClientTimeout if limit == until else ConnectFailed)("connecting took too long") from None
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded by IDNA
             self._lost(connection)
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
                 raise QueueFull("the system gives us no descriptor") from error
@@ -164,7 +164,7 @@ class HttpClient:
             self._idle.remove(connection)
 
     def _sweep(self) -> None:
-        """Close what has been idle for too long, also when no request comes to notice."""
+        """Closes connections that were idle too long, also if no request comes."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
         for connection in [one for one in self._idle if one.idle_until <= loop.time()]:

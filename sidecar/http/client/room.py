@@ -1,8 +1,7 @@
 """Bounds the memory of all large answers that are read whole.
 
-Small ones are not counted. A large one takes its room piece by piece; where there is none, nothing more is read of it,
-and its peer waits. One answer at a time may go beyond the bound: else several that are half read could all wait for one
-another.
+Small answers are not counted. A large answer reserves memory piece by piece; if none is left, reading pauses. One
+answer at a time may exceed the bound, because several half-read answers could otherwise wait for one another forever.
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 TOGETHER_BYTES: Final = 64 * 2**20
-FREE_BYTES: Final = 256 * 1024  # of each: as much lies in a connection's buffers anyway
+FREE_BYTES: Final = 256 * 1024  # of each answer: a connection's buffers hold as much anyway
 
 
 @dataclass(slots=True)
 class Room:
-    """The memory of one process. `most` is the most that was held since somebody set it back."""
+    """The memory for answers in one process. `most` is the maximum held since it was last reset."""
 
     total: int = TOGETHER_BYTES
     held: int = 0
     most: int = 0
-    _is_exceeded: bool = False  # by the one answer that may; it is not known here, so that it can be forgotten
+    # by the one answer that may; the answer is not stored here, so that it can be garbage collected
+    _is_exceeded: bool = False
     _waiting: set[asyncio.Future[None]] = field(default_factory=set)
 
     def share(self) -> Share:
-        """For one answer."""
+        """Returns the share of one answer."""
         return Share(self)
 
     def _try(self, share: Share, more: int) -> bool:
@@ -57,7 +57,7 @@ class Room:
 
 
 class Share:
-    """What one answer takes. It is given back at the latest when nobody knows the share any more."""
+    """The memory of one answer. It is returned at the latest when the share is garbage collected."""
 
     __slots__ = ("_room", "held", "is_ahead")
 
@@ -67,8 +67,7 @@ class Share:
         self.is_ahead = False
 
     async def hold(self, size: int, until: float | None) -> None:
-        """So many bytes of the answer are held now, or as soon as there is room for them. Raises TimeoutError at the
-        loop time `until`."""
+        """Sets the number of bytes held, waiting until there is room. Raises TimeoutError at the loop time `until`."""
         more = max(0, size - FREE_BYTES) - self.held
         if more < 0:
             self.held += more
@@ -80,7 +79,7 @@ class Share:
         self.held += more
 
     def close(self) -> None:
-        """Nothing is held any more. Twice is no fault."""
+        """Releases the memory. Idempotent."""
         if self.held:
             size, self.held = self.held, 0
             self._room._gave_back(self, size, over=True)
@@ -89,4 +88,4 @@ class Share:
 
 
 ANSWERS: Final = Room()
-"""That of this process."""
+"""The memory for answers of this process."""

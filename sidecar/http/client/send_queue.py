@@ -1,7 +1,7 @@
 """Queues senders fairly where connections are limited.
 
-So many places, first come, first served. A place that comes free goes to the first in line at once, so that nobody who
-comes later can take it; and one that was given to somebody who has just left goes on to the next.
+There is a fixed number of places, given in order of arrival. A place that becomes free passes to the first waiting
+request at once, so that a later request cannot take it; if that request has just been cancelled, to the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidecar.http.client.failures import ConnectFailed, EgressError, NoCapacity,
 
 
 class SendQueue:
-    """At most `places` at once; at most `max_waiting` in line for one."""
+    """At most `places` in use at once; at most `max_waiting` requests waiting for one."""
 
     __slots__ = ("_closed", "_left", "_max_waiting", "_waiting")
 
@@ -24,18 +24,18 @@ class SendQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Returns how many requests wait."""
         return len(self._waiting)
 
     def step_in(self) -> bool:
-        """Take a place, if one is free and nobody waits for it."""
+        """Takes a place if one is free and no request waits."""
         if self._left <= 0 or self._closed:
             return False
         self._left -= 1
         return True
 
     async def wait(self, until: float) -> None:
-        """Take a place as soon as it is one's turn, up to the loop time `until`. Raises EgressError."""
+        """Waits for a place, up to the loop time `until`. Raises EgressError."""
         if self._closed:
             raise ConnectFailed("no further connection is allowed")
         if len(self._waiting) >= self._max_waiting:
@@ -48,14 +48,14 @@ class SendQueue:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.step_out()  # the place came in the same instant
+                self.step_out()  # the place was given at the same moment
             raise
         finally:
             timer.cancel()
             self._waiting.pop(waiter, None)
 
     def step_out(self) -> None:
-        """Give a place back: to the first in line, or to whoever comes."""
+        """Returns a place, to the first waiting request if there is one."""
         while self._waiting:
             waiter, _ = self._waiting.popitem(last=False)
             if not waiter.done():
@@ -64,7 +64,7 @@ class SendQueue:
         self._left += 1
 
     def close(self) -> None:
-        """Send everybody home."""
+        """Fails all waiting requests."""
         self._closed = True
         for waiter in self._waiting:
             _fail(waiter, ConnectFailed("no further connection is allowed"))

@@ -1,7 +1,7 @@
 """Refuses URLs that different parsers read differently.
 
-Content names it, so nothing is repaired, decoded or guessed: whatever two parsers could read differently (user-info,
-backslashes, `127.1`, `0x7f.1`, `localhost.`, letters beyond ASCII, an encoded dot) is no URL here.
+The URL comes from untrusted content, so nothing is repaired, decoded or guessed. Any part that two parsers could read
+differently (user-info, backslashes, `127.1`, `0x7f.1`, `localhost.`, letters beyond ASCII, an encoded dot) is refused.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _URL = re.compile(
     rf"(?P<query>\?{_TARGET.format(more='?')})?"
 )
 _LABEL: Final = r"(?!-)[a-z0-9-]{1,63}(?<!-)"
-# The last label of a name is a word: a number there is an address to some readers (WHATWG URL, "ends in a number").
+# The last label of a name must not be a number, which some parsers read as an address (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?=[a-z]){_LABEL}")
 _ENCODED_DOT = re.compile("%2e", re.IGNORECASE)
 
 
 def parse_strictly(url: str) -> TargetOrigin:
-    """Where a URL that content names leads. Raises ValueError with a sentence for whoever wrote it."""
+    """Returns the origin of a URL in content. Raises ValueError with a sentence for its author."""
     if len(url) > MAX_URL_CHARS:
         raise ValueError(f"the URL is longer than {MAX_URL_CHARS} characters")
     found = _URL.fullmatch(url)

@@ -1,8 +1,8 @@
 """Accepts connections within the bounds of descriptors, places and handshakes.
 
-Ours instead of the loop's own, because that one counts a connection only when its handshake is over, and has two
-answers to a process without descriptors: to hang up on everybody (uvloop), or to let everybody wait for a second
-(asyncio). Here those who do nothing make room, and what waits is taken a moment later.
+Replaces the loop's own acceptor, which counts a connection only after its handshake and, when descriptors run out,
+closes every new connection (uvloop) or stops accepting for a second (asyncio). Here idle connections are closed to make
+room, and waiting ones are accepted a moment later.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sidecar.http.server.connection_limits import LOCAL, ConnectionLimits, Seate
 log = logging.getLogger("sidecar.http.server.acceptor")
 
 BACKLOG = 512
-# Accepted in one turn of the loop: others want to be answered in between, and each system call lets a thread that is at
-# work go on for up to a millisecond.
+# Accepted in one iteration of the loop: other work must run in between, and each system call lets a running thread keep
+# the lock for up to a millisecond.
 AT_ONCE = 4
-FULL_PAUSE_S = 0.001  # when each newcomer takes somebody's place: a flood of them must not take the whole loop
-PAUSE_S = 0.1  # without a descriptor the socket stays ready, and to ask it again and again would hold the loop
+FULL_PAUSE_S = 0.001  # when each new connection replaces another: a flood of them must not use the whole loop
+PAUSE_S = 0.1  # without descriptors the socket stays ready, and polling it would block the loop
 ROOM_FOR = 8
 TELL_EVERY_S = 10.0
 
 
 class AcceptState:
-    """One accepted connection and its place. `guest` is who speaks on it, from its first word to its last. A place that
-    `is_for_probes` is not one of those that all others have."""
+    """One accepted connection and its place. `guest` is the protocol that serves it, from the first byte to the last. A
+    place with `is_for_probes` is reserved for health probes."""
 
     __slots__ = ("_seats", "guest", "handshake", "is_for_probes", "peer")
 
@@ -55,31 +55,31 @@ class AcceptState:
         return self.guest is not None and self.guest.gives_way
 
     def linger(self) -> None:
-        """It was answered, and the rest of its request is to be thrown away."""
+        """Marks the connection as answered, with the rest of its request being discarded."""
         self._seats.linger(self.peer, self)
 
     def stay(self) -> None:
-        """That is over, and it may ask again."""
+        """Marks the connection as ready for its next request."""
         self._seats.stay(self)
 
     def dismiss(self) -> None:
-        """Close, now; who waits for a body is told first."""
+        """Closes the connection now; a pending read of a body fails first."""
         if self.handshake is not None:
             self.handshake.cancel()
         if self.guest is not None:
             self.guest.dismiss()
 
     def leave(self) -> None:
-        """It is over: the place is free. No garbage is left that somebody must look for."""
+        """Frees the place of a closed connection, without leaving reference cycles."""
         self.guest = None
         self._seats.leave(self.peer, self)
 
 
 @dataclass(slots=True)
 class Acceptor:
-    """Accepts the connections of one socket. A `speaker` names itself the opening's guest when it has its connection,
-    and says when it has lost it. `handshake_s` is what TLS may take, if there is any. `probe_seats` are for those who
-    find no other place, if this socket answers probes."""
+    """Accepts the connections of one socket. A `speaker` sets itself as the state's guest when it is connected, and
+    reports when the connection is lost. `handshake_s` is the deadline of TLS, if any. `probe_seats` are the places for
+    connections that find no other, if this socket serves probes."""
 
     sock: socket.socket
     seats: ConnectionLimits
@@ -92,13 +92,12 @@ class Acceptor:
     _told: dict[str, float] = field(default_factory=dict)
 
     def open(self) -> None:
-        """Begin to accept."""
         self.sock.listen(BACKLOG)
         self.sock.setblocking(False)
         self._resume()
 
     def close(self) -> None:
-        """Accept no more, and give up what is still being opened."""
+        """Stops accepting, and abandons connections that are being opened."""
         if self._pause is not None:
             self._pause.cancel()
         asyncio.get_running_loop().remove_reader(self.sock)
@@ -116,9 +115,9 @@ class Acceptor:
                 sock, address = self.sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionError:  # it left while it waited
+            except ConnectionError:  # the client left while it waited
                 continue
-            except OSError as error:  # no descriptor, or no memory: it waits in the backlog until there is one
+            except OSError as error:  # no descriptor or memory: the connection stays in the backlog until there is one
                 self._tell("connections have to wait: the system gives us none", level=logging.ERROR, error=str(error))
                 self.seats.make_room(ROOM_FOR)
                 self._rest(PAUSE_S)
@@ -149,7 +148,7 @@ class Acceptor:
 
     async def _connect(self, sock: socket.socket, opening: AcceptState) -> None:
         sock.setblocking(False)
-        with suppress(OSError, TimeoutError):  # ssl.SSLError is one: who came cannot be spoken with
+        with suppress(OSError, TimeoutError):  # ssl.SSLError is an OSError: no TLS with this client
             await asyncio.get_running_loop().connect_accepted_socket(
                 partial(self.speaker, opening),
                 sock,
@@ -165,13 +164,13 @@ class Acceptor:
             opening.leave()
 
     def _rest(self, for_s: float) -> None:
-        """The others wait in the backlog meanwhile."""
+        """Pauses accepting; new connections stay in the backlog."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.sock)
         self._pause = loop.call_later(for_s, self._resume)
 
     def _tell(self, event: str, *, level: int = logging.WARNING, **facts: object) -> None:
-        """What happens a thousand times a second is said once in a while."""
+        """Logs an event that may occur a thousand times a second, at a limited rate."""
         now_s = time.monotonic()
         if now_s >= self._told.get(event, 0.0):
             self._told[event] = now_s + TELL_EVERY_S

@@ -1,13 +1,13 @@
 """Admits request bodies by size, so that large ones do not starve small ones.
 
-What a body will cost is told from its bytes, before anything is read of it: so much for each byte, so much for each
-value that it may hold. Small ones, nearly all, go on at once. The others keep a distance from one another that grows
-with what they cost: those of one principal, and then all of them together, have a share of the loop, and who has used
-it up waits in line. Nobody who sends small bodies waits for one who sends large ones, and of those who do, nobody waits
-for another's whole row: each has a line of its own. Who leaves a line leaves nothing owing in it.
+The cost of a body is estimated from its bytes before it is parsed: a part for each byte, and a part for each value that
+it may hold. Small bodies, which are nearly all, proceed at once. Large ones are spaced in proportion to their cost: the
+bodies of one principal, and then all bodies together, have a share of the loop, and wait in a queue when it is used up.
+Small bodies never wait for large ones, and each principal has its own queue, so that large bodies do not wait for all
+of another principal's. A body that leaves its queue is not charged.
 
-Bodies that wait are memory, and so are those that come slowly: both together have a room (threats D5), and one
-principal a part of it. What fits in a line but in no room is refused as what would wait too long is.
+Waiting bodies and slowly arriving ones use memory; both together have a bound (threats D5), and one principal a part of
+it. A body for which there is no memory is refused like one that would wait too long.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Final
 
 from sidecar.errors import Reason, Refusal
 
-SMALL_BYTES: Final = 8 * 1024  # not worth a count: at most 2 ms, if all of it were values
+SMALL_BYTES: Final = 8 * 1024  # not counted: at most 2 ms, if all of it were values
 SMALL_S: Final = 0.002
-BYTE_S: Final = 5e-9  # copied, compared, hashed, written anew
-VALUE_S: Final = 2.5e-7  # read, checked against a schema, written anew
+BYTE_S: Final = 5e-9  # copying, comparing, hashing, writing
+VALUE_S: Final = 2.5e-7  # parsing, schema validation, writing
 ONES_SHARE: Final = 0.1  # of the loop, for one principal
 EVERYBODYS_SHARE: Final = 0.3
-PATIENCE_S: Final = 5.0  # in each of the two lines
-FREE_BYTES: Final = 64 * 1024  # of each body: as much lies in a connection's buffers anyway
+PATIENCE_S: Final = 5.0  # in each of the two queues
+FREE_BYTES: Final = 64 * 1024  # of each body: a connection's buffers hold as much anyway
 ONES_ROOM: Final = 32 * 2**20
 EVERYBODYS_ROOM: Final = 128 * 2**20
-MAX_NAMES: Final = 1_000  # who finds no place in the table is one with all others who find none
+MAX_NAMES: Final = 1_000  # principals beyond this number share one queue
 OTHERS: Final = ""
 
 _SHORT: Final = bytes(range(32))
@@ -38,31 +38,31 @@ _LONG_BYTES: Final = 33  # in Protocol Buffers: a value of at least 32 bytes, an
 
 @dataclass(slots=True)
 class AdmissionQueue:
-    """Those who wait for a share of the loop, one after the other, and the memory that their bodies take."""
+    """A queue for a share of the loop, and the memory of the bodies in it."""
 
     share: float
     room: int
-    free_s: float = 0.0  # when the share has room again
-    ahead_s: float = 0.0  # what those who wait will use of it
+    free_s: float = 0.0  # when the share is available again
+    ahead_s: float = 0.0  # the cost of the bodies that wait
     held: int = 0
     head: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def left_s(self, now_s: float) -> float:
-        """How long a newcomer waits."""
+        """Returns how long a new body would wait, in seconds."""
         return max(0.0, self.free_s - now_s) + self.ahead_s
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether nobody waits, holds anything, or has used up its share."""
+        """Reports whether no body waits or holds memory, and the share is unused."""
         return not self.held and not self.head.locked() and self.free_s <= now_s
 
 
 @dataclass(slots=True)
 class BodyAdmission:
-    """Whose turn it is. `clock` and `sleep` are the loop's."""
+    """Schedules large bodies. `clock` and `sleep` are the loop's."""
 
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    most: int = 0  # that bodies held together, since somebody set it back
+    most: int = 0  # the maximum number of bytes held since it was last reset
     _all: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(EVERYBODYS_SHARE, EVERYBODYS_ROOM))
     _ones: dict[str, AdmissionQueue] = field(default_factory=dict)
 
@@ -71,20 +71,20 @@ class BodyAdmission:
 
     @property
     def held(self) -> int:
-        """How many bytes of large bodies come in or wait."""
+        """The bytes of large bodies that are arriving or waiting."""
         return self._all.held
 
     def room(self, who: str) -> BodyRoom:
-        """For one body, until it is read."""
+        """Returns the memory account of one body, until it is parsed."""
         return BodyRoom(self, who)
 
     def lines(self, who: str) -> tuple[AdmissionQueue, AdmissionQueue]:
-        """The two in which a body of this one waits."""
+        """Returns the two queues in which a body of this principal waits."""
         return self._line(who), self._all
 
     async def wait(self, who: str, cost_s: float) -> bool:
-        """Come back when it is the turn of a body that costs so much; whether it is a large one. Raises
-        Refusal(OVERLOADED) where it would have to wait longer than PATIENCE_S."""
+        """Waits until a body of this cost is admitted; returns whether it is a large one. Raises Refusal(OVERLOADED) if
+        it would have to wait longer than PATIENCE_S."""
         if cost_s <= SMALL_S:
             return False
         for line in self.lines(who):
@@ -116,7 +116,7 @@ class BodyAdmission:
 
 @dataclass(slots=True)
 class BodyRoom:
-    """What one body takes of the memory of those whose it is, and of everybody's."""
+    """The memory of one body, counted for its principal and for all."""
 
     pace: BodyAdmission
     who: str
@@ -124,11 +124,11 @@ class BodyRoom:
     held: int = 0
 
     def grow(self, size: int) -> None:
-        """The body is so long now. Raises Refusal(OVERLOADED) where there is no room for it."""
+        """Sets the size of the body so far. Raises Refusal(OVERLOADED) if there is no memory for it."""
         more = max(0, size - FREE_BYTES) - self.held
         if more <= 0:
             return
-        self.lines = self.lines or self.pace.lines(self.who)  # not before: nearly all bodies are small
+        self.lines = self.lines or self.pace.lines(self.who)  # created late, because nearly all bodies are small
         if any(line.held + more > line.room for line in self.lines):
             raise Refusal(Reason.OVERLOADED, "too many large bodies at once", retry_after_s=1.0)
         for line in self.lines:
@@ -137,21 +137,21 @@ class BodyRoom:
         self.pace.most = max(self.pace.most, self.pace.held)
 
     def close(self) -> None:
-        """The body was read, or is none."""
+        """Releases the memory when the body was parsed or abandoned."""
         for line in self.lines:
             line.held -= self.held
         self.held = 0
 
 
 def cost_of(body: bytes) -> float:
-    """About how long the loop has to do with a body of JSON, in seconds; rather too much than too little."""
+    """Estimates the time that the loop spends on a JSON body, in seconds, rather too high than too low."""
     if len(body) <= SMALL_BYTES:
         return 0.0
     return len(body) * BYTE_S + (body.count(b",") + body.count(b"[") + body.count(b"{")) * VALUE_S
 
 
 def cost_of_wire(body: bytes) -> float:
-    """The same of Protocol Buffers: there each value is long, or has a tag or a length of less than 32."""
+    """Estimates the same for Protocol Buffers, where each value is long, or has a tag or a length of less than 32."""
     if len(body) <= SMALL_BYTES:
         return 0.0
     short = len(body) - len(body.translate(None, _SHORT))

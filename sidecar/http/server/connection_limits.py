@@ -1,15 +1,15 @@
 """Limits connections, and chooses which ones give way.
 
-A place is taken when a connection is accepted, before a word is spoken on it, so that a handshake that never ends
-counts too. At a bound the newcomer gets the place of a connection of the peer that has most places, in this order:
+A place is taken when a connection is accepted, before any byte is read, so that unfinished handshakes count too. At a
+bound, a new connection takes the place of a connection of the peer with most places, in this order:
 
-    lingers      it was answered, and the rest of its request is read only to be thrown away
-    silent       it has asked nothing yet
-    idle         nothing is under way on it
+    lingers      it was answered, and the rest of its request is being discarded
+    silent       it has sent no request yet
+    idle         no request is in progress
     gives way    its request has been waiting for its body for a while
 
-Of several the one that came first. Nobody loses a place to a peer that has more of them already, and nobody who is
-being answered loses one at all. Those that linger have a bound of their own.
+Among several, the oldest is chosen. A peer never loses a place to a peer that has more places, and a connection that is
+being answered never loses its place. Lingering connections have a bound of their own.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from ipaddress import IPv6Address
 from typing import Final, Protocol
 
 LOCAL: Final = ""
-"""The peer of a Unix socket: whoever may open it, and they are bounded together only."""
+"""The peer of a Unix socket: all of its callers are bounded together."""
 
 MAX_LINGERING: Final = 64
-_SUBNET_BITS = 64  # who has an IPv6 address has 2^64 of them
+_SUBNET_BITS = 64  # an IPv6 customer has 2^64 addresses
 
 
 class SeatedConnection(Protocol):
-    """Whoever has a place."""
+    """A connection that holds a place."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being received from it, or answered to it."""
+        """Whether it is receiving a request or sending an answer."""
         ...
 
     @property
     def is_silent(self) -> bool:
-        """Whether it never asked anything."""
+        """Whether it has sent no request yet."""
         ...
 
     @property
     def gives_way(self) -> bool:
-        """Whether its request has waited for its body so long that the place may be needed more elsewhere."""
+        """Whether its request has waited for its body so long that it may lose its place."""
         ...
 
     def dismiss(self) -> None:
-        """Close, now; who waits for a body is told first."""
+        """Closes the connection now; a pending read of a body fails first."""
         ...
 
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """The places of one listener. `max_per_peer` 0 is as many as there are."""
+    """The places of one listener. `max_per_peer` 0 means no bound for a peer."""
 
     max_seats: int
     max_per_peer: int = 0
@@ -66,11 +66,12 @@ class ConnectionLimits:
 
     @property
     def are_taken(self) -> bool:
-        """Whether all are."""
+        """Whether all places are taken."""
         return self._taken >= self.max_seats
 
     def take(self, peer: str, guest: SeatedConnection) -> bool:
-        """A place for the newcomer, or False. Who must leave for it is dismissed."""
+        """Takes a place for a new connection; returns False if there is none. The connection that gives way is
+        dismissed."""
         if not self._has_room(peer):
             self.turned_away += 1
             return False
@@ -79,7 +80,7 @@ class ConnectionLimits:
         return True
 
     def leave(self, peer: str, guest: SeatedConnection) -> None:
-        """Its place is free, if it had one still."""
+        """Frees the connection's place, if it still has one."""
         seats = self._peers.get(peer, {})
         self._lingering.pop(guest, None)
         if guest in seats:
@@ -90,11 +91,11 @@ class ConnectionLimits:
 
     @property
     def max_lingering(self) -> int:
-        """How many may linger at once."""
+        """The bound on lingering connections."""
         return max(1, min(MAX_LINGERING, self.max_seats // 8))
 
     def linger(self, peer: str, guest: SeatedConnection) -> None:
-        """The guest was answered, and the rest of its request is to be thrown away. One too many costs the first."""
+        """Marks a connection as lingering. Beyond the bound, the oldest lingering one is dismissed."""
         if guest not in self._peers.get(peer, {}):
             return
         self._lingering[guest] = peer
@@ -103,11 +104,11 @@ class ConnectionLimits:
             self._dismiss(its_peer, first)
 
     def stay(self, guest: SeatedConnection) -> None:
-        """The rest came as a whole: the guest may ask again."""
+        """Marks a connection as ready for its next request, after the rest of the last one has arrived."""
         self._lingering.pop(guest, None)
 
     def make_room(self, most: int) -> int:
-        """Dismiss up to so many who do nothing; how many they were."""
+        """Dismisses up to `most` inactive connections; returns how many."""
         return sum(self._dismiss_one(self._largest(0)) for _ in range(most))
 
     def _has_room(self, peer: str) -> bool:
@@ -117,7 +118,7 @@ class ConnectionLimits:
         return self._taken < self.max_seats or self._dismiss_one(self._largest(own))
 
     def _largest(self, least: int) -> Iterator[str]:
-        """The peers that have most places, and at least so many, one after the other."""
+        """Yields the peers with most places, and at least `least`, in descending order."""
         peers = [peer for peer, seats in self._peers.items() if len(seats) >= least]
         return iter(sorted(peers, key=lambda peer: -len(self._peers[peer])))
 
@@ -134,12 +135,12 @@ class ConnectionLimits:
         guest.dismiss()
 
     def _spare(self, peer: str) -> SeatedConnection | None:
-        """The one that can best be spared, if any can."""
+        """Returns the connection that gives way first, if any can."""
         for guest, its_peer in self._lingering.items():
             if its_peer == peer:
                 return guest
         idle = waiting = None
-        for guest in self._peers[peer]:  # in the order in which they came
+        for guest in self._peers[peer]:  # in order of arrival
             if guest.is_silent:
                 return guest
             if idle is None and not guest.is_busy:
@@ -150,7 +151,7 @@ class ConnectionLimits:
 
 
 def peer_of(host: str) -> str:
-    """Who is behind an address: with IPv6, everybody in its subnet is one."""
+    """Returns the peer of an address; an IPv6 subnet counts as one peer."""
     if ":" not in host:
         return host
     address = IPv6Address(host.partition("%")[0])

@@ -1,7 +1,7 @@
 """CORS for web pages of the origins that the operator allowed (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-A page of such an origin may send what clients of ours send, and read the headers that they need. There are no cookies
-here, so no answer allows credentials.
+A page of such an origin may send the headers of MCP and A2A clients, and read the response headers that they need.
+Cookies are not used, so no answer allows credentials.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARAMETER: Final = re.compile(r"mcp-param-[a-z0-9!#$%&'*+.^_`|~-]{1,128}")  # a
 
 
 def shared_with(headers: Mapping[str, Sequence[str]], origins: Collection[str]) -> Lines:
-    """The headers of an answer to a page of one of these origins (lower case); none for anybody else."""
+    """Returns the headers of an answer to a page of one of these origins (lower case); none for any other."""
     lines = headers.get("origin", ())
     if len(lines) != 1 or lines[0].lower() not in origins:
         return ()
@@ -34,14 +34,14 @@ def shared_with(headers: Mapping[str, Sequence[str]], origins: Collection[str]) 
 
 
 def wanted_verb(verb: str, headers: Mapping[str, Sequence[str]]) -> str:
-    """The verb that a preflight asks about; "" for what is no preflight."""
+    """Returns the verb that a preflight asks about; "" if the request is not a preflight."""
     lines = headers.get("access-control-request-method", ())
     return lines[0] if verb == "OPTIONS" and len(lines) == 1 else ""
 
 
 def allowed(verb: str, headers: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
-    """What a preflight is answered, beside `shared_with`: this verb, and those of the headers asked about that we
-    read."""
+    """Returns the headers of a preflight's answer, beside `shared_with`: the verb, and the requested headers that are
+    read here."""
     lines = headers.get("access-control-request-headers", ())
     asked = {name.strip().lower() for line in lines for name in line.split(",")}
     names = sorted(name for name in asked if name in _SENT or _PARAMETER.fullmatch(name))

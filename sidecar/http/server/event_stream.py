@@ -1,7 +1,7 @@
 """Writes server-sent events to callers.
 
-On the answer of the request that asked; or, in the HTTP+SSE transport of MCP 2024-11-05, on the one stream that its
-session has, which all of the session's answers share (`gateway/sse_session.py`).
+Events go to the answer of their request or, in the HTTP+SSE transport of MCP 2024-11-05, to the one stream of the
+session, which all of its answers share (`gateway/sse_session.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ STREAM_HEADERS = {
 
 
 class EventSink(Protocol):
-    """What takes the events of one answer. `shared` says that others go there too: its reader can come back for
-    nothing, so no event bears an id there. `bytes_out` is this answer's alone. `resumable` once an event bore an id:
-    its reader may come back for the rest."""
+    """Takes the events of one answer. `shared` says that other answers use the same stream: its reader cannot resume
+    it, so its events carry no id. `bytes_out` counts this answer only. `resumable` is set once an event carried an id,
+    so that its reader may resume."""
 
     bytes_out: int
     resumable: bool
@@ -37,27 +37,27 @@ class EventSink(Protocol):
     def shared(self) -> bool: ...
 
     async def write(self, data: bytes) -> None:
-        """Send whole events. Waits while the caller does not read; `listeners.py` hangs up on one who does not for
-        too long. Raises Refusal(CALLER_GONE)."""
+        """Sends whole events. Waits while the caller does not read; `listeners.py` closes connections that do not read
+        for too long. Raises Refusal(CALLER_GONE)."""
 
 
 class EventStream(EventSink, Protocol):
-    """One answer's way out. `response` is what it goes out on."""
+    """The stream of one answer. `response` is the HTTP response that carries it."""
 
     @property
     def response(self) -> web.StreamResponse: ...
 
     async def keep_alive(self) -> None:
-        """Send a comment, unless the caller does not take even what waits already. Waits for nothing, and raises
-        nothing: who is gone is noticed otherwise."""
+        """Sends a comment, unless earlier data is still unread. Does not wait or raise: a disconnect is detected
+        elsewhere."""
 
     async def end(self) -> None:
-        """Nothing more comes of this answer. Raises Refusal(CALLER_GONE)."""
+        """Ends this answer. Raises Refusal(CALLER_GONE)."""
 
 
 @dataclass(slots=True)
 class OwnEventStream:
-    """The answer of one request, which has it to itself."""
+    """The response of one request, used by its answer alone."""
 
     response: web.StreamResponse
     protocol: web.RequestHandler
@@ -88,7 +88,7 @@ class OwnEventStream:
 
 @dataclass(slots=True)
 class SharedEventStream:
-    """One answer's part of a stream that others share: its end is not the stream's."""
+    """One answer's part of a shared stream, which it does not end."""
 
     stream: EventStream
     bytes_out: int = 0
@@ -111,11 +111,11 @@ class SharedEventStream:
 
 
 async def open_stream(request: web.BaseRequest, more: Iterable[tuple[str, str]] = ()) -> OwnEventStream:
-    """Begin to answer a request with a stream of events; `more` are further headers. Raises Refusal(CALLER_GONE)."""
+    """Begins an event stream as the response to a request; `more` are further headers. Raises Refusal(CALLER_GONE)."""
     stream = web.StreamResponse(headers={**STREAM_HEADERS, **dict(more)})
     try:
         await stream.prepare(request)
     except ConnectionError:
         raise Refusal(Reason.CALLER_GONE) from None
-    assert isinstance(request.writer, StreamWriter)  # aiohttp's only one
+    assert isinstance(request.writer, StreamWriter)  # aiohttp has no other
     return OwnEventStream(stream, request.protocol, request.writer)

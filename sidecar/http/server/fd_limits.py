@@ -9,29 +9,29 @@ from typing import Final
 
 STDERR: Final = 2
 MOST: Final = 65_536
-OWN: Final = 128  # files, the store, idle connections to upstreams, whoever asks for health
+OWN: Final = 128  # files, the store, idle connections to upstreams, health checks
 PER_CALL: Final = 2  # the caller's connection, and one to the upstream
 
 
 def hold_standard() -> None:
-    """Whoever starts us with standard input, output or error closed gives their numbers to the next files, sockets and
-    loops, and what is printed goes there."""
+    """Opens standard input, output and error on the null device if they are closed. Otherwise the next files or sockets
+    would get their numbers, and receive printed text."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
 
 
 def take_all() -> tuple[int, int]:
-    """Many systems give a program 1,024 until it asks for what it may have. How many there were, and are now."""
+    """Raises the limit to its maximum; many systems start programs with 1,024. Returns the limit before and after."""
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if before != resource.RLIM_INFINITY and before < wanted:
-        with suppress(ValueError, OSError):  # a system may allow less than it says; connections are bounded anyway
+        with suppress(ValueError, OSError):  # a system may allow less than it reports; connections are bounded anyway
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return before, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def enough_for(connections: int) -> int:
-    """As many of these connections as there are descriptors for."""
+    """Returns the number of connections, reduced to what the descriptors allow."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return connections if soft == resource.RLIM_INFINITY else min(connections, max(1, (soft - OWN) // PER_CALL))

@@ -1,8 +1,8 @@
-"""Chunked coding, watched from outside the parser.
+"""Checks chunked coding outside the parser.
 
-Two faults of the parser are mended here. It keeps the last trailer field of a request and reports it as the first
-header of the next request on the connection. And it sets no bound on chunks: a body in chunks of one byte costs a
-hundred times what the same body costs in one piece.
+Two faults of the parser are corrected here. It keeps the last trailer field of a request and reports it as the first
+header of the next request on the connection. And it does not bound chunks: a body in chunks of one byte costs a hundred
+times as much as the same body in one piece.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 PLAIN_END: Final = b"\r\n0\r\n\r\n"
-"""The end of a chunked body that has no trailer: no trailer field can end so, because a field has a colon."""
+"""The end of a chunked body without trailers. No trailer field can end like this, because a field has a colon."""
 FREE_BYTES: Final = 16 * 1024  # of framing, for each body: some 3,000 chunks, which cost 2 ms
 PAYLOAD_PER_FRAMING: Final = 4  # beyond that: chunks of 20 bytes and more
 BYTES_S: Final = 512 * 1024  # of framing, for one peer: 5% of the loop
 BURST_BYTES: Final = 1024 * 1024
-SMALL_BYTES: Final = 1024  # not worth an entry in the table
+SMALL_BYTES: Final = 1024  # smaller amounts are not counted for a peer
 MAX_PEERS: Final = 1_000
 OTHERS: Final = "others"
 
@@ -30,8 +30,8 @@ class TooManyChunks(web.RequestPayloadError):
 
 @dataclass(slots=True)
 class ChunkedBody:
-    """One body in chunked coding. `received` counts the bytes of the connection since its head, `counted` what of its
-    framing was counted against its peer."""
+    """One body in chunked coding. `received` counts the connection's bytes since its head, `counted` the framing that
+    was counted for its peer."""
 
     payload: StreamReader
     received: int = 0
@@ -43,7 +43,7 @@ class ChunkedBody:
 
     @property
     def framing_bytes(self) -> int:
-        """What was received and is no payload."""
+        """The received bytes that are not payload."""
         return max(0, self.received - self.payload.total_bytes)
 
     @property
@@ -53,16 +53,16 @@ class ChunkedBody:
 
 @dataclass(slots=True)
 class FramingBudget:
-    """How much framing each peer may send over all its connections: a bucket that empties at BYTES_S."""
+    """The framing that each peer may send over all its connections: a bucket that drains at BYTES_S."""
 
     clock_mono: Callable[[], float]
-    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)  # fill, and when that was so
+    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)  # level, and time of the level
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def count(self, peer: str, body: ChunkedBody) -> bool:
-        """Count the framing of a body, as far as it came, against its peer; False if that is more than it may send."""
+        """Counts the framing of a body so far for its peer; returns False if it exceeds the budget."""
         size = body.framing_bytes - body.counted
         if size < SMALL_BYTES:
             return True

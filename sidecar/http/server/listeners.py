@@ -1,7 +1,7 @@
 """Opens listeners, and bounds their connections and deadlines.
 
-aiohttp's server with the bounds that it lacks: a deadline for each head (threats D1), a cap on connections (`seats`),
-and every answer through our own hand, so that not even a malformed request line is answered without a record.
+Extends aiohttp's server with bounds that it lacks: a deadline for each head (threats D1), a limit on connections
+(`connection_limits.py`), and one path for all answers, so that even a malformed request line gets an audit record.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _NO_ACCESS_LOG.setLevel(logging.CRITICAL)
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 HandleBroken = Callable[[str, int], Coroutine[Any, Any, web.StreamResponse]]
-"""(peer, status) → the answer to bytes that are no HTTP request."""
+"""Takes (peer, status) and returns the answer to bytes that are not an HTTP request."""
 
 IsStale = Callable[[asyncio.BaseTransport], bool]
-"""Whether what was shown in this connection's handshake counts no more."""
+"""Reports whether the credential shown in this connection's handshake is no longer valid."""
 
 MAX_HEADERS = 64  # threats D5
-MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
+MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, which some identity providers issue
 MAX_LINE_BYTES = 4 * 1024
-LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
-GIVES_WAY_S = 1.0  # a body that has been waited for so long costs its connection where places are short
-MAX_BODIES_PER_CALLER = 128  # that are waited for at once; nearly all come with their head
+LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender receives the refusal
+GIVES_WAY_S = 1.0  # how long a body may be waited for before its connection gives way when places are short
+MAX_BODIES_PER_CALLER = 128  # waited for at the same time; nearly all bodies arrive with their head
 _BUSY = {"Server": "sidecar", "Retry-After": "1"}
 PROBE_SEATS = 64
 PROBE_HEAD_S = 1.0
-SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that is half a millisecond
-MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
+SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that takes half a millisecond
+MIN_TAKEN_BYTES = 64 * 1024  # of a waiting answer, which a caller must read within the reading time (threats D4)
 
 
 class GaveWay(Exception):
-    """A body is waited for no more, because others need its connection's place or its caller has too many such."""
+    """A body is no longer waited for, because its connection's place is needed or its caller waits for too many."""
 
 
 def never(_: asyncio.BaseTransport) -> bool:
-    """Nothing was shown that could count no more."""
+    """Returns False: no credential is shown in the handshake."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerDeadlines:
-    """How long a connection may take, in seconds, how many there may be, in all and of one peer (0: no bound), and how
-    much may wait for all who read more slowly than they are answered."""
+    """The deadlines of a connection in seconds, the number of connections in all and of one peer (0: no bound), and the
+    amount of unread data for all slow readers."""
 
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
@@ -75,7 +75,7 @@ class ListenerDeadlines:
 
 
 class ServerConnection(web.RequestHandler):
-    """One connection of a caller's."""
+    """One connection of a caller."""
 
     __slots__ = (
         "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_opening", "_patience", "_reading_timer",
@@ -83,7 +83,7 @@ class ServerConnection(web.RequestHandler):
     )  # fmt: skip
     _body: StreamReader | None
     _chunked: ChunkedBody | None
-    _lingering: StreamReader | None  # the body of a request that was answered before it came as a whole
+    _lingering: StreamReader | None  # the body of a request that was answered before it had arrived completely
     _head_timer: asyncio.TimerHandle | None
     _opening: AcceptState
     _reading_timer: asyncio.TimerHandle | None
@@ -97,7 +97,7 @@ class ServerConnection(web.RequestHandler):
         self._chunked, self._tail, self._is_deaf, self._lingering = None, b"", False, None
         self._head_timer = self._reading_timer = self._waits_since_s = None
         self._opening.guest = self
-        if self.is_stale:  # a handshake may have begun before what it rests on was changed, and end after it
+        if self.is_stale:  # the handshake may have begun before a reload and ended after it
             self.force_close()
             return
         self._wait_for_head()
@@ -106,9 +106,7 @@ class ServerConnection(web.RequestHandler):
         for timer in (self._head_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
-        self._body = self._chunked = self._lingering = (
-            None  # they know us, and what goes round in circles is freed late
-        )
+        self._body = self._chunked = self._lingering = None  # they refer back here, and reference cycles are freed late
         self._opening.leave()
         if isinstance(self._manager, Server):
             self._manager.slow_readers.pop(self, None)
@@ -126,7 +124,7 @@ class ServerConnection(web.RequestHandler):
         self._tail = (self._tail + data if len(data) < len(PLAIN_END) else data)[-len(PLAIN_END) :]
         if self._chunked is not None or len(self._messages) > queued:
             self._watch_chunks(queued, len(data))
-        if self._upgraded:  # to what we do not speak; what follows may be its first words, or a request
+        if self._upgraded:  # to an unsupported protocol; what follows may belong to it, or be a request
             self._hear_no_more(len(self._messages) - 1)
         if self._messages:
             self._break_body()
@@ -143,8 +141,8 @@ class ServerConnection(web.RequestHandler):
             self._wait_for_head()
 
     def _watch_chunks(self, queued: int, size: int) -> None:
-        """After `size` bytes: what does the body in chunks cost that was coming in, and how did it end? And those that
-        began with the messages behind the first `queued`?"""
+        """Checks the chunked body that was arriving, and those that began with the messages behind the first `queued`,
+        after `size` more bytes: what their framing costs, and how they ended."""
         bodies = [(queued - 1, self._chunked)]
         for position in range(queued, len(self._messages)):
             message, payload = self._messages[position]
@@ -159,18 +157,18 @@ class ServerConnection(web.RequestHandler):
             self._chunked = None
 
     def _may_go_on(self, body: ChunkedBody, position: int, size: int) -> bool:
-        """Whether more may be read on this connection after what came of this body."""
+        """Reports whether the connection may be read further after this body."""
         body.received += size
         follows = position + 1 < len(self._messages)
-        if not (self._reading_paused or self._buffer_paused):  # else some of it waits in the parser
+        if not (self._reading_paused or self._buffer_paused):  # otherwise some of it is still in the parser
             server = self._manager
             assert isinstance(server, Server)
             if not server.framing.count(self._opening.peer, body) or body.is_excessive:
                 self._break(body.payload, TooManyChunks("too much chunk framing"))
                 self._hear_no_more(position)
                 return False
-        # The parser would report the last trailer field as the first header of what follows.
-        # Where another request follows already, or may wait in the parser, nothing proves that there was none.
+        # The parser would report the last trailer field as the first header of the next request. If another request has
+        # begun, or may be in the parser, the absence of a trailer cannot be proven.
         is_plain = self._tail == PLAIN_END and not self._buffer_paused
         if body.is_whole and (self._has_request(position + 1) if follows else not is_plain):
             self._hear_no_more(position)
@@ -181,8 +179,8 @@ class ServerConnection(web.RequestHandler):
         return not isinstance(self._messages[position][0], _ErrInfo)
 
     def _hear_no_more(self, position: int) -> None:
-        """The request at this place of the queue (-1: the one that was taken out last) is the last of its connection:
-        what follows it is dropped, and its answer says that the connection closes."""
+        """Makes the request at this position of the queue (-1: the one taken out last) the last of its connection:
+        later bytes are dropped, and its answer closes the connection."""
         self._is_deaf = True
         while len(self._messages) > position + 1:
             self._messages.pop()
@@ -196,7 +194,8 @@ class ServerConnection(web.RequestHandler):
         self.close()
 
     def _wait_for_head(self) -> None:
-        """The first must come soon, and a later one must be whole soon after it began."""
+        """Starts the deadline of a head: the first must arrive soon after connecting, a later one soon after it
+        began."""
         timeout_s = PROBE_HEAD_S if self._opening.is_for_probes else self._patience.header_timeout_s
         self._head_timer = self._loop.call_later(timeout_s, self.force_close)
 
@@ -216,7 +215,7 @@ class ServerConnection(web.RequestHandler):
 
     @property
     def is_for_probes(self) -> bool:
-        """Whether its place is one of those that probes alone have."""
+        """Whether its place is reserved for health probes."""
         return self._opening.is_for_probes
 
     def dismiss(self) -> None:
@@ -226,16 +225,16 @@ class ServerConnection(web.RequestHandler):
             self.force_close()
 
     def give_way(self) -> None:
-        """The request that waits for its body waits no more: it is refused, and the connection closes."""
+        """Refuses the request that waits for its body, and closes the connection."""
         if self._body is not None and not self._body.is_eof():
             self._break(self._body, GaveWay("others need the place"))
             self._hear_no_more(-1)
 
     @contextmanager
     def waiting_for_body(self, who: str) -> Iterator[None]:
-        """While the request's body comes, which is a body of `who`."""
+        """Marks the request as waiting for its body, for the principal `who`."""
         server = self._manager
-        if not isinstance(server, Server):  # it is closed already
+        if not isinstance(server, Server):  # closed already
             yield
             return
         self._waits_since_s = self._loop.time()
@@ -247,8 +246,8 @@ class ServerConnection(web.RequestHandler):
             server.forget_body(who, self)
 
     def _break_body(self) -> None:
-        """Bytes that are no HTTP, while a request still waits for its body, are a fault of that body. aiohttp would
-        leave the request waiting for its rest, and answer twice."""
+        """Handles invalid HTTP that arrives while a request waits for its body as a fault of that body. aiohttp would
+        keep the request waiting, and answer twice."""
         body = self._body
         if body is None or body.is_eof() or body is self._lingering or not isinstance(self._messages[-1][0], _ErrInfo):
             return
@@ -257,14 +256,14 @@ class ServerConnection(web.RequestHandler):
         self._hear_no_more(len(self._messages) - 1)
 
     def _break(self, body: StreamReader, fault: Exception) -> None:
-        """End a body; who reads it hears of the fault. Nobody reads that of a request which was answered."""
+        """Ends a body with a fault for its reader. The body of an answered request has no reader."""
         if body is not self._lingering:
             body.set_exception(fault)
         if not body.is_eof():
             body.feed_eof()
 
     def pause_writing(self) -> None:
-        """The caller does not read as fast as it is answered. What waits for it is memory of ours."""
+        """Bounds the unread data of a caller that reads slower than it is answered."""
         super().pause_writing()
         self._wait_for_reader()
         if isinstance(self._manager, Server):
@@ -290,28 +289,28 @@ class ServerConnection(web.RequestHandler):
             self.abort()
 
     def abort(self) -> None:
-        """Hang up at once: to close would be to wait for the reader."""
+        """Closes at once; a normal close would wait for the reader."""
         if self.transport is not None:
             self.transport.abort()
 
     @property
     def unread_bytes(self) -> int:
-        """What waits for the caller to read."""
+        """The bytes that wait for the caller to read."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     @property
     def taken_bytes_s(self) -> float:
-        """How fast the caller reads, since it last had to be waited for."""
+        """How fast the caller has read since it last fell behind, in bytes per second."""
         return (self._unread - self.unread_bytes) / max(1.0, self._loop.time() - self._waiting_since_s)
 
     @property
     def is_stale(self) -> bool:
-        """Whether what was shown in its handshake counts no more."""
+        """Whether the credential shown in its handshake is no longer valid."""
         server = self._manager
         return self.transport is not None and isinstance(server, Server) and server.is_stale(self.transport)
 
     def part(self) -> None:
-        """Close: now if nothing is being answered here, else after that answer."""
+        """Closes the connection, now if it is idle, otherwise after the current answer."""
         if self._current_request is None and not self._messages:
             self.force_close()
         else:
@@ -320,7 +319,7 @@ class ServerConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the answer. What is left of the body is read and thrown away for LINGER_S."""
+        """Sends the answer. The rest of the body is read and discarded for LINGER_S."""
         finished = await super().finish_response(request, resp, start_time)
         if not request.content.is_eof():
             self._lingering = request.content
@@ -330,7 +329,7 @@ class ServerConnection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp answers by itself: bytes that are no request, and exceptions that a handler let through."""
+        """Answers in place of aiohttp: bytes that are not a request, and exceptions that a handler let through."""
         if exc is not None and status >= 500:
             log.error("a handler failed", exc_info=exc)
         server = self._manager
@@ -339,12 +338,12 @@ class ServerConnection(web.RequestHandler):
 
 
 def _head_bytes(message: Any) -> int:
-    """The size of a request's head, or a little less."""
+    """Returns the size of a request's head, or a little less."""
     return sum(len(name) + len(value) + 4 for name, value in message.raw_headers) + len(message.path)
 
 
 class _Recorded(web.StreamResponse):
-    """What aiohttp asks for without waiting, and what is on record before it goes out."""
+    """A response that aiohttp requires synchronously, and that is recorded before it is sent."""
 
     def __init__(self, answer: Coroutine[Any, Any, web.StreamResponse]) -> None:
         super().__init__()
@@ -381,21 +380,21 @@ class Server(web.Server):
         self._bodies: dict[str, dict[ServerConnection, None]] = {}
 
     def await_body(self, who: str, connection: ServerConnection) -> None:
-        """One more waits for a body of this caller's: beyond the bound, the one that has waited longest gives way."""
+        """Registers a wait for a body of this caller; beyond the bound, the longest wait is refused."""
         waiting = self._bodies.setdefault(who, {})
         waiting[connection] = None
         if len(waiting) > max(1, min(MAX_BODIES_PER_CALLER, self.patience.max_connections // 4)):
             next(iter(waiting)).give_way()
 
     def forget_body(self, who: str, connection: ServerConnection) -> None:
-        """It came, or will not."""
+        """Ends the wait for a body."""
         waiting = self._bodies[who]
         waiting.pop(connection, None)
         if not waiting:
             del self._bodies[who]
 
     async def _handle_at(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer where places are kept for probes: on these, nothing else is answered, and nothing more."""
+        """Handles requests on the places reserved for probes, which serve one probe and nothing else."""
         connection = request.protocol
         if not isinstance(connection, ServerConnection) or not connection.is_for_probes:
             return await self._handle(request)
@@ -405,21 +404,22 @@ class Server(web.Server):
         return response
 
     def bound_unread(self) -> None:
-        """What waits for slow readers is memory of everybody's: who takes least of it makes room (threats D4)."""
+        """Bounds the unread data of all slow readers: the connection that reads slowest is closed (threats D4)."""
         excess = sum(one.unread_bytes for one in self.slow_readers) - self.patience.max_unread_bytes
         while excess > 0 and self.slow_readers:
-            slowest = min(self.slow_readers, key=lambda one: one.taken_bytes_s)  # of those who take nothing, the first
+            # among those that read nothing, the first
+            slowest = min(self.slow_readers, key=lambda one: one.taken_bytes_s)
             excess -= slowest.unread_bytes
             del self.slow_readers[slowest]
             slowest.abort()
 
     def speaker(self, opening: AcceptState) -> ServerConnection:
-        """Who speaks on a connection that was accepted."""
+        """Returns the protocol of an accepted connection."""
         connection = ServerConnection(
             self,
             loop=self._loop,
             keepalive_timeout=self.patience.keepalive_timeout_s,
-            access_log=_NO_ACCESS_LOG,  # aiohttp's prints the whole request line, query and all
+            access_log=_NO_ACCESS_LOG,  # aiohttp's access log prints the whole request line with its query
             lingering_time=LINGER_S,
             auto_decompress=False,
             max_line_size=MAX_LINE_BYTES,
@@ -432,7 +432,7 @@ class Server(web.Server):
 
 @dataclass(slots=True)
 class Listener:
-    """One open address. `port` is the real one, where the configuration left the choice to the system."""
+    """One open address. `port` is the actual one, also where the system chose it."""
 
     address: ListenAddress | UnixAddress
     sock: socket.socket
@@ -445,7 +445,7 @@ class Listener:
 
     @property
     def seats(self) -> ConnectionLimits:
-        """Who is connected, once it serves."""
+        """The connections, once it serves."""
         assert self._door is not None
         return self._door.seats
 
@@ -458,24 +458,25 @@ class Listener:
         is_stale: IsStale = never,
         probes: Collection[str] = (),
     ) -> None:
-        """Begin to accept. For requests to `probes` some places are kept."""
+        """Begins to accept. Some places are reserved for requests to `probes`."""
         self._server = Server(handle, handle_broken, patience, is_stale, probes)
         local = isinstance(self.address, UnixAddress)
         seats = ConnectionLimits(patience.max_connections, 0 if local else patience.max_per_peer)
-        # A handshake comes before the first head, and has as long.
+        # The handshake precedes the first head, and has the same deadline.
         kept = ConnectionLimits(PROBE_SEATS) if probes else None
         self._door = Acceptor(self.sock, seats, self._server.speaker, tls, patience.header_timeout_s, kept)
         self._door.open()
 
     def part_with_stale(self) -> None:
-        """Close the connections whose handshake counts no more: idle ones now, others after their answer."""
+        """Closes the connections whose handshake credential is no longer valid: idle ones now, others after their
+        answer."""
         server = self._server
         for connection in server.connections if server is not None else ():
             if isinstance(connection, ServerConnection) and connection.is_stale:
                 connection.part()
 
     async def close(self, grace_s: float) -> None:
-        """Accept no more, let calls in flight finish within `grace_s`, then cut what is left."""
+        """Stops accepting, lets calls in flight finish within `grace_s`, then closes the rest."""
         if self._door is None or self._server is None:
             self.sock.close()
             return
@@ -487,7 +488,7 @@ class Listener:
 
 
 def open_listener(address: ListenAddress | UnixAddress) -> Listener:
-    """Take the address. Raises OSError if it cannot be had."""
+    """Binds the address. Raises OSError."""
     return Listener(address, _unix_socket(address.path) if isinstance(address, UnixAddress) else _tcp_socket(address))
 
 
@@ -510,7 +511,7 @@ def _unix_socket(path: Path) -> socket.socket:
     try:
         _remove_dead(path)
         sock.bind(str(path))
-        path.chmod(0o600)  # before listen(): nobody connects while it is wider
+        path.chmod(0o600)  # before listen(), so that no client connects with wider permissions
         sock.setblocking(False)
     except OSError:
         sock.close()
@@ -519,7 +520,7 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """A socket file that nobody listens on is left over from a kill; one that answers is somebody's."""
+    """Removes a socket file without a listener, left over from a killed process; one that answers is in use."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -530,7 +531,7 @@ def _remove_dead(path: Path) -> None:
 
 
 def check_fast_parser() -> None:
-    """Raises RuntimeError where aiohttp runs on its pure-Python parser, which is laxer than the C one (threats H1)."""
+    """Raises RuntimeError if aiohttp uses its pure-Python parser, which is laxer than the C one (threats H1)."""
     if "_http_parser" not in HttpRequestParser.__module__:
         raise RuntimeError(
             "aiohttp's C parser is missing: install aiohttp from a wheel, or build it with its extensions"

@@ -1,9 +1,9 @@
 """Sheds load when the event loop lags, and detects clock jumps.
 
-One look every so often at how late a timer is. That it was late once is a stall: a thread beside the loop sees what
-the loop is at, and one line says so. That it was late at every look for a while is pressure: more is asked than can be
-done, and whoever waits longest waits longer still. Then a share of new calls is refused at once, a growing one while
-that lasts and a shrinking one afterwards; what is under way, and health, go on.
+The delay of a timer is measured periodically. A single delay is a stall: a thread beside the loop samples what the loop
+is doing, and one line is logged. Delays at every measurement for a while are overload: more work arrives than can be
+done, and queues grow. Then a share of new calls is refused at once, which grows while the overload lasts and shrinks
+afterwards; calls in progress and health checks continue.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sidecar.errors import Reason, Refusal
 log = logging.getLogger("sidecar.http.server.load_shedding")
 
 LOOK_EVERY_S: Final = 0.05
-STANDING_S: Final = 1.0  # late at every look for so long: not one stall, but all of them
-STEP: Final = 0.1  # what a whole period of pressure adds to the share that is refused; without, half of it goes
-MOST: Final = 0.95  # the rest shows when the pressure is over
+STANDING_S: Final = 1.0  # late at every measurement for this long: overload rather than a stall
+STEP: Final = 0.1  # added to the refused share in each period of overload; without overload the share is halved
+MOST: Final = 0.95  # the rest shows when the overload is over
 RETRY_AFTER_S: Final = 1.0
 STALL_S: Final = 0.1
 JUMP_S: Final = 5.0
@@ -39,8 +39,8 @@ _HERE = Path(__file__).parents[3]
 
 @dataclass(slots=True)
 class LoadShedding:
-    """`lagged` hears of each look, in seconds; `jumped` when the wall clock went another way than time did, by how
-    many seconds. `max_lag_s` is how late the loop may be all the time."""
+    """`lagged` receives each measurement, in seconds; `jumped` the seconds by which the wall clock was changed.
+    `max_lag_s` is the lag that may last."""
 
     max_lag_s: float
     lagged: Callable[[float], None]
@@ -62,7 +62,7 @@ class LoadShedding:
             raise Refusal(Reason.OVERLOADED, retry_after_s=RETRY_AFTER_S)
 
     async def run(self) -> None:
-        """Look. Runs as long as the process."""
+        """Measures periodically. Runs as long as the process."""
         with StallSampler() as bystander:
             while True:
                 due_s = self.clock_mono() + LOOK_EVERY_S
@@ -72,7 +72,7 @@ class LoadShedding:
                 await self.look_at_clock()
 
     def look(self, lag_s: float) -> None:
-        """What one look found."""
+        """Handles one measurement."""
         self.lagged(lag_s)
         self._recent.append(lag_s)
         now_s = self.clock_mono()
@@ -90,7 +90,7 @@ class LoadShedding:
             log.warning(event, extra={"lag_ms": round(standing_s * 1e3)})
 
     async def look_at_clock(self) -> None:
-        """Wall time and time that passes differ by a constant, until somebody sets the clock."""
+        """Detects that the wall clock was set, by its changed offset from monotonic time."""
         offset_s = self.clock() - self.clock_mono()
         before_s, self._offset_s = self._offset_s, offset_s
         if before_s is not None and abs(offset_s - before_s) > JUMP_S:
@@ -99,7 +99,7 @@ class LoadShedding:
 
 
 class StallSampler:
-    """A thread that looks at what holds the loop. Two glances in a second cost nothing beside what they tell."""
+    """A thread that samples what blocks the loop, twice a second."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
         self.stall_s = stall_s
@@ -119,7 +119,7 @@ class StallSampler:
         self._thread.join()
 
     def seen_alive(self) -> None:
-        """The loop came round. Tells what held it, if that was long."""
+        """Notes that the loop runs. Logs what blocked it, if that took long."""
         now_s = time.monotonic()
         held_s, self._alive_mono_s = now_s - self._alive_mono_s - LOOK_EVERY_S, now_s
         seen, self._seen = self._seen, []
@@ -140,7 +140,7 @@ class StallSampler:
 
 
 def places_of(frame: FrameType | None) -> list[str]:
-    """Where a thread is, innermost first: file, line, function. No values, which could be a caller's."""
+    """Returns the position of a thread, innermost first: file, line, function. No values, which could be a caller's."""
     places: list[str] = []
     while frame is not None and len(places) < MAX_FRAMES:
         code = frame.f_code

@@ -1,8 +1,8 @@
 """Returns memory to the operating system after a peak.
 
-What thousands of streams held, or large bodies and answers, is free when they are over, but the allocators keep it for
-the next, and an operator sees a process that stays as large as its worst hour. So what can be given back is, once, when
-nearly all of a crowd has left.
+The memory of thousands of streams, or of large bodies and answers, is free after they end, but the allocators keep it
+for reuse, and the process stays as large as at its peak. So free memory is returned once, when nearly all of them have
+ended.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-CROWD: Final = 500  # fewer hold no more than some 25 MB
-STREAM_BYTES: Final = 50_000  # what one stream holds; bodies and answers are counted as so many streams
+CROWD: Final = 500  # fewer hold at most some 25 MB
+STREAM_BYTES: Final = 50_000  # the memory of one stream; bodies and answers are counted as that many streams
 
 
 @dataclass(slots=True)
 class MemoryTrim:
-    """`give_back` is done once for each crowd."""
+    """Calls `give_back` once after each peak."""
 
     give_back: Callable[[], None]
     most: int = 0
     last: int = 0
 
     def look(self, present: int) -> None:
-        """How many there are now; asked every so often. Acts on the second look in a row that finds the place quiet."""
+        """Takes the current number, periodically. Acts when two measurements in a row are low."""
         quiet = present == self.last
         self.last = present
         if present >= self.most // 4:
@@ -40,7 +40,7 @@ class MemoryTrim:
 
 
 def give_memory_back() -> None:
-    """To the system. Some ten milliseconds, in which nothing else is done."""
+    """Returns free memory to the system. Takes some ten milliseconds, in which nothing else runs."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc alone has a word for it
+    with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)

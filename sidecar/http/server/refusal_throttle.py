@@ -1,21 +1,21 @@
 """Slows down callers who are refused too often.
 
-    a stranger     nobody knows who it is: counted by address. One too many in a minute is closed unanswered, without a
-                   record of its own: how much evidence there is must not be a stranger's choice. How many were closed
-                   is in the metrics and, once a minute for each address, in the evidence
-    a principal    counted by chain. From one too many on, each call of that chain is `too-many-refusals`, until the
-                   minute is over
-    a record       a refusal of a known caller by a limit, or because something is out, has a record of its own until
-                   its chain has had `recorded_per_principal_per_minute` of them. Those beyond are answered, and
-                   counted once a minute in the evidence, by chain and reason: a caller who ignores `Retry-After` does
-                   not choose how much evidence there is either
+    a stranger     an unauthenticated caller, counted by address. Beyond the limit in a minute, requests are closed
+                   unanswered and without their own record, so that strangers do not determine the size of the audit
+                   log. Their number is in the metrics and, once a minute for each address, in a control record
+    a principal    counted by chain. Beyond the limit, each call of the chain is `too-many-refusals` until the minute
+                   ends
+    a record       a refusal of a known caller by a limit or an outage has its own record until its chain has had
+                   `recorded_per_principal_per_minute` of them. Further ones are answered, and counted once a minute in
+                   a control record, by chain and reason, so that a caller that ignores `Retry-After` does not
+                   determine the size of the audit log either
 
-What counts is a refusal that is the caller's own doing: not a limit's, which has its own word and its own patience, and
-nothing that is out or broken here or behind us. An admitted call is no refusal: who is let in from the same address
-loses nothing by it.
+Counted are refusals that the caller caused: not those by limits, which have their own `Retry-After`, and not outages or
+errors of sidecar or its upstreams. Admitted calls are not counted, so callers at the same address as a stranger are not
+affected.
 
-A minute begins with its first refusal. The tables are bounded: strangers from more addresses than fit are one together,
-principals who do not fit are not counted.
+A minute begins with its first refusal. The tables are bounded: strangers from addresses that do not fit are counted
+together, principals that do not fit are not counted.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from sidecar.settings.refusal_limits import RefusalSettings
 from sidecar.vocabulary import Caller
 
 MINUTE_S: Final = 60.0
-MAX_NAMES: Final = 10_000  # some 2 MB; all of them within one minute is nobody's normal day
-MAX_TOLD: Final = 100  # addresses that have a record of their own, each minute; the others are told together
+MAX_NAMES: Final = 10_000  # some 2 MB; far more than occur within one minute in normal operation
+MAX_TOLD: Final = 100  # addresses with their own record, each minute; the others share one
 OTHERS: Final = "others"
-CLOSED: Final = "refusals-closed"  # what the control records are called
+CLOSED: Final = "refusals-closed"  # the name of the control records
 COUNTED: Final = "refusals-counted"
-LABEL: Final = "refusals_per_minute"  # as a limit is called
+LABEL: Final = "refusals_per_minute"  # the name of the limit
 
 
 Witness = Callable[..., Awaitable[None]]
 
 
 class ClosingCounts(Protocol):
-    """Whoever counts what was closed; `sidecar.observability.metrics.Metrics` is one."""
+    """Counts closed requests, as `sidecar.observability.metrics.Metrics` does."""
 
     def refusal_unanswered(self) -> None:
-        """A stranger's request was closed."""
+        """Counts a closed request of a stranger."""
 
 
 class MinuteCounts:
-    """How often each name came, in its minute."""
+    """Counts occurrences of each name in its minute."""
 
     def __init__(self, clock_mono: Callable[[], float], max_names: int) -> None:
         self._clock_mono = clock_mono
         self._max_names = max_names
-        self._minutes: dict[str, tuple[float, int]] = {}  # when it began, how often it came; the oldest first
+        self._minutes: dict[str, tuple[float, int]] = {}  # begin and count; the oldest first
 
     def __len__(self) -> int:
         return len(self._minutes)
 
     def count(self, name: str) -> int | None:
-        """Once more; how often that makes. None where there is no room for another name."""
+        """Counts one occurrence; returns the new count. Returns None if there is no room for another name."""
         now_s = self._clock_mono()
         self._forget(now_s)
         known = self._minutes.get(name)
@@ -73,13 +73,13 @@ class MinuteCounts:
         return count + 1
 
     def standing(self, name: str) -> tuple[int, float]:
-        """How often it came, and the rest of its minute in seconds."""
+        """Returns the count, and the rest of the minute in seconds."""
         began_s, count = self._minutes.get(name, (0.0, 0))
         left_s = began_s + MINUTE_S - self._clock_mono()
         return (count, left_s) if count and left_s > 0 else (0, 0.0)
 
     def _forget(self, now_s: float) -> None:
-        """Minutes are equally long, so that the first to begin is the first to end."""
+        """Drops ended minutes. All are equally long, so the first to begin is the first to end."""
         while self._minutes:
             name, (began_s, _) = next(iter(self._minutes.items()))
             if now_s - began_s < MINUTE_S:
@@ -88,13 +88,13 @@ class MinuteCounts:
 
 
 Name = tuple[tuple[str, object], ...]
-"""Of what was counted, as the facts of a control record."""
+"""The facts of a counted event, for a control record."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has no record of its own, until it is told. `what` is how its control record is called, `many` how the
-    number of those that are told together."""
+    """Events without their own record, until they are recorded together. `what` names the control record, `many` its
+    member for the number of events."""
 
     what: str
     many: str
@@ -102,11 +102,11 @@ class Tally:
     counts: Counter[Name] = field(default_factory=Counter)
 
     def add(self, name: Name, others: Name) -> None:
-        """Once more of this name; of `others`, where there is no room for another."""
+        """Counts one event under `name`, or under `others` if there is no room for another name."""
         self.counts[name if name in self.counts or len(self.counts) < self.max_names else others] += 1
 
     async def tell(self, witness: Witness) -> None:
-        """Put it on record. What the witness raises is raised; nothing is forgotten then."""
+        """Records the counts. Errors of the witness are raised, and nothing is dropped then."""
         told = self.counts.most_common(MAX_TOLD)
         rest = self.counts - Counter(dict(told))
         for name, count in told:
@@ -120,7 +120,7 @@ class Tally:
 
 @dataclass(slots=True)
 class RefusalThrottle:
-    """`settings` are those in force."""
+    """Counts refusals, and decides which are answered and recorded. `settings` are those in force."""
 
     settings: Callable[[], RefusalSettings]
     metrics: ClosingCounts
@@ -142,7 +142,7 @@ class RefusalThrottle:
         self._counted = Tally(COUNTED, "chains", self.max_names)
 
     def closes(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
-        """Count a refusal; whether it is a stranger's, and one too many to be answered."""
+        """Counts a refusal; returns whether it is a stranger's beyond the limit, and not to be answered."""
         if not _is_own_doing(refusal):
             return False
         if caller is not None and not caller.is_anonymous:
@@ -157,8 +157,8 @@ class RefusalThrottle:
         return True
 
     def only_counts(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
-        """Whether this is one too many of its chain's refusals to have a record of its own. What is the caller's own
-        doing always has one: it is bounded by `per_principal_per_minute`."""
+        """Reports whether this refusal is beyond the number of its chain's recorded ones. Refusals that the caller
+        caused are always recorded: they are bounded by `per_principal_per_minute`."""
         if caller is None or _is_own_doing(refusal):
             return False
         known = not caller.is_anonymous
@@ -171,7 +171,7 @@ class RefusalThrottle:
         return True
 
     def turned_away(self, peer: str) -> None:
-        """Somebody came when there was no room to hear it out."""
+        """Counts a connection that was closed for lack of room."""
         self._close(_name_of(peer))
 
     def _close(self, name: str) -> None:
@@ -189,19 +189,19 @@ class RefusalThrottle:
             raise Refusal(Reason.TOO_MANY_REFUSALS, limit=state, retry_after_s=left_s)
 
     async def tell(self, witness: Witness) -> None:
-        """Put on record what was closed or only counted since the last time. What the witness raises is raised; nothing
-        is forgotten then."""
+        """Records what was closed or only counted since the last time. Errors of the witness are raised, and nothing is
+        dropped then."""
         await self._closed.tell(witness)
         await self._counted.tell(witness)
 
     async def run(self, witness: Witness, every_s: float = MINUTE_S) -> None:
-        """Tell once a minute. Runs as long as the process."""
+        """Records the counts once a minute. Runs as long as the process."""
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self.tell(witness)
             except Refusal:
-                continue  # the evidence cannot be written now; the next minute tells of both
+                continue  # the audit log is unavailable; the next minute records both
 
 
 def _is_own_doing(refusal: Refusal) -> bool:

@@ -1,8 +1,8 @@
 """Responses with a complete body.
 
-In one write: status line, headers, body. aiohttp's own `Response` finds out on the way what is known here beforehand
-(no cookies, codings, chunks or charsets), at several times the price. What is left of HTTP/1 to get right is below;
-connections, pipelining and the reader who does not read stay aiohttp's and those of `listeners.py`.
+Status line, headers and body are sent in one write. aiohttp's own `Response` determines at several times the cost what
+is known here beforehand (no cookies, codings, chunks or charsets). This module handles the rest of HTTP/1; connections,
+pipelining and slow readers are handled by aiohttp and `listeners.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-# Above this, to copy a body behind its head costs more than to write twice.
+# Above this, copying a body behind its head costs more than writing twice.
 MAX_JOINED_BYTES: Final = 64 * 1024
 _NO_BODY = frozenset({204, 304})  # RFC 9112, 6.3
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
@@ -27,12 +27,12 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # RFC 9110, 5.5
 
 
 class WholeResponse(web.StreamResponse):
-    """One answer, body and all. `media_type` "" is for an answer without a body."""
+    """A complete answer. `media_type` "" is for an answer without a body."""
 
     def __init__(
         self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
-        """Raises ValueError for what no header holds: a line break would make two of it."""
+        """Raises ValueError for an invalid header value, such as one with a line break."""
         super().__init__(status=status)
         self.body = body
         lines = _line("Content-Type", media_type) if media_type else ""
@@ -43,12 +43,12 @@ class WholeResponse(web.StreamResponse):
         self._lines = _first(status) + lines
 
     def add(self, headers: Iterable[tuple[str, str]]) -> None:
-        """Further headers, before it is sent. Raises ValueError as when it is made."""
+        """Adds headers before the answer is sent. Raises ValueError for invalid ones."""
         for name, value in headers:
             self._lines += _line(name, value)
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Take the request that this answers. Nothing is sent yet."""
+        """Takes the request that this answers. Nothing is sent yet."""
         if self._eof_sent:
             return None
         self._req, self._payload_writer = request, request.writer
@@ -57,7 +57,7 @@ class WholeResponse(web.StreamResponse):
         return self._payload_writer
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send it. Raises ConnectionError if the caller is gone; waits if the caller does not read."""
+        """Sends the answer. Raises ConnectionError if the caller is gone; waits if the caller does not read."""
         request, writer = self._req, self._payload_writer
         if request is None or writer is None:
             return
@@ -68,7 +68,7 @@ class WholeResponse(web.StreamResponse):
             raise ConnectionResetError("the caller is gone")
         head = self._head(request)
         body = b"" if self._status in _NO_BODY or request.method == "HEAD" else self.body
-        self.body = b""  # aiohttp holds on to an answer until the next one on its connection, for as long as that idles
+        self.body = b""  # aiohttp keeps an answer until the next one on its connection, also while that is idle
         writer.output_size += len(head) + len(body)
         if len(body) <= MAX_JOINED_BYTES:
             transport.write(head + body)
@@ -81,7 +81,7 @@ class WholeResponse(web.StreamResponse):
 
     def _head(self, request: web.BaseRequest) -> bytes:
         length = "" if self._status in _NO_BODY else f"Content-Length: {len(self.body)}\r\n"
-        if request.version == HttpVersion10:  # which closes unless told otherwise
+        if request.version == HttpVersion10:  # HTTP/1.0 closes by default
             version, connection = "1.0", "Connection: keep-alive\r\n" if self._keep_alive else ""
         else:
             version, connection = "1.1", "" if self._keep_alive else "Connection: close\r\n"
@@ -90,10 +90,10 @@ class WholeResponse(web.StreamResponse):
 
 
 class SilentResponse(web.StreamResponse):
-    """No answer: the connection is closed."""
+    """Closes the connection without an answer."""
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Close it. Raises ConnectionResetError, by which aiohttp knows."""
+        """Closes the connection. Raises ConnectionResetError, which aiohttp handles."""
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("closed unanswered")
@@ -104,7 +104,7 @@ def _first(status: int) -> str:
     return f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
 
 
-@lru_cache(maxsize=16)  # media types are ours, and few
+@lru_cache(maxsize=16)  # media types are fixed and few
 def _line(name: str, value: str) -> str:
     if _FORBIDDEN.search(value):
         raise ValueError(f"{name} has characters that no header holds")

@@ -1,7 +1,7 @@
 """Limits open streams, in all and for each caller.
 
-They cost no quota, so they have a bound of their own: who opens them by the thousand locks out nobody else (threats
-S10). Who is one too many is told when to come back, and no two at the same moment.
+Streams use no quota, so they have a bound of their own: a caller that opens thousands does not lock out others (threats
+S10). A refused caller receives a randomized time to retry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_RETRY_S, MAX_RETRY_S = 1.0, 10.0
 
 @dataclass(slots=True)
 class StreamLimits:
-    """The places of streams that are open or being opened. `random` gives numbers from 0 to 1."""
+    """The places of streams that are open or being opened. `random` returns numbers from 0 to 1."""
 
     random: Callable[[], float]
     taken: dict[str, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class StreamLimits:
 
     @contextmanager
     def place(self, caller: Caller, bounds: StreamSettings) -> Iterator[None]:
-        """A place for as long as the block lasts. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        """Holds a place for the duration of the block. Raises Refusal(TOO_MANY_CONCURRENT)."""
         owner = caller.binding
         if self.taken.get(owner, 0) >= bounds.max_per_principal:
             limit = LimitState("streams.max_per_principal", bounds.max_per_principal, 0)
