@@ -192,8 +192,8 @@ def settle_interpreter() -> None:
     Objects made at start live as long as the process, so the collector need not visit them again. Calls leave little
     garbage, so it may run less often; a full pass then visits a few thousand objects instead of half a million.
 
-    Threads beside the event loop hash large data. Such a thread yields to the loop on request; by default after 5 ms,
-    each time that the loop runs.
+    Other threads hash large data. Such a thread releases the GIL to the event loop on request; by default only after
+    5 ms, each time that the loop runs.
     """
     gc.collect()
     gc.freeze()

@@ -1,21 +1,21 @@
-"""Is the policy what its owners mean it to be? Policy as code, on the engine that serves.
+"""Checks, tests, compares and suggests policies, on the engine that serves.
 
-places        where the models and rows lie that a command speaks about
-revisions     what the policy said in a git revision
-catalogue     what exists, according to its owners? for diff and suggest
+policy_location      the models and rows that a command works on
+git_revisions        the policy in a git revision
+catalogue            the existing objects according to their owners, for diff and suggest
 
-check/        what is refused, and what is suspicious?
-suite_report  how did the policy's own tests go? `sidecar.policy_tools.suites` runs them; junit tells CI systems
-explain       why is it allowed or denied?
-nearest       nothing allowed it: which rules came nearest? for explain and failed tests
-diff/         whose answers change between two policies, and what else is different?
-globs         which names fit these patterns and none of those? for diff
-replay        what would another policy have answered to what is on record?
-records       what was asked and answered when a line of evidence was written? for explain and replay
-recorded      how did a condition come out, if all that is left of its arguments is evidence? for both
-suggest/      which are the fewest rules that allow what was recorded, and nothing else that is known?
-convert/      what does this CSV say as YAML, or this YAML as CSV?
-export/       what would plain pycasbin need to give our answers?
-outputs       how are several files written, all of them or none? for convert and export
-bench/        how long does a decision take, here and at other sizes?
+check/               errors and suspicious rules
+suites/              the policy's own tests; suite_report formats their results, junit writes them for CI systems
+explain              why a call is allowed or denied
+nearest_rules        the rules nearest to a denied call, for explain and failed tests
+diff/                the access that changes between two policies, and all other differences
+glob_algebra         names that match some patterns and not others, for diff
+replay               the answers of another policy to recorded decisions
+audit_records        the questions and answers in audit records, for explain and replay
+recorded_conditions  outcomes of conditions of whose arguments only the audit record is left, for both
+suggest/             the fewest rules that allow what was recorded, and nothing else that is known
+convert/             CSV as YAML, and YAML as CSV
+export/              the policy for plain pycasbin
+atomic_files         writes several files, all or none, for convert and export
+bench/               the time of a decision, for this policy and for generated ones of other sizes
 """

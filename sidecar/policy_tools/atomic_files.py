@@ -11,12 +11,13 @@ from sidecar.settings.writing import check_replaceable
 
 
 class UnwrittenError(Exception):
-    """Nothing was written; its text says why."""
+    """Nothing was written; the text says why."""
 
 
 def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
-    """Each file is written beside its place first; when all are, each is put there in one step. What is there already
-    stays, unless `force`. Raises UnwrittenError."""
+    """Write each file beside its place; when all are written, rename each into place. Existing files are kept unless
+    `force`. Raises UnwrittenError.
+    """
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
@@ -41,7 +42,7 @@ def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
 
 
 def _umask() -> int:
-    """The mask of this process, which can only be read by setting it."""
+    """Return the umask of this process, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,8 +1,7 @@
 """Reads questions and answers out of audit records.
 
-A line of the audit file (CONTRACT 7) becomes an `RecordedQuestion`: the chain, the question, the old answer, and what
-was recorded of its conditions. What a line does not say is named in `gaps`, so that whoever decides it anew never
-guesses.
+A line of the audit log (CONTRACT 7) becomes a `RecordedQuestion`: the chain, the question, the recorded answer, and the
+recorded outcomes of its conditions. Missing information is named in `gaps`, so that a replay never guesses.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Quest
 
 CHUNK_BYTES = 1 << 20
 
-_ON_SERVERS = SESSION_ACTIONS | messages.SERVER_REQUESTS  # what is asked about an MCP server as a whole
+_ON_SERVERS = SESSION_ACTIONS | messages.SERVER_REQUESTS  # actions on an MCP server as a whole
 _POLICY_REASONS = frozenset({Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE})
 
-# Why something recorded cannot be decided anew: the words that a replay counts by.
+# Why a record cannot be decided again: the names by which a replay counts.
 SEVERAL_QUESTIONS = "the call asked about several objects, and a record names the first"
 QUERY_CUT = "the URI had a query, which a record does not show"
 NAME_HASHED = "the call named what is none of the sidecar's, and a record has a digest of that name alone"
@@ -39,12 +38,14 @@ GRANTS_UNKNOWN = "the record does not say which roles and scopes the token grant
 
 
 class UnreadableAuditLine(Exception):
-    """This is no evidence. The message says what and where."""
+    """The line is not an audit record. The message says what is wrong and where."""
 
 
 class RecordedFact(NamedTuple):
-    """How a condition came out. `inputs` are keyed digests by path, None for what cannot be compared. `subject` is ""
-    where the record does not say of whom it was asked; `lends` if of authority lent on, without the arguments."""
+    """The outcome of a condition. `inputs` are keyed digests by path, None for values that cannot be compared.
+    `subject` is "" where the record does not name the subject; `lends` is true for lent authority, which has no
+    arguments.
+    """
 
     condition: str
     outcome: str
@@ -54,16 +55,16 @@ class RecordedFact(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether every input that was there is among these."""
+        """Whether every input that existed is among these."""
         return len(self.inputs) < INPUTS
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedQuestion:
-    """One recorded question that policy answered. `at_s` is when, in seconds since the epoch; `rules` are the ids that
-    its links rested on; `ended` is why the call was refused, by policy or after it; `enforced` is false in shadow mode,
-    where a denial refuses nothing; `without_arguments` if it is known that there were none. `clear` are the arguments
-    that were recorded in clear, by their steps: what `audit.clear` says of each.
+    """One recorded question that policy answered. `at_s` is its time in seconds since the epoch; `rules` are the ids of
+    the rules that its links rested on; `ended` is why the call was refused, by policy or later; `enforced` is false in
+    shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had none.
+    `clear` are the arguments recorded in clear, by path: what `audit.clear` records of each.
     """
 
     seq: int
@@ -90,7 +91,7 @@ class RecordedQuestion:
 def question_of(
     obj: str, action: str, arguments: Mapping[str, Any] | None = None, meta: Mapping[str, Any] | None = None
 ) -> Question:
-    """The question about an object and an action, as a call would ask it."""
+    """Return the question about an object and an action, as a call would ask it."""
     word, _, rest = obj.partition(":")
     if word == "nhi":
         return Question(obj, action, rest if action in _ON_SERVERS else "", "", arguments or {}, meta or {})
@@ -99,16 +100,16 @@ def question_of(
 
 
 def is_session(question: Question) -> bool:
-    """Whether it is a call of the session itself, which any grant on the server opens (CONTRACT 1.4)."""
+    """Whether it is a session call, which any grant on the server opens (CONTRACT 1.4)."""
     if not question.object.startswith("nhi:"):
         return False
     return question.action in SESSION_ACTIONS or bool(question.server and question.action in MCP_TASK_ACTIONS)
 
 
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
-    """What a record says was asked; None where policy was not asked, or where another record says it.
+    """Return the question of a record; None if policy was not asked, or if another record holds the question.
 
-    Raises UnreadableError for a record that the sidecar did not write.
+    Raises UnreadableAuditLine for a record that the sidecar did not write.
     """
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
         return None
@@ -160,11 +161,13 @@ def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:
     if asked > len(fields["chain"]):
         yield SEVERAL_QUESTIONS
     if question.object.startswith("resource:") and fields["redaction_applied"]:
-        yield QUERY_CUT  # a resource has no arguments: nothing else can have been left out
+        yield QUERY_CUT  # a resource has no arguments: nothing else can be missing
 
 
 def _granted(fields: Mapping[str, Any], size: int) -> tuple[list[tuple[list[str], list[str]]], bool]:
-    """Roles and scopes by place in the chain, and whether they are known. Only tokens and API keys grant any."""
+    """Return roles and scopes by position in the chain, and whether they are known. Only tokens and API keys grant
+    any.
+    """
     granted = fields.get("granted")
     if granted is None:
         bare = all(credential["kind"] in ("local", "anonymous") for credential in fields["credential"])
@@ -176,7 +179,7 @@ def _granted(fields: Mapping[str, Any], size: int) -> tuple[list[tuple[list[str]
 
 def _fact(fact: Mapping[str, Any], names: list[str], links: list[Any]) -> RecordedFact:
     subject, action = fact.get("subject"), fact.get("action")
-    if subject is None and len(links) == 1:  # written before facts said whose they are
+    if subject is None and len(links) == 1:  # a record from before facts named their subject
         subject, action = names[-1], links[0]["action"]
     inputs = {_word(path): None if value is None else _word(value) for path, value in fact["inputs"].items()}
     lends = action == DELEGATE
@@ -199,16 +202,17 @@ def _word(value: object) -> str:
 
 
 class AuditLine(NamedTuple):
-    """One record as read. `read_bytes` is how far the file was read with it."""
+    """One record as read. `read_bytes` is the file position after it."""
 
     fields: Mapping[str, Any]
     read_bytes: int
 
 
 def lines_of(path: Path, torn: Callable[[int], object]) -> Iterator[AuditLine]:
-    """Every record of an audit file, in constant memory. A last line without its end is told to `torn`, in bytes.
+    """Yield every record of an audit file, in constant memory. Calls `torn` with the length in bytes of an incomplete
+    last line.
 
-    Raises UnreadableError at the first line that is none, or whose seal does not fit its bytes.
+    Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes.
     """
     read_bytes = number = 0
     with path.open("rb") as file:
@@ -231,8 +235,9 @@ def lines_of(path: Path, torn: Callable[[int], object]) -> Iterator[AuditLine]:
 
 
 def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
-    """The record of one decision, looked for from the end of the last file. An `outcome` only where nothing else is
-    left."""
+    """Return the record of one decision, searching from the end of the last file. Returns an `outcome` only if no other
+    record is left.
+    """
     needle, outcome = decision_id.encode("ascii", "replace"), None
     for line in (line for path in reversed(paths) for line in _backwards(path)):
         if needle not in line:
@@ -247,7 +252,9 @@ def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] 
 
 
 def single_record(file: IO[bytes]) -> Mapping[str, Any]:
-    """The one record that a file holds; its seal may be gone, as after a log shipper. Raises UnreadableError."""
+    """Return the single record in a file; its seal may be missing, as after a log shipper. Raises
+    UnreadableAuditLine.
+    """
     raw = file.read(MAX_LINE_BYTES + 1)
     if len(raw) > MAX_LINE_BYTES:
         raise UnreadableAuditLine("more than one record: say which with --decision")
@@ -269,7 +276,9 @@ def _loaded(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, last one first, read in chunks. Raises UnreadableError for a line without bound."""
+    """Yield the lines of a file, last one first, read in chunks. Raises UnreadableAuditLine for a line that is too
+    long.
+    """
     with path.open("rb") as file:
         at, rest = file.seek(0, 2), b""
         while at:

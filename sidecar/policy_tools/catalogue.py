@@ -1,6 +1,6 @@
 """Reads catalogues of existing tools, prompts and resources.
 
-A catalogue is a file: server → the names of its tools, or a list of full names of objects.
+A catalogue is a file that maps servers to the names of their tools, or a list of full object names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _THINGS = (*grammar.ON_SERVERS, "nhi:")
 
 @dataclass(frozen=True, slots=True)
 class KnownCatalogue:
-    """What exists according to its owners. `servers` are those of which every tool is listed."""
+    """The existing objects according to their owners. `servers` are those of which every tool is listed."""
 
     objects: frozenset[str] = frozenset()
     servers: frozenset[str] = frozenset()
 
 
 def read_catalogue(path: Path) -> KnownCatalogue:
-    """A YAML or JSON file: server → its tools' names (or full object names), or a list of full object names.
+    """Read a YAML or JSON file: server → its tools' names (or full object names), or a list of full object names.
 
     Raises SettingsError with every fault.
     """
@@ -55,7 +55,9 @@ def read_catalogue(path: Path) -> KnownCatalogue:
 
 
 def _json_text(path: Path) -> bytes | None:
-    """A JSON file with its tabs as blanks: YAML takes none for indentation, and no JSON string holds one."""
+    """Return a JSON file with tabs replaced by blanks: YAML forbids tabs as indentation, and JSON strings cannot
+    contain any.
+    """
     if path.suffix != ".json":
         return None
     with path.open("rb") as file:
@@ -63,7 +65,7 @@ def _json_text(path: Path) -> bytes | None:
 
 
 def _listed(document: Document, loc: tuple[str | int, ...], server: str, name: Any, faults: list[Fault]) -> str:
-    if isinstance(name, Mapping):  # an entry of tools/list, as it came
+    if isinstance(name, Mapping):  # an entry of tools/list, unchanged
         name = name.get("name")
     if not isinstance(name, str) or not name:
         faults.append(document.fault(loc, "must be a name", "W302"))

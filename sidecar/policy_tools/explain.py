@@ -1,7 +1,7 @@
 """Explains decisions link by link.
 
-The engine that serves answers; here its answer is traced back to rows, roles, sets, conditions and limits. For a record
-of the audit, what a record does not hold is answered by `recorded`.
+The serving engine answers; its answer is traced back to rows, roles, sets, conditions and limits. For an audit record,
+missing information is reconstructed by `recorded_conditions`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MAX_LINES = 1_000_000  # of one file of rows
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A rule that the answer rests on. `text` is its row. `roles` are those on the way from the subject to the rule's,
-    the first one from the token if `from_token`; `sets` those on the way from the object to the rule's."""
+    """A rule that the answer rests on. `text` is its row. `roles` are those on the path from the subject to the rule's
+    role, the first one from the token if `from_token`; `sets` those on the path from the object to the rule's set.
+    """
 
     rule: RuleRef
     text: str
@@ -41,8 +42,9 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A condition, how it came out, and what it read. `source` is "" for one that ran now, else `the record` or why
-    nobody can know."""
+    """A condition, its outcome, and what it read. `source` is "" for a condition evaluated now, else `the record` or
+    why the outcome is unknown.
+    """
 
     text: str
     outcome: str
@@ -52,7 +54,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One link and what it stands on; `near` are the nearest rules, where none allowed it."""
+    """One link and its grounds; `near` are the nearest rules, if none allowed it."""
 
     link: Link
     grounds: tuple[Ground, ...]
@@ -62,7 +64,7 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class ChargedLimit:
-    """One limit that the call would be charged. `counted_for` says whose counter it is."""
+    """One limit that the call would be charged to. `counted_for` names the principal of its counter."""
 
     charge: LimitCharge
     counted_for: str
@@ -70,7 +72,7 @@ class ChargedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole answer. `allowed` None cannot be decided from the record, and `why` says what it depends on."""
+    """The whole answer. With `allowed` None it cannot be decided from the record, and `why` says what it depends on."""
 
     allowed: bool | None
     decision: Decision
@@ -88,7 +90,7 @@ class Explanation:
 
 
 def explain(source: PolicySource, budgets: Budgets, chain: Chain, question: Question, at_s: float) -> Explanation:
-    """Ask, and trace the answer."""
+    """Decide a question and trace the answer."""
     engine = Engine(source)
     ask = engine.enter if is_session(question) else engine.decide
     decision = ask(chain, question, at_s)
@@ -96,7 +98,7 @@ def explain(source: PolicySource, budgets: Budgets, chain: Chain, question: Ques
 
 
 def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuestion) -> Explanation:
-    """Ask anew what is on record, and trace the answer."""
+    """Decide a recorded question again and trace the answer."""
     answer = candidate.decide(asked)
     case = candidate.case
     trace = _Trace(candidate.source, candidate.engine, asked.chain, asked.question, asked.at_s)
@@ -105,7 +107,7 @@ def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuesti
 
 
 class _Trace:
-    """From a decision back to what it rests on."""
+    """Traces a decision back to its grounds."""
 
     def __init__(self, source: PolicySource, engine: Engine, chain: Chain, question: Question, at_s: float) -> None:
         self._source, self._engine, self._chain = source, engine, chain
@@ -210,7 +212,7 @@ class _Trace:
         return charges, plan.timeout_s
 
     def _counted_for(self, entry: BudgetRule) -> list[str]:
-        """Whose counters an entry of budgets.yaml moves, in the order of its charges."""
+        """Return the principals whose counters an entry of budgets.yaml charges, in the order of its charges."""
         if not entry.each:
             return [EVERYBODY]
         if entry.names_objects:
@@ -223,7 +225,7 @@ class _Trace:
         return [name for name, known_as in names.items() if any(glob(word, entry.pattern) for word in known_as)]
 
 
-# --- rows as they stand in their files --------------------------------------------------------------------------------
+# --- rows as written in their files -----------------------------------------------------------------------------------
 
 
 class _ExplainedRows:
@@ -237,7 +239,7 @@ class _ExplainedRows:
         self._known = {(file, line): text for file, lines in wanted.items() for line, text in _read(Path(file), lines)}
 
     def text(self, rule: RuleRef) -> str:
-        """The row as it stands, or as it would stand in a CSV file."""
+        """Return the row as written, or as it would be in a CSV file."""
         return self._known.get((rule.file, rule.line)) or written(rule)
 
 
@@ -253,11 +255,11 @@ def _read(path: Path, wanted: set[int]) -> Iterator[tuple[int, str]]:
                     text = raw.decode("utf-8-sig", "replace").strip()
                     yield number, "".join(each if each.isprintable() else "?" for each in text)
     except OSError:
-        return  # the policy was loaded; a file that has gone since is told by the rule itself
+        return  # the policy was loaded; for a file deleted since, the row is derived from the rule
 
 
 def written(rule: RuleRef) -> str:
-    """A rule as a row of the shipped models."""
+    """Return a rule as a row of the built-in models."""
     actions = list(rule.actions)
     if set(USED) <= set(actions):
         actions = [USE, *(action for action in actions if action not in USED)]

@@ -1,9 +1,9 @@
 """Reads policies out of git revisions.
 
 `main`, `HEAD~1`, `abc123`, or `rev:path` for a folder inside the repository: the files of `models/` and `policies/` are
-read out of git's objects, byte for byte (no filter, no attribute, no hook runs), and written into a private temporary
-folder for as long as they are needed. Git is started without a shell, with a deadline and a bound on what it may say;
-names that begin with `-`, links and paths that lead out are refused.
+read from git's objects, byte for byte (no filter, attribute or hook runs), and written into a private temporary folder
+while they are needed. Git is started without a shell, with a deadline and a bound on its output; names that begin with
+`-`, links and paths that lead out are refused.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocatio
 DEADLINE_S = 30.0
 MAX_FILES = 8_192
 MAX_BYTES = 256 * 1024 * 1024
-_MAX_SAID = 16 * 1024  # what git may say about itself: names, faults
+_MAX_SAID = 16 * 1024  # git's other output: names, errors
 _FILE_MODES = ("100644", "100755")
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One policy that was named on a command line. `label` names it; `root` is cut from the paths of its files."""
+    """One policy named on a command line. `label` names it; `root` is cut from the paths of its files."""
 
     label: str
     place: PolicyLocation
     root: Path | None = None
 
     def shown(self, file: str) -> str:
-        """A file as people would look for it: `main:policies/roles.csv` for one out of git."""
+        """Return a file name for display: `main:policies/roles.csv` for a file from git."""
         if self.root is None or not file.startswith(f"{self.root}/"):
             return file
         return f"{self.label.partition(':')[0]}:{file[len(str(self.root)) + 1 :]}"
@@ -51,7 +51,7 @@ class _Blob(NamedTuple):
 
 @contextmanager
 def opened(name: str, *, directory: Path) -> Iterator[Revision]:
-    """A folder, or a git revision of the repository that `directory` is in, while it is looked at.
+    """Open a folder, or a git revision of the repository that contains `directory`, for the duration of the block.
 
     Raises SettingsError when it is neither.
     """
@@ -66,7 +66,7 @@ def opened(name: str, *, directory: Path) -> Iterator[Revision]:
 
 
 def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
-    """Write the policy of a revision under `root`; where in it the policy lies."""
+    """Write the policy of a revision under `root`; return the policy's folder in it."""
     revision, colon, path = name.partition(":")
     if not revision or revision.startswith("-") or "\0" in name:
         _refuse(name, "this is no folder, and no git revision")
@@ -105,24 +105,24 @@ _OPTIONS = ("--no-replace-objects", "--literal-pathspecs", "-c", "core.fsmonitor
 _QUIET: Mapping[str, str] = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_NO_LAZY_FETCH": "1",  # a partial clone must not go to the network for us
+    "GIT_NO_LAZY_FETCH": "1",  # a partial clone must not access the network
     "LC_ALL": "C",
 }
 
 
 class _GitReader:
-    """Git on one repository, for one name on the command line."""
+    """Runs git on one repository, for one name on the command line."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self._name, self._directory = name, directory
 
     def line(self, *arguments: str) -> str:
-        """What it says in one line; "" if it says no."""
+        """Return git's output as one line; "" if git fails."""
         said, good = self._run(arguments, most=_MAX_SAID)
         return said.decode("utf-8", "replace").strip() if good else ""
 
     def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
-        """Every file under these folders. Links and whatever else is no file are refused."""
+        """Return every file under these folders. Refuses links and everything else that is not a file."""
         named = [str(folder) for folder in folders if str(folder) != "."]
         said, good = self._run(("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named), most=MAX_FILES * 512)
         if not good:
@@ -140,7 +140,7 @@ class _GitReader:
         return _Blob(_inside(path, self._name), digest, int(size))
 
     def contents(self, blobs: Sequence[_Blob]) -> Iterator[tuple[_Blob, bytes]]:
-        """The content of each, in order."""
+        """Yield the content of each file, in order."""
         wanted = "".join(f"{blob.digest}\n" for blob in blobs).encode()
         most = sum(blob.size + 128 for blob in blobs)
         said, good = self._run(("cat-file", "--batch"), most=most, sent=wanted)
@@ -153,7 +153,9 @@ class _GitReader:
             yield blob, said[start : start + blob.size]
 
     def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
-        """What git says, and whether it went well. More than `most` bytes, or a deadline that passed, is a fault."""
+        """Return git's output, and whether it succeeded. More than `most` bytes of output, or an exceeded deadline, is
+        a fault.
+        """
         try:
             process = subprocess.Popen(  # noqa: S603, a list of arguments, and no shell
                 ["git", *_OPTIONS, *arguments],  # noqa: S607, the user's own git
@@ -191,10 +193,10 @@ class _GitReader:
 
 
 def _feed(process: subprocess.Popen[bytes], sent: bytes) -> None:
-    """Ask while the answers are read: neither side may wait for the other."""
+    """Write the input in a thread while the output is read, so that neither side blocks the other."""
     assert process.stdin
     try:
         process.stdin.write(sent)
         process.stdin.close()
     except (BrokenPipeError, ValueError):
-        pass  # it ended early; its exit code says why
+        pass  # git ended early; its exit code says why

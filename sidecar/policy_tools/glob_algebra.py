@@ -1,14 +1,14 @@
 """Set algebra on wildcard patterns.
 
-The algebra of our one wildcard (`*`, any run of characters, anchored). Patterns are run together as small automata over
-the characters that they name, and one that stands for all others, within a `GlobShape`: the grammar of names of one
-kind (CONTRACT 1.1, 1.2). Breadth first, so that what is found is shortest; exact, so that nothing found means nothing
-is.
+Patterns have one wildcard (`*`, any run of characters, anchored). They are run together as small automata over the
+characters that they name, and one that stands for all others, within a `GlobShape`: the grammar of names of one kind
+(CONTRACT 1.1, 1.2). The search is breadth first, so that a result is shortest; and exact, so that no result means that
+no such name exists.
 
-    may_overlap(a, b)               cheap: False only if no text fits both
-    witness(shapes, all_of, …)      a name, as natural as it can be, or None
-    overlap(shapes, a, b)           a name that fits both, or None
-    classes(shapes, all_of, others) which of the others can be met together, with a name for each
+    may_overlap(a, b)               cheap: False only if no text matches both
+    witness(shapes, all_of, …)      a name, as natural as possible, or None
+    overlap(shapes, a, b)           a name that matches both, or None
+    classes(shapes, all_of, others) which of the others can match together, with a name for each
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import NamedTuple
 from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.vocabulary import PermissionKind
 
-MAX_STATES = 50_000  # far beyond what patterns of people need; whoever hits it is told
+MAX_STATES = 50_000  # far more than handwritten patterns need; exceeding it raises TooManyStates
 
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _NAME = _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-/")
 _ID = frozenset(map(chr, range(33, 127))) - frozenset("\"',|*")
 _URI = frozenset(map(chr, range(33, 127))) - frozenset('"|*')
 _DEAD, _SERVER, _IN_SERVER, _NAMED, _IN_NAME = -1, 0, 1, 2, 3
-_FILLERS = ("any", "some", "other", "x", "")  # what a witness has where a pattern has its wildcard, if it can
+_FILLERS = ("any", "some", "other", "x", "")  # preferred texts for wildcards in a witness
 
 
 class TooManyStates(Exception):
-    """These patterns together are beyond `MAX_STATES`: nothing is known about them."""
+    """These patterns together exceed `MAX_STATES`: nothing is known about them."""
 
 
 class GlobShape(NamedTuple):
-    """Names of one kind: `prefix`, then perhaps `<server>/`, then 1 to `most` of `characters`."""
+    """Names of one kind: `prefix`, then optionally `<server>/`, then 1 to `most` of `characters`."""
 
     prefix: str
     characters: frozenset[str]
@@ -48,7 +48,7 @@ class GlobShape(NamedTuple):
         return _SERVER if self.on_server else _NAMED
 
     def step(self, state: int, character: str) -> int:
-        """Where one more character leads; _DEAD is nowhere."""
+        """Return the state after one more character; _DEAD is the dead state."""
         if state >= _NAMED:
             return _IN_NAME if character in self.characters else _DEAD
         if character in _LOWER:
@@ -87,7 +87,7 @@ SUBJECTS: Mapping[PermissionKind, Shapes] = {
     PermissionKind.AGENT_TO_TOOL: (_USER, _NHI),
     PermissionKind.GUARDRAIL: (_USER, _NHI),
 }
-"""`anonymous` is one word, and no pattern's: whoever needs it asks for it."""
+"""`anonymous` is an exact word that no pattern matches: callers that need it add this shape."""
 OBJECTS: Mapping[PermissionKind, Shapes] = {
     PermissionKind.USER_TO_NHI: (_NHI,),
     PermissionKind.NHI_TO_NHI: (_NHI,),
@@ -97,7 +97,7 @@ OBJECTS: Mapping[PermissionKind, Shapes] = {
 
 
 def may_overlap(one: str, other: str) -> bool:
-    """Whether some text may fit both: False is certain. Looks at what stands before and after the wildcards."""
+    """Whether some text may match both: False is certain. Compares only the parts before and after the wildcards."""
     if WILDCARD not in one:
         return glob(one, other)
     if WILDCARD not in other:
@@ -110,14 +110,15 @@ def may_overlap(one: str, other: str) -> bool:
 
 
 def overlap(shapes: Shapes, one: str, other: str) -> str | None:
-    """A name that fits both patterns, or None."""
+    """Return a name that matches both patterns, or None."""
     return witness(shapes, (one, other)) if may_overlap(one, other) else None
 
 
 def witness(
     shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
 ) -> str | None:
-    """A name that fits all of these patterns and none of those, and is not one of `avoid`; None if there is none.
+    """Return a name that matches all of these patterns and none of the others, and is not one of `avoid`; None if there
+    is none.
 
     Raises TooManyStates.
     """
@@ -133,9 +134,9 @@ def witness(
         if fits(name):
             return name
     if any(WILDCARD not in pattern for pattern in all_of):
-        return None  # the one name that it could be is among the natural ones
+        return None  # the only possible name is among the natural ones
     banned = list(none_of)
-    while True:  # each turn takes away one name to avoid: there are few of them
+    while True:  # each iteration removes one name to avoid: there are few of them
         found = next((name for shape in shapes for _, name in _walk(shape, all_of, (), banned)), None)
         if found is None or found not in avoid:
             return found
@@ -145,8 +146,9 @@ def witness(
 def classes(
     shapes: Shapes, all_of: Sequence[str], others: Sequence[str], avoid: Collection[str] = ()
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Every set of the others that some name fits together, all of `all_of` being met, with a name for each that is
-    not one of `avoid`. Raises TooManyStates."""
+    """Yield every set of the others that some name matches together, `all_of` included, with a name for each that is
+    not one of `avoid`. Raises TooManyStates.
+    """
     told: set[frozenset[str]] = set()
     for shape in shapes:
         for met, name in _walk(shape, all_of, others, ()):
@@ -161,11 +163,11 @@ def classes(
                 yield met, natural
 
 
-# --- the walk ---------------------------------------------------------------------------------------------------------
+# --- the search -------------------------------------------------------------------------------------------------------
 
 
 def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
-    """Names a person would have taken: the one that must be, or the longest pattern, filled."""
+    """Yield names that a person would choose: the only possible one, or the longest pattern, filled."""
     pattern = max(all_of, key=lambda pattern: (WILDCARD not in pattern, len(pattern)), default=WILDCARD)
     if WILDCARD not in pattern:
         yield from (pattern for shape in shapes if shape.has(pattern))
@@ -180,7 +182,7 @@ def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
 
 
 class _Automaton:
-    """One pattern. A state is the set of places in it that were reached, as bits; 0 is dead."""
+    """One pattern. A state is the set of reached positions, as bits; 0 is dead."""
 
     __slots__ = ("accepts", "ends", "forever", "stars", "steps")
 
@@ -198,7 +200,7 @@ class _Automaton:
         self.forever = self.stars & (self.accepts >> 1)  # a wildcard at the end, once reached
 
     def settle(self, state: int) -> int:
-        """With what a wildcard lets pass; places before the last wildcard reached add nothing to it."""
+        """Add the positions that a wildcard lets pass; positions before the last wildcard reached add nothing."""
         stars = state & self.stars
         if stars:
             last = 1 << (stars.bit_length() - 1)
@@ -218,7 +220,9 @@ def _automaton(pattern: str) -> _Automaton:
 def _walk(
     shape: GlobShape, all_of: Sequence[str], others: Sequence[str], none_of: Sequence[str]
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """(which others are met, a shortest name), for each way in which a name can fit all of these and none of those."""
+    """Yield (which others match, a shortest name), for each way in which a name can match all of these and none of the
+    banned.
+    """
     must = [_automaton(pattern) for pattern in all_of]
     may = [_automaton(pattern) for pattern in others]
     ban = [_automaton(pattern) for pattern in none_of]
@@ -254,7 +258,9 @@ def _walk(
 
 
 def _alive(must: int, may: int, ban: Sequence[_Automaton]) -> Callable[[tuple[int, ...]], bool]:
-    """Whether a state may still lead to a name: nothing needed is dead, nothing banned is met for ever."""
+    """Whether a state may still lead to a name: no required pattern is dead, no banned one matches every
+    continuation.
+    """
 
     def alive(states: tuple[int, ...]) -> bool:
         if not all(states[:must]):
@@ -272,7 +278,7 @@ def _accepted(must: Sequence[_Automaton], ban: Sequence[_Automaton], may: int, s
 
 
 def _alphabet(shape: GlobShape, patterns: Sequence[str]) -> list[str]:
-    """The characters that the patterns name, what servers are written with, and one or two for all others."""
+    """Return the characters that the patterns name, those of server names, and one or two for all others."""
     named = {character for pattern in patterns for character in pattern} & (shape.characters | _LOWER | {"-", "/"})
     rest = [character for character in "x" + "".join(sorted(_LOWER)) if character not in named][:1]
     rest += sorted(shape.characters - named - _LOWER - {"-", "/"})[:1]

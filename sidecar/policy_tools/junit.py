@@ -1,6 +1,6 @@
 """Writes test results as JUnit XML.
 
-JUnit's XML, in the form that Jenkins, GitLab and GitHub's actions agree about: suites, cases, failures, skipped.
+Uses the form that Jenkins, GitLab and GitHub's actions support: suites, cases, failures, skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidecar.policy_tools.suites import SuiteReport, TestResult
 
 
 def junit(report: SuiteReport, took_s: float) -> bytes:
-    """The document. One test suite for each file that had a test to run."""
+    """Return the document. It has one test suite for each file with a test to run."""
     root = ElementTree.Element("testsuites", {"name": "sidecar policy test", **_counts(report.results, took_s)})
     for file, results in groupby(report.results, key=lambda result: result.test.place.span.file):
         _add_suite(root, file, tuple(results))

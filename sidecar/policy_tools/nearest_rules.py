@@ -1,8 +1,8 @@
 """Finds the rules nearest to a denied question.
 
-One pass over the rules, with a bounded pool of the nearest: a rule is near by how many of its parts fit (subject,
-object, action; then expiry, condition, shadow), and among those that fit alike by how much the others look like what
-was asked. Parts are held against each other as the shipped models do it.
+One pass over the rules keeps a bounded pool of the nearest. A rule's rank is the number of its parts that match
+(subject, object, action; then expiry, condition, shadow); ties are broken by the similarity of the other parts to the
+question. Parts are compared as in the built-in models.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sidecar.policy.roles import RoleLinks
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 MOST = 5
-POOL = 200  # of each question; what looks like it is compared letter by letter within these
-MAX_NAMES = 10_000  # of objects that are looked at for a hint
-ALIKE = 0.8  # of a hint: "did you mean" something else altogether helps nobody
-NEAR_WITH_TWO_WRONG = 0.75  # two parts that do not fit must be typing errors, else nothing is near in it
-_ROLE_ALIKE = 0.5  # how much a caller looks like a role: as much as like anything
+POOL = 200  # per question; within the pool, similarity is compared letter by letter
+MAX_NAMES = 10_000  # objects that are searched for a hint
+ALIKE = 0.8  # minimum similarity for a "did you mean" hint
+NEAR_WITH_TWO_WRONG = 0.75  # if two parts do not match, both must be likely typing errors
+_ROLE_ALIKE = 0.5  # similarity of a caller to a role
 
 Part = Literal["subject", "object", "action", "expiry", "condition", "shadow"]
 PARTS: tuple[Part, ...] = ("subject", "object", "action", "expiry", "condition", "shadow")
 
 
 class Misfit(NamedTuple):
-    """One part of a rule that did not fit: what stands in the rule, and a hint."""
+    """One part of a rule that did not match: its text in the rule, and a hint."""
 
     part: Part
     said: str
@@ -40,7 +40,7 @@ class Misfit(NamedTuple):
 
 
 class NearestRule(NamedTuple):
-    """A rule, and why it did not allow. Without misfits it would have, were it not for a rule that denies."""
+    """A rule, and why it did not allow. Without misfits it would have allowed, but for a rule that denies."""
 
     rule: RuleRef
     misfits: tuple[Misfit, ...]
@@ -48,8 +48,9 @@ class NearestRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """One question that was denied. `roles` are the subject's, `sets` those that hold the object; `outcomes` says how
-    conditions came out, by their text; `server` is set for a session call, which any grant on that server opens."""
+    """One denied question. `roles` are the subject's, `sets` those that hold the object; `outcomes` are the conditions'
+    outcomes by text; `server` is set for a session call, which any grant on that server opens.
+    """
 
     kind: PermissionKind
     subject: str
@@ -62,7 +63,9 @@ class Sought:
     server: str = ""
 
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
-        """Whether each of PARTS fits. A condition that nobody ran, of a row that did not match, is given the doubt."""
+        """Return whether each of PARTS matches. A condition that did not run, of a row that did not match, counts as
+        matching.
+        """
         session = bool(self.server)
         outcome = self.outcomes.get(rule.when, "true") if rule.when and not session else "true"
         return (
@@ -82,7 +85,7 @@ class Sought:
 def nearest(
     sought: Sequence[Sought], rules: Iterable[RuleRef], sets: RoleLinks, most: int = MOST
 ) -> list[list[NearestRule]]:
-    """For each question the rules that would have allowed it, but for a part or two; the nearest first."""
+    """Return for each question the rules that would have allowed it, but for a part or two; the nearest first."""
     pools = [_Pool(each) for each in sought]
     by_kind: dict[PermissionKind, list[_Pool]] = {}
     for pool in pools:
@@ -99,13 +102,13 @@ def nearest(
 
 @dataclass(frozen=True, slots=True)
 class _Objects:
-    """The names of objects that the policy knows, as far as they are looked at."""
+    """The object names that the policy knows, up to a bound."""
 
     sets: RoleLinks
     names: Iterable[str]
 
     def that_fit(self, pattern: str) -> list[str]:
-        """Those that a rule's object means."""
+        """Return those that a rule's object matches."""
         if pattern.startswith("set:"):
             return [name for name in self.names if pattern in self.sets.closure((name,))]
         return [name for name in self.names if glob(name, pattern)] if "*" in pattern else [pattern]
@@ -133,7 +136,7 @@ class _Pool:
             heapq.heappush(self._heap, entry)
 
     def best(self, most: int, objects: _Objects) -> list[NearestRule]:
-        """The nearest, each id once."""
+        """Return the nearest rules, each id once."""
         ranked = []
         for score, _, rule in self._heap:
             fits = self.sought.fits(rule)
@@ -151,7 +154,7 @@ class _Pool:
 
 
 def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[str, str]]:
-    """What was asked and what stands in the rule, where the two do not fit."""
+    """Return the question's and the rule's text for each part that does not match."""
     pairs = (
         (sought.subject, rule.subject),
         (sought.object, rule.object),
@@ -161,7 +164,7 @@ def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[
 
 
 def _glance(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> float:
-    """How much alike at first sight: by what two names begin and end with."""
+    """Return a quick estimate of similarity, by the beginnings and ends of two names."""
     return sum(_ends(*pair) for pair in _pairs(sought, rule, fits))
 
 
@@ -173,7 +176,7 @@ def _ends(one: str, other: str) -> float:
 
 
 def _alike(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> float:
-    """The least likeness of the parts that do not fit; 1 where all do."""
+    """Return the least similarity of the parts that do not match; 1 if all match."""
     found = [
         _ROLE_ALIKE if said.startswith(("role:", "set:")) else _likeness(asked, said)
         for asked, said in _pairs(sought, rule, fits)
@@ -215,11 +218,11 @@ _OUTCOMES = {"false": "it gave false", "error": "it failed, or gave no Boolean"}
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    """`did you mean "…"?`, or "" when nothing looks like it."""
+    """Return `did you mean "…"?`, or "" when nothing is similar."""
     near = get_close_matches(word[:256], [name for name in known if "*" not in name], n=1, cutoff=ALIKE)
     return f'did you mean "{near[0]}"?' if near else ""
 
 
 def moment(at_s: float) -> str:
-    """Seconds since the epoch as RFC 3339."""
+    """Format seconds since the epoch as RFC 3339."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")

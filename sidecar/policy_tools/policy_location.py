@@ -23,8 +23,9 @@ BUDGETS_FILE: Final = "budgets.yaml"
 
 @dataclass(frozen=True, slots=True)
 class PolicyLocation:
-    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them. `programs` are the agents
-    beside those, and `offers` the limits that agents have in sidecar.yaml, `agent_ids` their names by their UUIDs."""
+    """One policy on disk. `names` are the existing upstreams; None if they are unknown. `programs` are further agents,
+    `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID.
+    """
 
     models: Path
     policies: Path
@@ -35,16 +36,16 @@ class PolicyLocation:
     agent_ids: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> PolicySource:
-        """Read and check it. Raises PolicyError with every fault."""
+        """Read and check the policy. Raises PolicyError with every fault."""
         return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names, agent_ids=self.agent_ids)
 
     def budgets(self) -> Budgets:
-        """Everything that limits beside the rows, as it is in force when this is served. Raises PolicyError."""
+        """Return all limits other than those of rows, as they apply when this policy serves. Raises PolicyError."""
         return replace(load_budgets(self.policies / BUDGETS_FILE), offers=self.offers)
 
 
 def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
-    """What sidecar.yaml names; without that file, what lies beside where it would be. Raises SettingsError."""
+    """Return the policy that sidecar.yaml names; without that file, the one beside its path. Raises SettingsError."""
     if not path.exists() and (path.parent / POLICIES).is_dir():
         return in_folder(path.parent)
     settings = load_settings(path, environ, check_files=False)
@@ -55,8 +56,9 @@ def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
 
 
 def in_folder(folder: Path) -> PolicyLocation:
-    """A folder that holds `policies/` (and perhaps `models/`), or is such a folder of rows itself. Models that are
-    not there are the shipped ones. Raises SettingsError."""
+    """Return the policy in a folder that contains `policies/` (and optionally `models/`), or rows itself. Missing
+    models are the built-in ones. Raises SettingsError.
+    """
     if not folder.is_dir():
         raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
     policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder

@@ -1,15 +1,15 @@
 """Evaluates conditions on recorded facts.
 
-A record holds no arguments (CONTRACT 7) but those that `audit.clear_arguments` chose: of each condition that ran, a
-digest of its text, how it came out, and keyed digests of what it read. A policy is asked anew with `StandIn`s in the
-place of its conditions, which answer, in this order, by
+A record contains no arguments (CONTRACT 7) except those that `audit.clear_arguments` selects. Of each condition that
+ran, it has a digest of the text, the outcome, and keyed digests of what the condition read. To replay a record, a
+policy's conditions are replaced by `StandIn`s, which answer, in this order, by
 
     running             what reads nothing of the caller's own: principals, server, tool, time
     the record          the same text, of the same subject
-    clear arguments     another text that reads arguments which were recorded as they came
+    clear arguments     another text that reads arguments recorded in clear
     its inputs          another text that reads what was recorded: with the audit key, a digest can be compared with the
                         constants of the condition; equality and membership need no more than that
-    nothing             it is told to be unknown, with the reason, and taken for what the asker of the question tries
+    nothing             the outcome is unknown, with the reason, and takes the value that the replay tries
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ ARGUMENTS: Mapping[str, Any] = {"arguments": "not recorded"}  # by identity: tho
 
 
 class _Found(NamedTuple):
-    """An argument that is known: so many steps of its path lead on, to `value` or to an object without the next one."""
+    """A known argument: the number of steps of its path that exist, to `value` or to an object without the next
+    step.
+    """
 
     steps: int
     value: tuple[Any] | None = None
 
 
 class RecordedKey(NamedTuple):
-    """One run of a condition: of whom, and whether of authority that is lent on."""
+    """One run of a condition: its subject, and whether it is about lent authority."""
 
     condition: str
     subject: str
@@ -56,11 +58,11 @@ class RecordedKey(NamedTuple):
 
 @dataclass(slots=True)
 class RecordedCase:
-    """The record that is under decision, and what was found out about its conditions.
+    """The record being decided, and what is known about its conditions.
 
-    `assumed` are the outcomes that are tried for what is unknown, others come out as `otherwise`; `unknown` collects
-    them, with the reason why. `by_record` are those that the record itself answered;
-    `paths` are what the conditions of the policy read, by digest.
+    `assumed` are the outcomes tried for unknown conditions, others get `otherwise`; `unknown` collects them, with the
+    reason. `by_record` are those that the record itself answered; `paths` are what the conditions of the policy read,
+    by digest.
     """
 
     key: AuditKey | None = None
@@ -76,7 +78,7 @@ class RecordedCase:
     def outcome(
         self, condition: Condition, scene: ConditionContext, purse: CostBudget
     ) -> tuple[Outcome, Mapping[str, Any]]:
-        """How it came out or must come out now, and what it read as far as that is known."""
+        """Return the outcome, recorded or derived, and what the condition read as far as that is known."""
         assert self.asked is not None
         lends = scene.args is not ARGUMENTS
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, lends)
@@ -89,7 +91,7 @@ class RecordedCase:
     def _told(
         self, condition: Condition, scene: ConditionContext, key: RecordedKey, purse: CostBudget
     ) -> tuple[Outcome, Mapping[str, Any]] | str:
-        """The outcome, or why it is unknown."""
+        """Return the outcome, or why it is unknown."""
         asked = self.asked
         assert asked is not None
         written = [path for path in condition.paths if _by_caller(path)]
@@ -116,7 +118,7 @@ class RecordedCase:
         )
 
     def _same_roles(self, condition: Condition, scene: ConditionContext, fact: RecordedFact) -> bool:
-        """Whether what it read of roles then is what it would read now."""
+        """Whether the roles that it read then are those that it would read now."""
         assert self.asked is not None
         reading = [path for path in condition.paths if _reads(path, "roles")]
         if not reading or self.asked.revision == self.revision:
@@ -157,7 +159,7 @@ class RecordedCase:
         return condition.run(made, purse)
 
     def _in_clear(self, path: Steps) -> _Found | None:
-        """An argument that was recorded in clear, there or not; None where that is not known."""
+        """Return an argument that was recorded in clear, present or not; None if that is unknown."""
         assert self.asked is not None
         if path[0] != "args":
             return None
@@ -167,10 +169,10 @@ class RecordedCase:
         return _Found(entry[ABSENT] - 1) if ABSENT in entry else None
 
     def _value(self, text: str, name: str, fact: RecordedFact) -> tuple[Any] | str:
-        """A value that the condition cannot tell from the one that was there, or why there is none.
+        """Return a value that the condition cannot distinguish from the original one, or why there is none.
 
-        A stranger to every constant equals none of them, so that any other stranger does as well where nothing but
-        equality is asked. Not where the recorded run failed: the value may be too large to be asked anything.
+        A value that equals none of the constants can be replaced by any other such value if only equality is tested.
+        This does not hold where the recorded run failed: the value may be too large for any test.
         """
         assert self.asked is not None
         digests = self._own_digests()
@@ -185,17 +187,17 @@ class RecordedCase:
                 return (constant,)
         if fact.outcome == "error" or not _only_compared(text, name):
             return MORE_THAN_EQUAL
-        return (f"\N{SYMBOL FOR SUBSTITUTE}{digest}",)  # equal digests, equal strangers
+        return (f"\N{SYMBOL FOR SUBSTITUTE}{digest}",)  # equal digests give equal substitutes
 
     def _was_absent(self, path: Steps, fact: RecordedFact) -> bool:
-        """Whether a condition that ran then looked for this, and it was not there."""
-        straight = path[:-1] in (("args",), ("call", "meta"))  # else what it lies in may have been something else
+        """Whether a condition that ran then looked for this path, and it was not present."""
+        straight = path[:-1] in (("args",), ("call", "meta"))  # else a parent may have been of another type
         return (
             straight and fact.whole and path in self.paths.get(fact.condition, ()) and ".".join(path) not in fact.inputs
         )
 
     def _own_digests(self) -> Digests | None:
-        """The digests of the record's namespace; None without its key."""
+        """Return the digests of the record's namespace; None without its key."""
         assert self.asked is not None
         if self.key is None or self.key.id != self.asked.key_id:
             return None
@@ -208,7 +210,7 @@ class RecordedCase:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What an engine takes for a `Condition`."""
+    """Replaces a `Condition` in an engine."""
 
     condition: Condition
     case: RecordedCase
@@ -219,16 +221,16 @@ class StandIn:
 
     @property
     def names(self) -> Read:
-        """What it reads of arguments."""
+        """Return what it reads of arguments."""
         return self.condition.names
 
     def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Outcome, Mapping[str, Any]]:
-        """How it comes out for the record that is under decision."""
+        """Return the outcome for the record being decided."""
         return self.case.outcome(self.condition, scene, purse)
 
 
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
-    """The policy, its conditions answered by what `case` knows."""
+    """Return the policy with its conditions answered by `case`."""
     stand_ins: dict[str, Any] = {
         text: StandIn(condition, case, condition.text, condition.digest, condition.paths, condition.from_caller)
         for text, condition in source.conditions.items()
@@ -247,7 +249,7 @@ def _by_caller(path: Steps) -> bool:
 
 
 def _reads(path: Steps, *what: str) -> bool:
-    """Whether it reads this of a principal, perhaps with all else."""
+    """Whether a path reads this of a principal, possibly with everything else."""
     return path == ("chain",) or (path[0] in ("principal", "origin") and (len(path) == 1 or path[1] in what))
 
 
@@ -266,7 +268,7 @@ def _digest(digests: Digests, value: object) -> str | None:
 
 
 def _tree(values: Mapping[Steps, Any], root: Steps) -> dict[str, Any]:
-    """Nested objects with a value at the end of each path."""
+    """Return nested objects with a value at the end of each path."""
     tree: dict[str, Any] = {}
     for path, value in values.items():
         if path[: len(root)] == root:
@@ -278,7 +280,7 @@ def _tree(values: Mapping[Steps, Any], root: Steps) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], path: Steps, found: _Found) -> None:
-    """Put an argument into a tree, or the objects on its way as far as there were any."""
+    """Put an argument into a tree, or the objects on its path as far as they existed."""
     for at, step in enumerate(path[: found.steps]):
         if found.value is not None and at == len(path) - 1:
             tree[step] = found.value[0]
@@ -286,9 +288,9 @@ def _put(tree: dict[str, Any], path: Steps, found: _Found) -> None:
         tree = tree.setdefault(step, {})
 
 
-# --- what a condition's text asks of an input -------------------------------------------------------------------------
+# --- how a condition's text tests an input ----------------------------------------------------------------------------
 
-# A part of CEL's lexis (cel-spec, "Syntax") that can be read without doubt: plain strings, whole numbers, names.
+# The unambiguous part of CEL's lexis (cel-spec, "Syntax"): plain strings, integers, names.
 _TOKEN = re.compile(
     r"""\s*(?:('[^'\\\n]*'|"[^"\\\n]*")|(\d+(?![\w.]))|([A-Za-z_]\w*)|(==|!=|<=|>=|&&|\|\||[-+*/%<>!?:.,()\[\]{}]))"""
 )
@@ -296,7 +298,7 @@ _STARTS, _ENDS = ("", "(", "&&", "||", "?", ":"), ("", ")", "&&", "||", "?", ":"
 
 
 def _tokens(text: str) -> list[str] | None:
-    """The text's tokens; None for one that holds anything else: escapes, prefixes of strings, fractions, comments."""
+    """Return the text's tokens; None for a text with anything else: escapes, string prefixes, fractions, comments."""
     tokens: list[str] = []
     at, text = 0, text.rstrip()
     while at < len(text):
@@ -311,7 +313,7 @@ def _tokens(text: str) -> list[str] | None:
 
 
 def _constants(text: str) -> list[str | int] | None:
-    """Every constant that stands in the text; None where that cannot be said."""
+    """Return every constant in the text; None if that cannot be determined."""
     tokens = _tokens(text)
     if tokens is None:
         return None
@@ -325,7 +327,9 @@ def _constants(text: str) -> list[str | int] | None:
 
 
 def _only_compared(text: str, name: str) -> bool:
-    """Whether nothing is asked of this input but if it is there, equals a constant, or is in a list of constants."""
+    """Whether the only tests of this input are presence, equality with a constant, and membership in a list of
+    constants.
+    """
     tokens = _tokens(text)
     if tokens is None:
         return False
@@ -342,7 +346,7 @@ def _joined(name: str) -> list[str]:
 
 
 def _roots(tokens: list[str], root: str) -> list[int]:
-    """Where the variable is read by plain dots, and not as somebody's field."""
+    """Return where the variable is read by plain dots, and not as another value's field."""
     return [
         at
         for at, token in enumerate(tokens)

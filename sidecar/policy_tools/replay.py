@@ -1,7 +1,7 @@
 """Replays recorded decisions through another policy.
 
-Every recorded `decision` and `refusal` that policy answered is asked of a candidate, at its own time. What the record
-cannot answer is tried both ways: only where the answer depends on it, the record is undecidable, with the reason.
+Every recorded `decision` and `refusal` that policy answered is decided by a candidate policy, at its own time. What the
+record cannot answer is tried both ways: only if the answer depends on it, the record is undecidable, with the reason.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sidecar.policy_tools.audit_records import GRANTS_UNKNOWN, AuditLine, Record
 from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, RecordedCase, RecordedKey, with_stand_ins
 from sidecar.vocabulary import Chain, Decision, Principal
 
-MAX_TRIES = 64  # of outcomes for unknown conditions: six of them, each true or false
-MAX_GROUPS = 10_000  # remembered; all are counted
+MAX_TRIES = 64  # outcomes for unknown conditions: six of them, each true or false
+MAX_GROUPS = 10_000  # kept; all records are counted
 TOO_MANY = f"more unknown conditions than {MAX_TRIES} tries can settle"
 
 _TRUE: Outcome = "true"
@@ -30,8 +30,9 @@ Change = Literal["wider", "narrower", "undecidable"]
 
 
 class ReplayAnswer(NamedTuple):
-    """What the candidate says. `allowed` None is undecidable, and `why` says what it depends on. `decision` is one of
-    those that may be meant; the only one where nothing was unknown."""
+    """The candidate's answer. `allowed` None is undecidable, and `why` says what it depends on. `decision` is one of
+    the possible ones; the only one if nothing was unknown.
+    """
 
     allowed: bool | None
     decision: Decision
@@ -39,7 +40,7 @@ class ReplayAnswer(NamedTuple):
 
 
 class Candidate:
-    """A policy that is asked what is on record."""
+    """A policy that decides recorded questions."""
 
     def __init__(self, source: PolicySource, key: AuditKey | None = None) -> None:
         self.source = source
@@ -48,7 +49,7 @@ class Candidate:
         self._all_roles: frozenset[str] | None = None
 
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
-        """The answer under this policy, at the record's time."""
+        """Return the answer under this policy, at the record's time."""
         self.case.asked = asked
         if asked.gaps:
             return ReplayAnswer(None, self._ask(asked, asked.chain, {}, "error"), asked.gaps[0])
@@ -58,9 +59,10 @@ class Candidate:
         return self._with_any_roles(asked, answer)
 
     def _with_any_roles(self, asked: RecordedQuestion, without: ReplayAnswer) -> ReplayAnswer:
-        """Whether the answer is the same whatever roles the token granted. With none and with all of them tried: more
-        roles only add rows, so that nothing between the two can be otherwise where they agree; but for rows that deny
-        among those that all roles add, which may hide what fewer roles would be allowed."""
+        """Return the answer if it is the same for any roles that the token may have granted. It is decided with none
+        and with all of them: more roles only add rows, so if the two answers agree, all answers in between are the
+        same, unless a deny row that the full set adds hides what fewer roles would be allowed.
+        """
         if self.case.unknown and not without.allowed:
             return without._replace(allowed=None, why=GRANTS_UNKNOWN)
         everything = self._settle(asked, tuple(self._with_all_roles(asked.chain)))
@@ -82,10 +84,10 @@ class Candidate:
             yield replace(principal, roles=self._all_roles)
 
     def _settle(self, asked: RecordedQuestion, chain: Chain) -> ReplayAnswer:
-        """The answer, if it is the same however the unknown conditions come out.
+        """Return the answer if it is the same for every outcome of the unknown conditions.
 
-        An error is no match on a row that allows and a match on one that denies: nothing allows less than errors
-        everywhere. What allows most is some choice of true and false, which has to be looked for.
+        An error is no match on a row that allows and a match on one that denies: errors everywhere allow the least. The
+        combination of true and false that allows the most has to be searched for.
         """
         least = self._ask(asked, chain, {}, "error")
         if least.allowed or not self.case.unknown:
@@ -100,7 +102,7 @@ class Candidate:
             if most.allowed:
                 return ReplayAnswer(None, most, why)
             left = [key for key in self.case.unknown if key not in tried]
-            for at, key in enumerate(left):  # so that each choice comes once
+            for at, key in enumerate(left):  # so that each combination occurs once
                 todo.append({**tried, **dict.fromkeys(left[:at], _TRUE), key: "false"})
         return ReplayAnswer(None, least, TOO_MANY)
 
@@ -117,7 +119,7 @@ class Candidate:
 
 
 class ChangeKind(NamedTuple):
-    """What makes records alike, so that one example stands for them all."""
+    """The values in which records of one group agree; one example stands for all of them."""
 
     change: Change
     chain: str
@@ -132,7 +134,7 @@ class ChangeKind(NamedTuple):
 
 @dataclass(slots=True)
 class ReplayGroup:
-    """Records that are alike: how many, and the first of them."""
+    """A group of similar records: their number, and the first of them."""
 
     seq: int
     decision_id: str
@@ -142,9 +144,9 @@ class ReplayGroup:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of it. `unasked` are records without an answer of policy: outcomes, control, refusals before it.
+    """The result. `unasked` are records without a policy answer: outcomes, control, refusals before policy.
 
-    `revisions` counts the policies that the records are of.
+    `revisions` counts the policies that the records are from.
     """
 
     records: int = 0
@@ -165,7 +167,7 @@ class Replay:
         return self.wider + self.narrower
 
     def of(self, change: Change) -> list[tuple[ChangeKind, ReplayGroup]]:
-        """The groups of one kind of change, the most frequent first."""
+        """Return the groups of one kind of change, the most frequent first."""
         found = [(kind, group) for kind, group in self.groups.items() if kind.change == change]
         return sorted(found, key=lambda pair: (-pair[1].count, pair[1].seq))
 
@@ -178,8 +180,9 @@ def replay(
     until: str = "",
     progress: Callable[[int], object] = lambda read_bytes: None,
 ) -> Replay:
-    """The whole file, in constant memory. `since` and `until` (not included) are times as records have them; `progress`
-    hears how many bytes were read. Raises UnreadableError."""
+    """Replay all records, in constant memory. `since` and `until` (exclusive) are times as in records; `progress` is
+    called with the number of bytes read. Raises UnreadableAuditLine.
+    """
     report = Replay()
 
     def torn(size: int) -> None:
@@ -202,7 +205,7 @@ def replay(
 
 
 def _lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[AuditLine]:
-    """Of all files of a log. The last one may have no record yet."""
+    """Yield the records of all files of a log. The last one may have no record yet."""
     before = 0
     for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
         for line in lines_of(path, torn):

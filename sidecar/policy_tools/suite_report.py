@@ -14,10 +14,10 @@ from sidecar.policy_tools.suites.suite import answer_in_words
 from sidecar.policy_tools.suites.suite_schema import Expect
 from sidecar.vocabulary import Decision, Link, RuleRef
 
-MAX_TOLD = 100  # failures that are told in full: who has more than this has one cause for most of them
-MAX_EXPLAINED = 20  # failures for which the nearest rules are looked for, in all rules
+MAX_TOLD = 100  # failures that are shown in full: more than this usually have one cause
+MAX_EXPLAINED = 20  # failures for which the nearest rules are searched, in all rules
 MOST_NEAR = 3
-MAX_MISSING = 200  # rules that no test exercises, one a line
+MAX_MISSING = 200  # rules that no test exercises, one per line
 _MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "SKIP"}
 
 
@@ -31,7 +31,7 @@ class Telling:
     took_s: float
 
     def text(self, *, verbose: bool = False) -> Iterator[str]:
-        """Line by line: failures and skipped tests, then the figures. `verbose`: every test."""
+        """Yield the report line by line: failures and skipped tests, then the figures. `verbose`: every test."""
         near = self._near()
         told = 0
         for result in self.report.results:
@@ -46,7 +46,7 @@ class Telling:
         yield self.summary()
 
     def summary(self) -> str:
-        """`12 passed, 1 failed, 2 skipped in 0.03 s`."""
+        """Return `12 passed, 1 failed, 2 skipped in 0.03 s`."""
         report = self.report
         counts = [f"{report.count('passed')} passed", f"{report.count('failed')} failed"]
         if skipped := report.count("skipped"):
@@ -54,7 +54,7 @@ class Telling:
         return f"{', '.join(counts)} in {self.took_s:.2f} s"
 
     def data(self) -> dict[str, Any]:
-        """The same for a program."""
+        """Return the report as plain values."""
         report = self.report
         counts = {outcome: report.count(outcome) for outcome in ("passed", "failed", "skipped")}
         return {
@@ -67,7 +67,7 @@ class Telling:
         }
 
     def _near(self) -> Mapping[int, list[NearestRule]]:
-        """The nearest rules of the links that were denied where a test fails, by the identity of the link."""
+        """Return the nearest rules of the denied links of failed tests, by the identity of the link."""
         failed = [result for result in self.report.failures if result.got and not result.got.decision.allowed]
         links = [(result, link) for result in failed[:MAX_EXPLAINED] for link in _denied(result)]
         if not links:
@@ -116,12 +116,12 @@ def _failure(result: TestResult, near: Mapping[int, list[NearestRule]]) -> Itera
 
 
 def _misfit_in_words(misfit: Misfit) -> str:
-    adds = misfit.hint and misfit.said not in misfit.hint  # else it says again what stands there
+    adds = misfit.hint and misfit.said not in misfit.hint  # else it repeats the rule's text
     return f"{misfit.part} {misfit.said}" + (f" ({misfit.hint})" if adds else "")
 
 
 def link_in_words(link: Link) -> str:
-    """`user_to_nhi: user:alice → nhi:bot, message/send: allow by oncall (policies/user_to_nhi.csv:4)`."""
+    """Return `user_to_nhi: user:alice → nhi:bot, message/send: allow by oncall (policies/user_to_nhi.csv:4)`."""
     answer = "allow" if link.allowed else f"deny, {link.reason}"
     rules = ", ".join(_rule_in_words(rule) for rule in link.rules)
     by = f" by {rules}" if rules else ""
@@ -129,7 +129,7 @@ def link_in_words(link: Link) -> str:
 
 
 def rests_on(decision: Decision) -> Sequence[RuleRef]:
-    """The rules that stand in its links, each once."""
+    """Return the rules of the decision's links, each once."""
     found = {(rule.file, rule.line, rule.id): rule for link in decision.links for rule in link.rules}
     return tuple(found.values())
 
@@ -210,7 +210,7 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
 
 
 def failure_text(result: TestResult) -> str:
-    """A failure in a few lines, for reports that hold no more."""
+    """Return a failure in a few lines, for reports with limited space."""
     assert result.got is not None
     lines = [*result.problems, f"got: {answer_in_words(result.got)}", *map(link_in_words, result.got.decision.links)]
     return "\n".join([*lines, f"hint: {result.hint}"] if result.hint else lines)

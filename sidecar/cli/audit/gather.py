@@ -60,7 +60,7 @@ def _from_store(folder: Path, config: Path) -> list[Path]:
     stream = reading_stream(load_settings(config, os.environ, check_files=False))
     try:
         files = gathered(stream.lines(), folder)
-        if files and (head := stream.head()):  # the signed head of the whole stream, which ends in the last chain
+        if files and (head := stream.head()):  # the head of the whole stream, which ends in the last chain
             files[-1].with_name(f"{files[-1].name}.head").write_bytes(head + b"\n")
         return files
     except RedisError as error:

@@ -1,6 +1,7 @@
-"""One step of measuring, in this process: draw a policy, ask our engine, or ask a rival. `running` starts it.
+"""One step of a measurement, in this process: generate a policy, measure our engine, or measure a rival. `runner`
+starts it.
 
-What is measured prints one line of JSON. Drawing is a step of its own, so that its memory is not counted as ours.
+A measurement prints one line of JSON. Generating is a separate step, so that its memory is not counted.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def _ours(folder: Path, asked: list[ladder.DrawnQuestion]) -> measurement.Rung:
 def _rival(
     name: str, policy: ladder.DrawnPolicy, folder: Path, asked: list[ladder.DrawnQuestion], budget_s: float
 ) -> dict[str, object]:
-    """Until the questions or the time are over; at least one is answered, or whoever started this ends it."""
+    """Answer questions until they or the time run out; at least one is answered, unless the parent process ends
+    this one.
+    """
     ours = measurement.Reference.of(load_policy_aside(shipped("models"), folder / "policies"), time.time())
     began = time.perf_counter()
     allows = rivals.rival(name, policy, asked)

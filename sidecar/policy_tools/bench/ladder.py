@@ -1,9 +1,9 @@
 """Generates policies of given sizes and questions for them.
 
-Drawn from one random source, so that every run and every engine sees the same. A company of n rows has n / 10
-identities, each with up to three roles, of which some nest; servers with tools, some of them in sets; of the rows, a
-share have a wildcard, one in twenty denies, one in four speaks of a role, one in fifty of a set. Four rows in five are
-of agents and tools, the others of users and agents, and of agents among themselves.
+All are drawn from one random source, so that every run and every engine gets the same ones. A policy of n rows has n /
+10 identities, each with up to three roles, some of them nested, and servers with tools, some of them in sets. Of the
+rows, a share have a wildcard, one in twenty denies, one in four names a role, one in fifty a set. Four rows in five are
+about agents and tools, the others about users and agents, and agents and agents.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple
 from sidecar.vocabulary import Principal, Question
 
 SIZES = (10, 1_000, 100_000, 1_000_000)
-WILD = 0.01  # of all rows
+WILD = 0.01  # share of all rows
 DENIES, BY_ROLE, BY_SET = 0.05, 0.25, 0.02
 _ACTIONS = {"agent_to_tool": "tools/call", "user_to_nhi": "message/send", "nhi_to_nhi": "message/send"}
 _KINDS = (("agent_to_tool", 0.8), ("user_to_nhi", 0.1), ("nhi_to_nhi", 0.1))
 
 
 class DrawnRow(NamedTuple):
-    """One rule, as plain as rules are."""
+    """One rule without notes or conditions."""
 
     kind: str
     subject: str
@@ -35,7 +35,7 @@ class DrawnRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawnPolicy:
-    """A policy. `roles` and `sets` are (member, container)."""
+    """A generated policy. `roles` and `sets` are (member, container) pairs."""
 
     rows: Sequence[DrawnRow]
     roles: Sequence[tuple[str, str]]
@@ -43,7 +43,7 @@ class DrawnPolicy:
 
 
 class DrawnQuestion(NamedTuple):
-    """One question of one link."""
+    """One question about one link."""
 
     kind: str
     subject: str
@@ -62,7 +62,7 @@ class DrawnQuestion(NamedTuple):
 
 
 def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
-    """A policy of so many rows, all different."""
+    """Generate a policy with `rows` distinct rows."""
     world = _World(rows, random.Random(f"{seed}/{rows}/{wild}"))
     found: dict[tuple[str, str, str, str], DrawnRow] = {}
     while len(found) < rows:
@@ -72,7 +72,7 @@ def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
 
 
 def questions(policy: DrawnPolicy, count: int, *, seed: int = 2) -> Iterator[DrawnQuestion]:
-    """Half of them are what some row speaks of, asked by somebody whom it means; half are drawn freely."""
+    """Generate questions: half are about a row's object, with a caller whom the row matches; half are random."""
     rng = random.Random(f"{seed}/{len(policy.rows)}")
     members: dict[str, list[str]] = {}
     for member, role in policy.roles:
@@ -90,7 +90,7 @@ def questions(policy: DrawnPolicy, count: int, *, seed: int = 2) -> Iterator[Dra
 
 
 def write(policy: DrawnPolicy, folder: Path) -> None:
-    """As the files that load_policy reads."""
+    """Write the files that load_policy reads."""
     files: dict[str, list[str]] = {f"{kind}.csv": [] for kind, _ in _KINDS}
     for row in policy.rows:
         files[f"{row.kind}.csv"].append(f"p, {row.subject}, {row.object}, {row.actions}, -, -, -, {row.effect}\n")
@@ -101,11 +101,11 @@ def write(policy: DrawnPolicy, folder: Path) -> None:
 
 
 def _somebody(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) -> str:
-    """A caller whom the row's subject means."""
+    """Return a caller whom the row's subject matches."""
     subject = row.subject
     while subject in members:
         subject = rng.choice(members[subject])
-    if subject.startswith("role:"):  # nobody has it
+    if subject.startswith("role:"):  # a role without members
         return "user:nobody" if row.kind == "user_to_nhi" else "nhi:nobody"
     if subject == "*":
         return "user:anybody" if row.kind == "user_to_nhi" else "nhi:anybody"
@@ -113,7 +113,7 @@ def _somebody(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) 
 
 
 class _World:
-    """Who and what there is."""
+    """The identities and objects of a generated policy."""
 
     def __init__(self, rows: int, rng: random.Random) -> None:
         self._rng = rng
@@ -167,7 +167,7 @@ class _World:
         return f"nhi:a{rng.randrange(self._agents)}"
 
     def _widened(self, kind: str, subject: str) -> tuple[str, str]:
-        """One side with a wildcard, or both."""
+        """Replace one side, or both, by a wildcard."""
         rng = self._rng
         if kind != "agent_to_tool":
             return subject, f"nhi:a{rng.randrange(self._agents)}*"

@@ -1,8 +1,8 @@
 """Measures one policy size.
 
-Each is measured in a process of its own, so that memory is its own too. A decision is uncached: every question is
-asked once, and before each one the engine forgets whose roles it knows. The times are those of `Engine.decide` as the
-server calls it, from question to decision, with its links and rules.
+Each size is measured in a separate process, so that its memory is separate too. Decisions are uncached: every question
+is asked once, and the engine's caches are cleared before each. The times are those of `Engine.decide` as the server
+calls it, from question to decision, with links and rules.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ WARM_UP = 500
 
 
 class Rung(NamedTuple):
-    """`p50_us` and `p99_us` of a decision in microseconds, `load_s` in seconds, `rss_mb` of the process in MiB.
-    `allowed` is the share of the questions that were allowed."""
+    """`p50_us` and `p99_us` are the decision times in microseconds, `load_s` the load time in seconds, `rss_mb` the
+    memory of the process in MiB. `allowed` is the share of questions that were allowed.
+    """
 
     rows: int
     p50_us: float
@@ -36,7 +37,7 @@ class Rung(NamedTuple):
 
 
 def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> Rung:
-    """Ask an engine over the policy, one question after the other."""
+    """Measure an engine over the policy, one question after the other."""
     began = time.perf_counter()
     engine = Engine(source)
     load_s += time.perf_counter() - began
@@ -66,7 +67,7 @@ def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float
 
 
 class Reference:
-    """Our own answers, for others to be held against."""
+    """Our own answers, with which the answers of other engines are compared."""
 
     def __init__(self, engine: Engine, now_s: float) -> None:
         self._engine, self._now_s = engine, now_s
@@ -80,7 +81,7 @@ class Reference:
 
 
 def resident_mb() -> float:
-    """MiB now, where the system tells; else the most there ever was."""
+    """Return the resident memory in MiB now if the system reports it, else its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 2**20

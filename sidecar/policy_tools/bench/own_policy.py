@@ -13,8 +13,9 @@ KINDS = (PermissionKind.AGENT_TO_TOOL, PermissionKind.USER_TO_NHI, PermissionKin
 
 
 def questions(source: PolicySource, *, seed: int = 1) -> Iterator[DrawnQuestion]:
-    """Without end: half are what some row speaks of, asked by somebody whom it may mean; half mix two rows. None where
-    no kind has a row."""
+    """Yield questions without end: half are about a row's object, with a caller whom the row can match; half mix two
+    rows. Yields none if no kind has a row.
+    """
     rng = random.Random(seed)
     kinds = [kind for kind in KINDS if len(source.tables[kind])]
     members = {role: member for member, roles in source.roles.parents.items() for role in roles}

@@ -1,8 +1,9 @@
 """Measures other engines on the equivalent policy.
 
-Each takes the drawn policy in the form that suits it best, parsed and indexed beforehand as far as it can, and answers
-the same questions. What it cannot express it leaves out; how often it agrees with us is told beside its times.
-`fast` (pycasbin's FastEnforcer) looks rows up by exact subject and object, so it knows neither roles nor wildcards.
+Each engine gets the generated policy in the form that suits it best, parsed and indexed beforehand as far as possible,
+and answers the same questions. What it cannot express is left out; its agreement with our answers is reported beside
+its times. `fast` (pycasbin's FastEnforcer) looks rows up by exact subject and object, so it supports neither roles nor
+wildcards.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ NAMES = tuple(_MODULES)
 
 
 def is_installed(name: str) -> bool:
-    """Whether the rival's package is there."""
+    """Whether the rival's package is installed."""
     return importlib.util.find_spec(_MODULES[name]) is not None
 
 
 def rival(name: str, policy: DrawnPolicy, asked: list[DrawnQuestion]) -> Answers:
-    """The rival with the policy loaded. `asked` are the names it will have to know."""
+    """Return the rival with the policy loaded. `asked` provides the names that it has to know."""
     makers: Mapping[str, Callable[[DrawnPolicy, list[DrawnQuestion]], Answers]] = {
         "pycasbin": _pycasbin,
         "fast": _fast,
@@ -70,7 +71,7 @@ def _enforcers(policy: DrawnPolicy, make: Callable[[str], Any]) -> Answers:
         ]
         for row in rows:
             enforcer.model["p"]["p"].policy.append(row)
-        if "g2" not in enforcer.model["g"]:  # FastModel reads the first definition of a section only
+        if "g2" not in enforcer.model["g"]:  # FastModel reads only the first definition of a section
             enforcer.model.add_def("g", "g2", "_, _")
         for group, links in (("g", policy.roles), ("g2", policy.sets)):
             manager = enforcer.model["g"][group].rm = RoleManager(10)
@@ -120,7 +121,7 @@ def _cedar_policy(row: Any) -> str:
             sides.append(variable)
             conditions.append(f'{variable}.name like "{text}"')
         else:
-            sides.append(f'{variable} in {entity}::"{text}"')  # itself, or what is in it
+            sides.append(f'{variable} in {entity}::"{text}"')  # the entity itself, or its members
     when = f" when {{ {' && '.join(conditions)} }}" if conditions else ""
     return f"{word} ({sides[0]}, action in [{actions}], {sides[1]}){when};"
 
@@ -176,7 +177,7 @@ def _rego(policy: DrawnPolicy, asked: list[DrawnQuestion]) -> Answers:
 
     def allows(one: DrawnQuestion) -> bool:
         interpreter.set_input({"kind": one.kind, "sub": one.subject, "obj": one.object, "act": one.action})
-        output = interpreter.query("x := data.policy.allow")  # kept: its values are its own memory
+        output = interpreter.query("x := data.policy.allow")  # kept alive: its values are in its own memory
         return bool(output.binding("x").value)
 
     return allows

@@ -15,8 +15,8 @@ from sidecar.policy_tools.bench.ladder import SIZES, WILD
 from sidecar.policy_tools.bench.measurement import OURS, QUESTIONS
 from sidecar.policy_tools.bench.rivals import NAMES, is_installed
 
-OURS_BUDGET_S = 300.0  # a million rows are drawn, written, read and asked about
-RIVAL_BUDGET_S = 60.0  # from the moment the policy is handed over: loading included
+OURS_BUDGET_S = 300.0  # a million rows are generated, written, read and queried
+RIVAL_BUDGET_S = 60.0  # from the moment the rival gets the policy, loading included
 
 
 def climbed(
@@ -27,9 +27,9 @@ def climbed(
     questions: int = QUESTIONS,
     budget_s: float = RIVAL_BUDGET_S,
 ) -> Iterator[dict[str, Any]]:
-    """One measurement after the other: for each size and share of wildcards ours, then each rival's.
+    """Yield the measurements: for each size and share of wildcards ours, then each rival's.
 
-    A rival that did not come to an answer in time, or is not installed, has an `error` and no figures.
+    A rival that did not finish in time, or is not installed, has an `error` and no figures.
     """
     for share in wild:
         for rows in sizes:
@@ -56,7 +56,9 @@ def _measured(engine: str, step: Callable[..., str], budget_s: float, rows: int,
 
 
 def _step(name: str, *, folder: str, rows: int, wild: float, questions: int, budget_s: float) -> str:
-    """What one step prints. Raises TimeoutExpired: what is drawn before a clock starts takes some 40 µs a row."""
+    """Return the output of one step. Raises TimeoutExpired: generating, some 40 µs a row, precedes the rival's
+    clock.
+    """
     order = [sys.executable, "-m", "sidecar.policy_tools.bench", name, folder, str(rows), str(wild), str(questions)]
     patience_s = budget_s + 10 + rows * 40e-6
     done = subprocess.run([*order, str(budget_s)], capture_output=True, text=True, timeout=patience_s, check=True)

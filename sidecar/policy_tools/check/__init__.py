@@ -1,15 +1,16 @@
 """Checks a policy for errors and suspicious rules.
 
-    codes        every code: what it is about, how it is mended
-    policy       what the lints know: a loaded policy and its surroundings
-    matching     rules that can never match             overlaps    rules that others make pointless
-    times        expired, soon, too long in the shadow  names       unused, empty, look-alike
-    conditions   conditions that mean something else    breadth     everybody, everything
-    cover        which patterns cover a name            written     where a rule's field stands
-    formats      as text, JSON, SARIF, GitHub's commands
+    codes             every code: its meaning and its remedy
+    linted_policy     what the lints know: a loaded policy and its surroundings
+    matching          rules that can never match             overlaps    rules that others make pointless
+    expiry            expired, expiring, long in shadow      names       unused, empty, look-alike
+    conditions        conditions with unintended meaning     breadth     all callers, all objects
+    pattern_cover     the patterns that cover a name
+    source_positions  the positions of rules' fields
+    formats           text, JSON, SARIF, GitHub's commands
 
-What the loader refuses is told alone: lints need a whole policy. With one, every lint runs over all of it; each is
-about linear in the number of rules.
+Errors of the loader are reported alone, because lints need a whole policy. With one, every lint runs over all of it;
+each takes time about linear in the number of rules.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sidecar.policy_tools.check.source_positions import RuleSources
 from sidecar.policy_tools.policy_location import BUDGETS_FILE, PolicyLocation
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
 
-MAX_TOLD = 200  # of one code, as the loader does
+MAX_TOLD = 200  # of one code, as in the loader
 _QUOTED = re.compile(r'"([^"]+)"')
 
 Lint = Callable[[LintedPolicy], Iterator[PolicyFinding]]
@@ -67,7 +68,7 @@ LINTS: Sequence[Lint] = (
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Everything that was found, in the order of files and lines. `left_out`: by code, how many more there were."""
+    """All findings, in the order of files and lines. `left_out`: by code, how many more there were."""
 
     faults: tuple[Fault, ...]
     revision: str = ""
@@ -76,7 +77,7 @@ class CheckReport:
 
     @property
     def valid(self) -> bool:
-        """Whether it may serve: warnings do not stop it."""
+        """Whether the policy may serve: warnings do not prevent it."""
         return all(fault.severity != "error" for fault in self.faults)
 
 
@@ -89,7 +90,7 @@ def check(
     soon_days: float = 14,
     strict: bool = False,
 ) -> CheckReport:
-    """What is refused, or else everything that is suspicious. Never raises for what stands in the policy's files."""
+    """Return the errors, or else all suspicious findings. Never raises for the content of the policy's files."""
     budgets, refused = Budgets(), list[Fault]()
     try:
         budgets = load_budgets(place.policies / BUDGETS_FILE)
@@ -125,7 +126,7 @@ def check(
 
 
 def suspicious(policy: LintedPolicy, lints: Iterable[Lint] = LINTS) -> tuple[list[Fault], dict[str, int]]:
-    """What the lints see, at most 200 of one code; and how many more there are, by code."""
+    """Return the lints' findings, at most 200 of one code, and the number of further ones by code."""
     seen: Counter[str] = Counter()
     faults = []
     for lint in lints:
@@ -163,7 +164,7 @@ def _fault(finding: PolicyFinding, written: RuleSources) -> Fault:
 
 
 def _with_line(fault: Fault, written: RuleSources) -> Fault:
-    """The loader's own warning; if it came without its line, with that and the place of what its message names."""
+    """Return the loader's warning, with the line and the place of what its message names if it had no line."""
     if fault.source or not fault.line:
         return fault
     named = _QUOTED.search(fault.message)
@@ -177,6 +178,6 @@ def _ordered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def repository_of(folder: Path) -> Path:
-    """The nearest folder above that is a git repository's, or the present one."""
+    """Return the nearest folder above that is a git repository, or the current folder."""
     resolved = folder.resolve()
     return next((above for above in (resolved, *resolved.parents) if (above / ".git").exists()), Path.cwd())

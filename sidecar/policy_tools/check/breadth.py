@@ -14,7 +14,7 @@ _THINGS = {"tool": "tool", "prompt": "prompt", "resource": "resource", "nhi": "a
 
 
 def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P651: for everybody. P652: on everything. P653: for callers without a credential."""
+    """P651: for all callers. P652: on all objects. P653: for callers without a credential."""
     for rule in policy.rules:
         if rule.effect != "allow" or rule.shadow:
             continue
@@ -31,7 +31,7 @@ def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _everything(rule: RuleRef) -> str:
-    """What an object without a name in it means, or ""."""
+    """Return what an object without a name in it matches, or ""."""
     if rule.object == "*":
         return "everything"
     word, _, rest = rule.object.partition(":")

@@ -1,7 +1,7 @@
 """The catalogue of check codes, with explanations.
 
-The one table of the codes of policy faults: `docs/policy-errors.md`, SARIF's rules and the tests all read it. Codes of
-other files (`sidecar.yaml`, `budgets.yaml`) begin with other letters and are told by their own readers.
+The only table of the codes of policy faults: `docs/policy-errors.md`, SARIF's rules and the tests read it. Codes of
+other files (`sidecar.yaml`, `budgets.yaml`) begin with other letters and belong to their own readers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Level = Literal["error", "warning", "note"]
 
 
 class CodeMeaning(NamedTuple):
-    """`about` in one line, `mend` in one or two sentences. A note is a warning of less weight: it costs nothing yet."""
+    """`about` in one line, `mend` in one or two sentences. A note is a warning of less weight, without effect yet."""
 
     about: str
     mend: str

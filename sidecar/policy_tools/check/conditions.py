@@ -1,7 +1,7 @@
-"""Lints for conditions that do not ask what they seem to.
+"""Lints for conditions that do not test what they seem to.
 
-What a condition reads is known from its syntax tree (`Condition.paths`); how it is written is looked at in its text,
-without what stands in quotes.
+What a condition reads is taken from its syntax tree (`Condition.paths`); its spelling is checked in its text, without
+quoted strings.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _MEND = "mend the condition, or take the row away"
 
 
 class _Never(NamedTuple):
-    """Why a condition always comes out as it does, and what in it. `unless_absent`: what the caller leaves out fails
-    instead, which is a match on a deny row."""
+    """Why a condition always has the same outcome, and the part responsible. `unless_absent`: a value that the caller
+    leaves out causes an error instead, which is a match on a deny row.
+    """
 
     outcome: str
     why: str
@@ -39,7 +40,7 @@ class _Never(NamedTuple):
 
 
 def always_the_same(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P605: a condition that reads nothing, contradicts itself, or asks for what cannot be there."""
+    """P605: a condition that reads nothing, contradicts itself, or tests what cannot exist."""
     known: dict[str, _Never | None] = {}
     for rule in policy.rules:
         if not rule.when or rule.when not in policy.source.conditions:
@@ -58,7 +59,7 @@ def _consequence(never: _Never, rule: RuleRef) -> str:
 
 
 def _constant(condition: Condition) -> _Never | None:
-    """A condition that comes out the same whoever asks what."""
+    """Return why a condition has the same outcome for every caller and question, if so."""
     if not condition.paths:
         outcome = _for_nobody(condition)
         gives = "always fails" if outcome == "error" else f"always gives {outcome}"
@@ -70,7 +71,7 @@ def _constant(condition: Condition) -> _Never | None:
 
 
 def _for_nobody(condition: Condition) -> str:
-    """How it comes out for a caller without roles and scopes, and a call without arguments."""
+    """Return the outcome for a caller without roles and scopes and a call without arguments."""
     nobody = (Principal("user:nobody"),)
     scene = ConditionContext(nobody, 0, Question("", "", ""), {}, 0.0, lambda _: frozenset())
     return condition.run(scene, CostBudget())[0]
@@ -103,7 +104,7 @@ def _never_asked(rule: RuleRef) -> _Never | None:
 
 
 def _terms(text: str) -> list[str]:
-    """The parts of a conjunction; one part, if it is none."""
+    """Return the parts of a conjunction; a single part if it is not one."""
     bare = _without_texts(text)
     depth, start, cuts = 0, 0, list[str]()
     for at, letter in enumerate(bare):
@@ -117,7 +118,7 @@ def _terms(text: str) -> list[str]:
 
 
 def _without_texts(text: str) -> str:
-    """The text with blanks for what stands in quotes: every other character stays in its place."""
+    """Return the text with quoted strings replaced by blanks; every other character stays in its place."""
     return _TEXT.sub(lambda found: found[0][0] + " " * (len(found[0]) - 2) + found[0][0], text)
 
 
@@ -129,7 +130,7 @@ def _args_paths(condition: Condition) -> list[tuple[str, ...]]:
 
 
 def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P606: the rule is asked only where a call carries no arguments."""
+    """P606: the rule is evaluated only where calls have no arguments."""
     for rule, condition in _conditioned(policy):
         if not _args_paths(condition) or not policy.asked(rule) or not (why := _no_arguments(policy, rule)):
             continue
@@ -149,7 +150,7 @@ def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
 
 
 def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P641: a deny rule reads args.x (or call.meta.x), and nothing in it asks whether that is there."""
+    """P641: a deny rule reads args.x (or call.meta.x) without testing whether it is present."""
     known: dict[str, str] = {}
     for rule, condition in _conditioned(policy):
         if rule.effect != "deny" or (policy.asked(rule) and _no_arguments(policy, rule)):
@@ -164,7 +165,7 @@ def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _unasked(condition: Condition) -> str:
-    """The first path into what the caller writes that is read and not asked for, or ""."""
+    """Return the first path into the caller's input that is read without a presence test, or ""."""
     asked = {"".join(found.split()) for found in _HAS.findall(_without_texts(condition.text))}
     asked |= {f"{below}.{key}" for key, below in _KEY_IN.findall(condition.text)}
     for path in condition.paths:
@@ -176,7 +177,7 @@ def _unasked(condition: Condition) -> str:
 
 
 def _asking(path: str) -> str:
-    """How CEL asks whether it is there: has() takes names only."""
+    """Return CEL's presence test for a path: has() takes names only."""
     below, _, key = path.rpartition(".")
     return f"has({path})" if key.isidentifier() else f"'{key}' in {below}"
 
@@ -208,15 +209,16 @@ def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _is_optional(policy: LintedPolicy, role: str) -> bool:
-    """Whether this role can only come from tokens, and one of the issuers does not insist on the claim. Without the
-    settings nothing is known of that."""
+    """Whether this role can only come from tokens, and one of the issuers does not require the claim. False without the
+    settings.
+    """
     if policy.granting is None or policy.people(role):
         return False
     return any(one.grants(role) and not one.required for one in policy.granting)
 
 
 def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
-    """The question for a claim without which the condition is false, or ""."""
+    """Return the test of a claim without which the condition is false, or ""."""
     text = condition.text
     if _for_nobody(condition) != "false":
         return ""
@@ -231,7 +233,7 @@ def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
 
 
 def order_of_texts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P643: `<` and its like beside a number in quotes."""
+    """P643: an ordering operator such as `<` beside a number in quotes."""
     for rule, condition in _conditioned(policy):
         match = _ORDERED.search(condition.text)
         if match is not None and not _inside_text(condition.text, match.start()):
@@ -245,7 +247,7 @@ def _inside_text(text: str, at: int) -> bool:
 
 
 def roles_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P604: a condition asks for a role that nobody has."""
+    """P604: a condition tests for a role without members."""
     filled: Mapping[str, frozenset[str]] = policy.members
     for rule, condition in _conditioned(policy):
         for match in _ROLE_ASKED.finditer(condition.text):

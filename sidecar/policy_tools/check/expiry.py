@@ -9,11 +9,11 @@ from sidecar.policy.grammar import Wrong, expires_at
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
 
 DAY_S = 86_400
-SHADOW_DAYS = 30  # CONTRACT 4: as long as `mode: shadow` may last
+SHADOW_DAYS = 30  # CONTRACT 4: the maximum duration of `mode: shadow`
 
 
 def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P621: expired. P622: expires within the days that were asked for."""
+    """P621: expired. P622: expires within the given number of days."""
     for rule in policy.rules:
         if rule.expires_at is None:
             continue
@@ -47,6 +47,6 @@ def _told(at_s: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """In days, or in hours below two days."""
+    """Format a duration in days, or in hours below two days."""
     days, hours = int(seconds // DAY_S), int(seconds // 3600)
     return f"{days} days" if days >= 2 else f"{hours} hours" if hours >= 2 else f"{int(seconds // 60)} minutes"

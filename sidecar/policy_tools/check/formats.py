@@ -1,6 +1,6 @@
 """Formats findings as text, JSON, SARIF and GitHub annotations.
 
-text      as errors in files always look, then one line that sums up
+text      the usual form of errors in files, then a summary line
 json      one object, for programs
 sarif     SARIF 2.1.0 (OASIS), for code scanning
 github    workflow commands, which GitHub shows beside the changed lines
@@ -26,14 +26,14 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def level(fault: Fault) -> str:
-    """`error`, `warning` or `note`: a note is a warning of less weight."""
+    """Return `error`, `warning` or `note`: a note is a warning of less weight."""
     if fault.severity == "warning" and fault.code in CODES and CODES[fault.code].level == "note":
         return "note"
     return fault.severity
 
 
 def counted(report: CheckReport) -> dict[str, int]:
-    """How many errors, warnings and notes there are, those included that are not told one by one."""
+    """Return the numbers of errors, warnings and notes, including those left out of the list."""
     counts = Counter(level(fault) for fault in report.faults)
     for code, more in report.left_out.items():
         counts[CODES[code].level if code in CODES else "warning"] += more
@@ -41,7 +41,7 @@ def counted(report: CheckReport) -> dict[str, int]:
 
 
 def summary(report: CheckReport, where: str) -> str:
-    """One line."""
+    """Return a one-line summary."""
     parts = [f"{count} {word if count != 1 else word[:-1]}" for word, count in counted(report).items() if count]
     more = "".join(f"; {count} more of {code} not shown" for code, count in report.left_out.items())
     if not report.valid:
@@ -70,7 +70,7 @@ def json(report: CheckReport, where: str, root: Path) -> str:
 
 
 def plain(fault: Fault) -> dict[str, object]:
-    """A fault for programs. `end_column` is the column after its last character; a whole file has 0 and 0."""
+    """Return a fault as plain values. `end_column` is the column after its last character; a whole file has 0 and 0."""
     return {
         "file": visible(fault.file),
         "line": fault.line,
@@ -88,7 +88,7 @@ def _end(fault: Fault) -> int:
 
 
 def relative(file: str, root: Path) -> str:
-    """The file as a code host knows it: from the repository's root, with `/`. One outside stays absolute."""
+    """Return a file's path from the repository's root, with `/`. A file outside stays absolute."""
     path = Path(file).resolve()
     return path.relative_to(root.resolve()).as_posix() if path.is_relative_to(root.resolve()) else path.as_posix()
 
@@ -142,7 +142,9 @@ def _result(fault: Fault, index: int, root: Path) -> dict[str, Any]:
 
 
 def _artifact(file: str, root: Path) -> dict[str, str]:
-    """RFC 3986: what is no plain character of a path is percent-encoded; a file outside the root is a file: URI."""
+    """Return a SARIF artifact location. Characters that a path must not contain are percent-encoded (RFC 3986); a file
+    outside the root is a file: URI.
+    """
     path = relative(file, root)
     if path.startswith("/"):
         return {"uri": "file://" + quote(os.fsencode(path))}
@@ -170,7 +172,7 @@ def _command(fault: Fault, root: Path) -> str:
 
 
 def _data(text: str) -> str:
-    """As the runner unescapes the message of a command (actions/toolkit, command.ts)."""
+    """Escape the message of a command as the runner unescapes it (actions/toolkit, command.ts)."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

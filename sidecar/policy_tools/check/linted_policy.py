@@ -1,8 +1,8 @@
 """The policy as the lints see it.
 
-A loaded policy beside what only its surroundings tell (budgets, upstreams, which roles tokens can grant, what time it
-is), and the few relations that several lints ask: who has a role, what is in a set, which actions are ever asked of an
-object. Everything here is looked up by name; nothing compares all rules with all others.
+A loaded policy with its surroundings (budgets, upstreams, the roles that tokens can grant, the current time), and the
+relations that several lints use: members of roles and sets, and the actions possible on an object. Everything is looked
+up by name; no lint compares all pairs of rules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 KINDS_ASKED: Mapping[PermissionKind, tuple[frozenset[str], frozenset[str]]] = {
-    # CONTRACT 1.2, 1.3: who is asked about what
+    # CONTRACT 1.2, 1.3: the subjects and objects of each kind
     PermissionKind.USER_TO_NHI: (frozenset({"user", "anonymous"}), frozenset({"nhi"})),
     PermissionKind.NHI_TO_NHI: (frozenset({"nhi"}), frozenset({"nhi"})),
     PermissionKind.AGENT_TO_TOOL: (
@@ -35,7 +35,7 @@ KINDS_ASKED: Mapping[PermissionKind, tuple[frozenset[str], frozenset[str]]] = {
     ),
 }
 _OF_THINGS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
-# CONTRACT 1.4: what is asked of agents; all else that is known is asked of an MCP server as a whole
+# CONTRACT 1.4: the actions on agents; all other known actions are on an MCP server as a whole
 _OF_AGENTS = frozenset(
     action for action in ACTIONS if action.startswith(("message/", "tasks/", "push/", "card/")) or action == "delegate"
 )
@@ -43,8 +43,9 @@ _OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(_OF_THINGS.values())) | MCP_TASK
 
 
 class Granting(NamedTuple):
-    """Which roles one issuer's tokens can grant: `role:<namespace>/<value>`, the values that fit `only` (empty: all).
-    `required`: its tokens never come without the claim."""
+    """The roles that one issuer's tokens can grant: `role:<namespace>/<value>`, for the values that match `only`
+    (empty: all). `required`: its tokens always have the claim.
+    """
 
     namespace: str
     only: tuple[str, ...] = ()
@@ -56,8 +57,9 @@ class Granting(NamedTuple):
 
 
 class PolicyFinding(NamedTuple):
-    """What a lint saw. Where: in a rule (a column of it, a part of that), where a role or set is filled, or a file (and
-    where a part of it stands there first)."""
+    """One finding of a lint. Its place is a rule (a column of it, a part of that), the row that fills a role or set, or
+    a file (and the first occurrence of a part in it).
+    """
 
     code: str
     message: str
@@ -71,8 +73,9 @@ class PolicyFinding(NamedTuple):
 
 @dataclass(slots=True)
 class LintedPolicy:
-    """See above. `granting` and `names` are None where nobody knows the issuers and upstreams; `programs` are agents
-    beside these; `catalogue` is what exists on the servers, where an owner said so."""
+    """A policy with its surroundings. `granting` and `names` are None if the issuers and upstreams are unknown;
+    `programs` are further agents; `catalogue` lists the objects on the servers, if an owner provided it.
+    """
 
     source: PolicySource
     written: RuleSources
@@ -101,13 +104,13 @@ class LintedPolicy:
     # --- subjects -----------------------------------------------------------------------------------------------------
 
     def roles_above(self, name: str) -> frozenset[str]:
-        """Every role that this principal or role has by `g` rows."""
+        """Return every role that this principal or role has by `g` rows."""
         if name not in self._above:
             self._above[name] = self.source.roles.closure((name,)) if name in self.source.roles.parents else frozenset()
         return self._above[name]
 
     def may_be_granted(self, role: str) -> bool:
-        """Whether some token could bring this role, or one that is in it. Without a `/` it cannot."""
+        """Whether a token can grant this role, or one that is in it. A role without a `/` cannot be granted."""
         return any(self._by_token(name) for name in (role, *self.members.get(role, ())))
 
     def _by_token(self, role: str) -> bool:
@@ -116,17 +119,17 @@ class LintedPolicy:
         return self.granting is None or any(one.grants(role) for one in self.granting)
 
     def people(self, role: str) -> list[str]:
-        """The users and NHIs that `g` rows put into a role."""
+        """Return the users and NHIs that `g` rows put into a role."""
         return [name for name in self.members.get(role, ()) if not name.startswith("role:")]
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def things(self, name: str) -> list[str]:
-        """The objects that `g2` rows put into a set."""
+        """Return the objects that `g2` rows put into a set."""
         return [element for element in self.elements.get(name, ()) if not element.startswith("set:")]
 
     def object_kinds(self, rule: RuleRef) -> frozenset[str]:
-        """Which kinds of object a rule can mean, among those that its permission kind asks."""
+        """Return the kinds of object that a rule can match, among those of its permission kind."""
         return self._kinds(rule.object) & KINDS_ASKED[rule.kind][1]
 
     def _kinds(self, obj: str) -> frozenset[str]:
@@ -137,19 +140,19 @@ class LintedPolicy:
         return frozenset({obj.partition(":")[0]})
 
     def asked(self, rule: RuleRef) -> frozenset[str]:
-        """Those of a rule's actions that are ever asked of its object."""
+        """Return those of a rule's actions that are possible on its object."""
         kinds = self.object_kinds(rule)
         key = (rule.kind, "|".join(sorted(kinds)), rule.actions)
         if key not in self._asked:
             possible = possible_actions(rule.kind, kinds)
-            if DELEGATE in rule.actions:  # `use`, which is about agents where it stands on an `nhi:`
+            if DELEGATE in rule.actions:  # `use` is about agents on an `nhi:` object
                 possible -= MCP_TASK_ACTIONS if rule.kind is PermissionKind.AGENT_TO_TOOL else frozenset()
             meant = (action for action in possible if any(glob(action, pattern) for pattern in rule.actions))
             self._asked[key] = frozenset(meant)
         return self._asked[key]
 
     def on_known_server(self, obj: str) -> bool:
-        """Whether some configured upstream fits this tool, prompt or resource; true where none are known."""
+        """Whether a configured upstream matches this tool, prompt or resource; true if no upstreams are known."""
         word, _, rest = obj.partition(":")
         if self.names is None or word not in _OF_THINGS:
             return True
@@ -159,14 +162,18 @@ class LintedPolicy:
         return any(meets_prefix(rest, f"{name}/") for name in self.names)
 
     def passes_here(self, obj: str) -> bool:
-        """Whether calls of what this pattern names come through here, as far as is known: also of agents."""
+        """Whether calls of the names that this pattern matches come through this sidecar, as far as is known; includes
+        agents.
+        """
         if self.names is None or not obj.startswith("nhi:"):
             return self.on_known_server(obj)
         return any(glob(f"nhi:{name}", obj) for name in self.names | self.programs)
 
 
 def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[str]:
-    """What is ever asked of objects of these kinds (`tool`, `prompt`, `resource`, `nhi`) under a permission kind."""
+    """Return the actions possible on objects of these kinds (`tool`, `prompt`, `resource`, `nhi`) under a
+    permission kind.
+    """
     possible: set[str] = set()
     for word in objects:
         if word in _OF_THINGS:
@@ -179,7 +186,7 @@ def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[
 
 
 def _standard(source: PolicySource) -> frozenset[PermissionKind]:
-    """The kinds whose rows are matched as the shipped models do; of others it is not known what covers what."""
+    """Return the kinds whose rows are matched as in the built-in models; for others, coverage cannot be determined."""
     ours = guardrail_model()
     effects = dict.fromkeys(PermissionKind, ALLOW_AND_DENY) | {PermissionKind.GUARDRAIL: ours.effect}
     return frozenset(

@@ -14,13 +14,13 @@ from sidecar.policy_tools.catalogue import KnownCatalogue
 from sidecar.policy_tools.check.linted_policy import KINDS_ASKED, LintedPolicy, PolicyFinding, possible_actions
 from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
 
-MAX_NEAR = 500  # names that a hint is looked for among
+MAX_NEAR = 500  # names that are searched for a hint
 _ASKS_WHOM = "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool asks both"
 _WORDS = {"tool": "a tool", "prompt": "a prompt", "resource": "a resource", "nhi": "an NHI"}
 
 
 def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P601: a set or role whose every member is of a kind that is never asked."""
+    """P601: a set or role all of whose members are of a kind that no question has."""
     for rule in policy.rules:
         if rule.object.startswith("set:") and policy.things(rule.object) and not policy.object_kinds(rule):
             objects = _listed(KINDS_ASKED[rule.kind][1])
@@ -42,7 +42,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P602: none of a rule's actions is asked of its object. P603: some are not, and were written one by one."""
+    """P602: none of a rule's actions is possible on its object. P603: some are not, and were written one by one."""
     for rule in policy.rules:
         kinds = policy.object_kinds(rule)
         if not kinds:
@@ -54,7 +54,7 @@ def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
-    """The message and the hint."""
+    """Return the message and the hint."""
     word = max(kinds)
     if rule.kind is PermissionKind.AGENT_TO_TOOL and word == "nhi":
         server = rule.object.removeprefix("nhi:")
@@ -70,7 +70,7 @@ def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
 
 
 def _asks_agents(rule: RuleRef) -> bool:
-    """Whether each action of a rule is one that is asked of agents."""
+    """Whether all actions of a rule are possible on agents."""
     return set(rule.actions) <= possible_actions(PermissionKind.NHI_TO_NHI, ("nhi",))
 
 
@@ -83,7 +83,7 @@ def _some_not_asked(rule: RuleRef, kinds: frozenset[str]) -> Iterator[PolicyFind
 
 
 def roles_nobody_has(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P604: no `g` row fills it, and no token can bring it."""
+    """P604: no `g` row fills the role, and no token can grant it."""
     filled = [role for role in policy.members if policy.people(role) or policy.may_be_granted(role)]
     known = set(filled)
     for rule in policy.rules:
@@ -100,13 +100,15 @@ def _who_has(policy: LintedPolicy, role: str, filled: Iterable[str]) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """`did you mean …?`, looked for among names of about the same length."""
+    """Return `did you mean …?`, searched among names of about the same length."""
     alike = (other for other in names if other != name and abs(len(other) - len(name)) <= 2)
     return meant(name, islice(alike, MAX_NEAR))
 
 
 def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P607: a server pattern that no upstream fits, or a set's object on none. (P121 is for exact names in rules.)"""
+    """P607: a server pattern that matches no upstream, or a set's object on an unknown one. (P121 is for exact names in
+    rules.)
+    """
     names = policy.names or frozenset()
     for rule in policy.rules:
         server = rule.object.partition(":")[2].partition("/")[0]
@@ -121,12 +123,12 @@ def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P609: an object on servers whose things of that kind are all known, and none of them fits."""
+    """P609: an object on servers whose objects of that kind are all known, and none of them matches."""
     if policy.catalogue is None:
         return
     there = _Things(policy.catalogue)
     for rule in policy.rules:
-        ahead = rule.effect == "deny" and "*" in rule.object  # it forbids what may come
+        ahead = rule.effect == "deny" and "*" in rule.object  # it forbids future objects
         if not ahead and there.lack(rule.object, policy.names):
             yield PolicyFinding("P609", f"nothing fits {shown(rule.object)}", there.near(rule.object), rule, "obj")
     for element in policy.source.sets.parents:
@@ -135,8 +137,9 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 class _Things:
-    """The tools and prompts that a catalogue lists, by kind and server. Of a kind that it lists none of at a server,
-    nothing is known there; nor of resources, which templates make more of."""
+    """The tools and prompts that a catalogue lists, by kind and server. Where it lists none of a kind at a server, that
+    kind is unknown there; so are resources, since templates create more of them.
+    """
 
     def __init__(self, catalogue: KnownCatalogue) -> None:
         self._by_place: dict[tuple[str, str], set[str]] = {("tool", server): set() for server in catalogue.servers}
@@ -147,7 +150,7 @@ class _Things:
                 self._by_place.setdefault((word, rest.partition("/")[0]), set()).add(name)
 
     def lack(self, obj: str, names: Iterable[str] | None) -> bool:
-        """Whether nothing that exists fits an object or a pattern of such."""
+        """Whether no existing object matches an object or pattern."""
         if obj not in self._lack:
             self._lack[obj] = self._lacks(obj, names)
         return self._lack[obj]
@@ -168,7 +171,7 @@ class _Things:
 
 
 def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P608: an entry of budgets.yaml that counts nobody's calls: a slip there leaves everybody without that limit."""
+    """P608: an entry of budgets.yaml that counts no calls: a typing error there disables that limit."""
     written = [entry.object if entry.unit else entry.pattern for entry in policy.budgets.entries if _on_objects(entry)]
     for pattern in dict.fromkeys([*written, *(cost.object for cost in policy.budgets.costs)]):
         if not policy.passes_here(pattern):

@@ -12,13 +12,13 @@ from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
 from sidecar.vocabulary import RuleRef
 
 _UNUSED = "take its rows away, or use it"
-OFTEN = 3  # a name used once, beside a like one that is used so many times, is probably a slip
+OFTEN = 3  # a name used once, beside a similar one used this often, is probably a typing error
 _LOOKS = str.maketrans({"I": "l", "1": "l", "O": "o", "0": "o"})
 _ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
 
 
 def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P631, P632: filled by rows, and named by nothing that decides or counts."""
+    """P631, P632: filled by rows, but named by nothing that decides or counts."""
     roles = _used_roles(policy)
     for role in policy.members:
         if role not in roles and not policy.roles_above(role) & roles:
@@ -42,7 +42,7 @@ def _used_roles(policy: LintedPolicy) -> set[str]:
 
 
 def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P633: a file of rows in which nothing stands but comments."""
+    """P633: a file of rows that contains only comments."""
     filled = {rule.file for rule in policy.rules}
     for path in policy.written.files:
         if str(path) not in filled and not any(_says(line) for line in policy.written.lines(str(path))):
@@ -59,7 +59,7 @@ def _says(line: str) -> bool:
 
 @dataclass(slots=True)
 class _Used:
-    """How often a name is used, and where first: a rule and a column, or a row of roles.csv."""
+    """How often a name is used, and its first use: a rule and a column, or a row of roles.csv."""
 
     rule: RuleRef | None = None
     column: str = ""
@@ -69,7 +69,7 @@ class _Used:
 
 @dataclass(slots=True)
 class _Names:
-    """Names of one sort, each told apart only from its own sort."""
+    """Names of one sort, which are compared only with each other."""
 
     used: dict[str, _Used] = field(default_factory=dict)
 
@@ -79,8 +79,9 @@ class _Names:
 
 
 def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P634: names that differ in what a reader cannot see, or in one letter of a server's name. Where the upstreams
-    are known, a server's name is held against them instead (P121)."""
+    """P634: names with differences that a reader cannot see, or that differ in one letter of a server's name. If the
+    upstreams are known, a server's name is compared with them instead (P121).
+    """
     for sort, names in _sorts(policy).items():
         if sort == "server" and policy.names is not None:
             continue
@@ -118,7 +119,7 @@ def _add_object(obj: str, sorts: Mapping[str, _Names], rule: RuleRef | None, col
 
 
 def _alike(used: Mapping[str, _Used], sort: str) -> Iterator[tuple[str, str]]:
-    """Pairs (rarer, more frequent). Each rarer name once."""
+    """Yield pairs (rarer, more frequent), each rarer name once."""
     told: set[str] = set()
     for rare, often in (*_folded(used), *(_one_letter_off(used) if sort == "server" else ())):
         if rare not in told:
@@ -127,7 +128,9 @@ def _alike(used: Mapping[str, _Used], sort: str) -> Iterator[tuple[str, str]]:
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Alike to the eye, always; alike but for case, dashes and underscores, if one of them is rare."""
+    """Yield names that look the same, always; and names that differ only in case, dashes and underscores, if one of
+    them is rare.
+    """
     for group in _groups(used, lambda name: name.translate(_LOOKS)):
         often = group[0]
         yield from ((rare, often) for rare in group[1:])
@@ -137,7 +140,7 @@ def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
 
 
 def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[list[str]]:
-    """The names that fold to the same, the most used one first."""
+    """Yield the names with the same folded form, the most used one first."""
     groups: dict[str, list[str]] = {}
     for name in used:
         groups.setdefault(fold(name), []).append(name)
@@ -151,7 +154,7 @@ def _is_slip(used: Mapping[str, _Used], rare: str, often: str) -> bool:
 
 
 def _one_letter_off(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Names that become the same when one letter of each is left out, or of one; but not by a digit."""
+    """Yield names that become equal when one letter of each, or of one, is removed; digits must not differ."""
     by_rest: dict[str, list[str]] = {}
     for name in used:
         for rest in {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}:
@@ -164,7 +167,7 @@ def _one_letter_off(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
 
 
 def _differ_by_letter(one: str, other: str) -> bool:
-    """Whether they differ in one place or by one letter, and in no digit: srv-1 and srv-2 are two."""
+    """Whether the names differ in one place or by one letter, and in no digit: srv-1 and srv-2 are distinct."""
     more, less = Counter(one), Counter(other)
     changed = [*(more - less).elements(), *(less - more).elements()]
     near = sum(a != b for a, b in zip(one, other, strict=True)) == 1 if len(one) == len(other) else True
@@ -182,7 +185,7 @@ def alike_ids(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def without_owner(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P661: asked only with --strict."""
+    """P661: reported only with --strict."""
     if policy.strict:
         for rule in policy.rules:
             if not rule.owner:

@@ -1,8 +1,8 @@
 """Lints for rules that other rules make pointless.
 
-An allow that a deny covers, an allow that another allow covers, a limit below which a tighter one always applies.
-A rule covers another when everybody, everything and every action that the other can mean, it means as well. The
-covering rule is looked up: by those subjects that cover this one, then by those of its objects that do.
+Finds an allow that a deny covers, an allow that another allow covers, and a limit under which a tighter one always
+applies. A rule covers another when it matches every subject, object and action that the other can match. The covering
+rule is looked up: by the subjects that cover this rule's subject, then by their objects that cover its object.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sidecar.policy_tools.check.pattern_cover import PatternCover
 from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, Shapes, TooManyStates, overlap
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
-MAX_ALIKE = 32  # rules with one subject and one object that are looked at
-MAX_LIMITED = 500  # rules with a limit that are held against each other
-MAX_SET = 2000  # objects of a set that are held against a pattern
+MAX_ALIKE = 32  # rules compared that have the same subject and object
+MAX_LIMITED = 500  # rules with a limit that are compared with each other
+MAX_SET = 2000  # objects of a set that are compared with a pattern
 _EVERYBODY = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi:*"}
 
 
 @dataclass(slots=True)
 class _OnObjects:
-    """The rules of one subject, by their object."""
+    """The rules of one subject, by object."""
 
     rules: dict[str, list[RuleRef]] = field(default_factory=dict)
     patterns: PatternCover = field(default_factory=PatternCover)
@@ -33,7 +33,7 @@ class _OnObjects:
 
 
 class Covering:
-    """Some rules, to be asked which of them cover another, once all of them were added."""
+    """An index of rules that finds those covering a given rule, once all have been added."""
 
     def __init__(self, policy: LintedPolicy) -> None:
         self._policy = policy
@@ -50,7 +50,7 @@ class Covering:
             alike.append(rule)
 
     def over(self, rule: RuleRef) -> Iterator[RuleRef]:
-        """Those that cover it, itself included if it is one of them."""
+        """Yield the rules that cover this one, including itself if it was added."""
         asked = self._policy.asked(rule)
         key = (rule.kind, rule.subject)
         if key not in self._wider:
@@ -81,7 +81,7 @@ class Covering:
 
     @staticmethod
     def _over_all(things: list[str], on: _OnObjects) -> set[str]:
-        """The patterns that each of these objects fits."""
+        """Return the patterns that match every one of these objects."""
         if not things or len(things) > MAX_SET:
             return set()
         common = on.patterns.covering(things[0])
@@ -89,19 +89,19 @@ class Covering:
 
 
 def _does(other: RuleRef, rule: RuleRef, asked: frozenset[str]) -> bool:
-    """Whether `other` means every action of the rule that is ever asked."""
+    """Whether `other` matches every possible action of the rule."""
     if other.actions == rule.actions:
         return True
     return all(any(glob(action, pattern) for pattern in other.actions) for action in asked)
 
 
 def _means(other: RuleRef, rule: RuleRef) -> bool:
-    """Whether `other` means this rule's subject: `anonymous` is allowed by exactly that word only."""
+    """Whether `other` matches this rule's subject: `anonymous` is allowed by exactly that word only."""
     return rule.subject != ANONYMOUS or other.effect == "deny" or other.subject == ANONYMOUS
 
 
 def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P611: an allow rule all of whose calls a deny rule or a guardrail forbids, always."""
+    """P611: an allow rule all of whose calls are always denied by a deny rule or a guardrail."""
     denies = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:
         if rule.effect == "deny" and not rule.shadow and rule.expires_at is None and not rule.when:
@@ -118,7 +118,8 @@ def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P612: an allow rule that adds nothing. P613: its limit is above that of an allow that covers it. P614: another
-    rule's limit counts some of the same calls."""
+    rule's limit counts some of the same calls.
+    """
     told = set[tuple[str, int, str, str]]()
     allows = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:
@@ -150,7 +151,7 @@ def _is_mutual(allows: Covering, rule: RuleRef, other: RuleRef) -> bool:
 
 
 def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | None:
-    """What `rule` is worth beside `other`, which covers it. Of two that say the same, the later one is told."""
+    """Return the finding for `rule` beside `other`, which covers it. Of two equal rules, the later one is reported."""
     limit, tighter = rule.max_calls_per_hour, other.max_calls_per_hour
     counted_alike = other.per in (rule.per, "rule")
     if limit is not None and tighter is not None and tighter < limit and counted_alike:
@@ -164,7 +165,9 @@ def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | N
 
 
 def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]) -> Iterator[PolicyFinding]:
-    """Each limited rule with the first other one that counts some call with it. `told` are rules that are pointless."""
+    """Yield each limited rule with the first other one that counts a common call. `told` are rules already reported as
+    pointless.
+    """
     limited = [rule for rule in policy.rules if _counts_calls(policy, rule) and _spot(rule) not in told]
     for at, rule in enumerate(limited[:MAX_LIMITED]):
         earlier = (one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule))
@@ -184,7 +187,7 @@ def _counts_calls(policy: LintedPolicy, rule: RuleRef) -> bool:
 
 
 def _meet(policy: LintedPolicy, one: RuleRef, other: RuleRef) -> bool:
-    """Whether some call surely fits both, conditions and expiries aside."""
+    """Whether some call certainly matches both, conditions and expiry aside."""
     if one.kind is not other.kind or policy.asked(one).isdisjoint(policy.asked(other)):
         return False
     return _same_object(policy, one, other) and _same_subject(policy, one, other)
@@ -231,7 +234,7 @@ def _named(rule: RuleRef) -> str:
 
 
 def above_a_budget(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P613: a rule's limit above what an entry of budgets.yaml lets through in an hour."""
+    """P613: a rule's limit is above what an entry of budgets.yaml permits in an hour."""
     ceilings = _Ceilings(policy)
     for rule in policy.rules:
         if rule.max_calls_per_hour is None or rule.shadow:
@@ -245,7 +248,7 @@ def above_a_budget(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 class _Ceilings:
-    """The most calls in any hour that budgets let through, by subject and object."""
+    """The most calls in any hour that budgets permit, by subject and object."""
 
     def __init__(self, policy: LintedPolicy) -> None:
         self._policy = policy
@@ -258,7 +261,9 @@ class _Ceilings:
         self._subjects = PatternCover(entry.pattern for entry in policy.budgets.principals)
 
     def lowest(self, rule: RuleRef) -> tuple[int, BudgetRule] | None:
-        """The tightest entry that always applies, and counts at least what the rule's own limit counts."""
+        """Return the tightest entry that always applies and counts at least the calls that the rule's own limit
+        counts.
+        """
         found = [pair for pair in self._over(rule) if _counts(pair[1], rule)]
         return min(found, key=lambda pair: pair[0], default=None)
 
@@ -278,10 +283,10 @@ def _counts(entry: BudgetRule, rule: RuleRef) -> bool:
 
 
 def _in_an_hour(cap: LimitCap) -> int | None:
-    """The most that a cap lets through in any 60 minutes; None if it says nothing about that."""
+    """Return the most calls that a cap permits in any 60 minutes; None if it does not bound them."""
     if cap.kind == "hour":
         return cap.most
-    if cap.kind in ("day", "month"):  # two of them may meet within an hour
+    if cap.kind in ("day", "month"):  # two of these periods can meet within an hour
         return 2 * cap.most
     if cap.kind == "rate" and cap.interval_us:
         return cap.most + 3_600_000_000 // cap.interval_us

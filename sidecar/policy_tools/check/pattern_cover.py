@@ -1,7 +1,7 @@
 """Finds the patterns that cover a name without trying each.
 
-A pattern that covers a text begins with the text's own beginning, so patterns are kept by what stands before their
-first wildcard, and below that by what stands behind their last one. A look-up tries the few lengths that occur.
+A pattern that covers a text begins with the text's own beginning, so patterns are indexed by the part before their
+first wildcard, and below that by the part after their last one. A lookup tries only the few lengths in use.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from sidecar.policy.patterns import WILDCARD, covers
 
-MAX_ALIKE = 256  # patterns that differ only between their wildcards; of more, the rest is not found
-_FEW = 8  # so many tails are tried one by one
+MAX_ALIKE = 256  # patterns that differ only between their wildcards; further ones are not found
+_FEW = 8  # up to this many tails are tried one by one
 
 
 class PatternCover:
-    """Some patterns and exact names, each once."""
+    """A set of patterns and exact names."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self._exact: set[str] = set()
@@ -39,7 +39,9 @@ class PatternCover:
             self._lengths.append(len(head))
 
     def covering(self, text: str) -> list[str]:
-        """Those that fit all that fits `text`, which is a name or itself a pattern; `text` too, if it is there."""
+        """Return those that match everything that `text` matches; it is a name or a pattern. Includes `text` itself if
+        it was added.
+        """
         found = [text] if text in self._exact else []
         for length in self._lengths:
             tails = self._by_head.get(text[:length]) if length <= len(text) else None

@@ -1,7 +1,7 @@
 """Finds the file positions of rules.
 
-A `RuleRef` knows its file and line; the column is looked for only when something is to be told about it. A CSV line is
-read again by the reader of rows; in YAML the key is looked for from the rule's line on.
+A `RuleRef` holds its file and line; the column is searched for only when a finding is reported. A CSV line is parsed
+again by the reader of rows; in YAML the key is searched for from the rule's line on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sidecar.policy.files import read_text
 from sidecar.policy.rows import CsvRow, parse_rows
 from sidecar.vocabulary import RuleRef
 
-MAX_YAML_LINES = 60  # how far below its first line a rule's keys are looked for
+MAX_YAML_LINES = 60  # how far below its first line a rule's keys are searched for
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "sub": ("subject",),
@@ -28,21 +28,21 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RulePlace:
-    """A stretch of one line. `column` counts from 1, `width` in characters."""
+    """A range in one line. `column` counts from 1, `width` in characters."""
 
     line: SourceLine
     column: int = 1
     width: int = 1
 
     def narrowed(self, part: str) -> RulePlace:
-        """To where `part` stands in it, if it does."""
+        """Narrow the place to `part`, if the place contains it."""
         at = self.line.text.find(part, self.column - 1, self.column - 1 + self.width) if part else -1
         return self if at < 0 else RulePlace(self.line, at + 1, len(part))
 
 
 @dataclass(slots=True)
 class RuleSources:
-    """The files of one policy, read when asked. `columns` are those of a model's rows, by permission kind."""
+    """The files of one policy, read on demand. `columns` are those of a model's rows, by permission kind."""
 
     columns: Mapping[str, Sequence[str]]
     files: Sequence[Path] = ()
@@ -50,14 +50,14 @@ class RuleSources:
     _links: dict[str, RulePlace] | None = None
 
     def lines(self, file: str) -> list[str]:
-        """Its lines; [] if it cannot be read (any more)."""
+        """Return the lines of a file; [] if it cannot be read (any more)."""
         if file not in self._texts:
             text = read_text(Path(file), Faults())
             self._texts[file] = text.replace("\r\n", "\n").split("\n") if text is not None else []
         return self._texts[file]
 
     def mention(self, file: str, part: str) -> RulePlace | None:
-        """Where it stands first in a file."""
+        """Return the first occurrence in a file."""
         for number, text in enumerate(self.lines(file), 1):
             if (at := text.find(part)) >= 0 and not text.lstrip().startswith("#"):
                 return RulePlace(self.line(file, number), at + 1, len(part))
@@ -68,7 +68,9 @@ class RuleSources:
         return SourceLine(file, number, lines[number - 1] if 0 < number <= len(lines) else "")
 
     def rule(self, rule: RuleRef, column: str = "", part: str = "") -> RulePlace:
-        """A rule's field, or a part of it; the whole line without a column or where it is not found."""
+        """Return the place of a rule's field, or of a part of it; the whole line without a column or if it is not
+        found.
+        """
         line = self.line(rule.file, rule.line)
         place = None
         if column:
@@ -78,13 +80,13 @@ class RuleSources:
         return (place or _whole(line)).narrowed(part)
 
     def note(self, rule: RuleRef, key: str) -> str:
-        """What stands beside a rule under this key, or ""."""
+        """Return the note of a rule under this key, or ""."""
         line = self.line(rule.file, rule.line)
         place = self._in_row(rule, line, key) if rule.file.endswith(".csv") else self._in_yaml(line, key)
         return place.line.text[place.column - 1 :][: place.width].strip("\"' ") if place else ""
 
     def link(self, name: str) -> RulePlace | None:
-        """Where a role or set is filled first, else where it, or a member, is named."""
+        """Return the first row that fills a role or set, else one that names it or has it as a member."""
         if self._links is None:
             self._links = dict(self._named_by_links())
         found = self._links.get(name)
@@ -92,7 +94,7 @@ class RuleSources:
         return found or next((place for path in yaml for place in self._in_text(str(path), name)), None)
 
     def _named_by_links(self) -> Iterator[tuple[str, RulePlace]]:
-        """Every name in `g` and `g2` rows; of a name's places the last one given counts."""
+        """Yield every name in `g` and `g2` rows; the last place yielded for a name counts."""
         for column in (1, 2):
             for path in reversed(self.files):
                 if path.suffix == ".csv":
@@ -129,7 +131,9 @@ class RuleSources:
         return RulePlace(line, found.column, max(1, found.width))
 
     def _in_list(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
-        """A subject or object may stand in a list, on any line of the rule; all else behind its key."""
+        """Return the place of a column: a subject or object may be in a list, on any line of the rule; all else follows
+        its key.
+        """
         name = {"sub": rule.subject, "obj": rule.object}.get(column, "")
         for here in self._block(line) if len(name) > 1 else ():
             match = _alone(name).search(here.text)
@@ -147,7 +151,7 @@ class RuleSources:
         return None
 
     def _block(self, line: SourceLine) -> Iterator[SourceLine]:
-        """The lines of an entry of a list: those below it that are indented more."""
+        """Yield the lines of a list entry: those below it that are indented more."""
         first = len(line.text) - len(line.text.lstrip())
         yield line
         for number in range(line.number + 1, line.number + MAX_YAML_LINES):
@@ -158,12 +162,12 @@ class RuleSources:
 
 
 def _alone(name: str) -> re.Pattern[str]:
-    """The name where it is no part of a longer one."""
+    """Return a pattern for the name where it is not part of a longer one."""
     return re.compile(rf"(?<![^\s\[{{,'\"]){re.escape(name)}(?![^\s\]}},:'\"])")
 
 
 def _value(rest: str) -> str:
-    """The scalar or the bracketed list that a line goes on with."""
+    """Return the scalar or the bracketed list that the line continues with."""
     match = re.match(r"\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|[^,}#]*", rest)
     return match[0].rstrip() if match else rest
 

@@ -1,8 +1,8 @@
 """Converts policies between CSV and YAML without loss.
 
-Rows are read with the readers that serve and written anew: ids, owners, reasons, rules of several rows, roles, sets,
-their order, and the comments above them. Nothing is believed: the result is read again and must say the same rows,
-and, where the policy loads at all, have the same revision.
+Rows are read with the readers that serve and written in the other form: ids, owners, reasons, rules of several rows,
+roles, sets, their order, and the comments above them. The result is read again and must contain the same rows and, if
+the policy loads at all, have the same revision.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MAX_FILES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The new files by their path, and how it is known that they say the same. `revision` is "" where the policy that
-    was converted does not load by itself, and only its rows were compared; `why_not` says why."""
+    """The new files by path, and how their equality was verified. `revision` is "" if the source does not load by
+    itself, so that only its rows were compared; `why_not` says why.
+    """
 
     files: Mapping[str, bytes]
     sources: Mapping[str, tuple[str, ...]]
@@ -43,8 +44,9 @@ class Converted:
 
 
 def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns, folder: str = "") -> Converted:
-    """Files of a policy, by their path with `/`, in the other form; what has it already, or is no rows, stays as it
-    is. `folder` is where they lie. Raises PolicyError with every fault of the source, and DifferentError."""
+    """Convert files of a policy, by path with `/`, to the other form; files already in that form and other files are
+    kept. `folder` is their location. Raises PolicyError with every fault of the source, and DifferentError.
+    """
     faults = Faults()
     result: dict[str, bytes] = {}
     sources: dict[str, tuple[str, ...]] = {}
@@ -67,7 +69,7 @@ def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Every file of a policy's folder. Raises PolicyError for what is no regular file, or too large."""
+    """Return every file of a policy's folder. Raises PolicyError for a file that is not regular, or too large."""
     faults, found = Faults(), dict[str, bytes]()
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
@@ -85,7 +87,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 def bounded(path: Path, faults: Faults) -> bytes | None:
-    """The bytes of a regular file, or None with a fault."""
+    """Return the bytes of a regular file, or None with a fault."""
     if not path.is_file():
         faults.whole("P001", "not a regular file", str(path))
         return None
@@ -114,7 +116,7 @@ def _keep(source: str, written: Mapping[str, bytes], result: dict[str, bytes], f
 def _written(path: str, content: Content, to: Form, columns: Columns) -> dict[str, bytes]:
     pure = PurePosixPath(path)
     if not content.entries:
-        return {}  # a file of YAML says something; one of CSV may be empty
+        return {}  # a YAML file must not be empty; a CSV file may be
     if to == "yaml":
         return {str(pure.with_suffix(".yaml")): yaml_of(content, columns).encode()}
     parts: dict[str, list[ContentEntry]] = {}
@@ -129,7 +131,7 @@ def _written(path: str, content: Content, to: Form, columns: Columns) -> dict[st
 
 
 def _csv_name(path: PurePosixPath, kind: PermissionKind | None) -> str:
-    """`rules.yaml` → `agent_to_tool.rules.csv`; a name that tells the kind already is kept."""
+    """Return the CSV name: `rules.yaml` → `agent_to_tool.rules.csv`; a name that already states the kind is kept."""
     stem = ROLES if kind is None else GUARDRAILS if kind is PermissionKind.GUARDRAIL else kind.value
     if path.stem == stem or path.stem.startswith(f"{stem}."):
         return f"{path.stem}.csv"

@@ -12,7 +12,7 @@ from sidecar.vocabulary import PermissionKind
 
 
 def columns_of(models: Path) -> dict[PermissionKind, tuple[str, ...]]:
-    """By the models in a folder. Raises PolicyError with every fault."""
+    """Return the columns according to the models in a folder. Raises PolicyError with every fault."""
     faults = Faults()
     columns: dict[PermissionKind, tuple[str, ...]] = {PermissionKind.GUARDRAIL: COLUMNS}
     for kind in KINDS:

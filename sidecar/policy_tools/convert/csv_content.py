@@ -33,7 +33,7 @@ class ContentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one file says: the comments at its head, its rows, and the comments at its end."""
+    """The content of one file: the comments at its head, its rows, and the comments at its end."""
 
     entries: tuple[ContentEntry, ...]
     head: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Content:
 
 
 def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | None:
-    """What the file says, comments included; None after a fault."""
+    """Read a file with its comments; None after a fault."""
     before = len(faults.errors)
     text = decoded(raw, path, faults)
     if text is None:
@@ -61,7 +61,7 @@ def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | N
 
 
 def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
-    """The kind of a CSV file's p rows (None in a file of roles), and whether its name tells one."""
+    """Return the kind of a CSV file's p rows (None in a file of roles), and whether its name states one."""
     stem = PurePosixPath(path).name.partition(".")[0]
     if stem == ROLES:
         return None, True
@@ -71,7 +71,7 @@ def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
 
 
 def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Columns, faults: Faults) -> None:
-    """What the other form could not say at all. The rest is for `sidecar policy check`."""
+    """Report what the other form cannot express. All other checks are made by `sidecar policy check`."""
     owner = ""
     for kind, row in found:
         wanted = columns.get(kind, COLUMNS) if kind else ("member", "container")
@@ -110,7 +110,7 @@ def _check_rule(
 
 
 def _try(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
-    """What a reader makes of a field, or None after a fault at its place."""
+    """Return what a reader makes of a field, or None after a fault at its place."""
     try:
         return read(field.text, *more)
     except grammar.Wrong as wrong:
@@ -121,7 +121,7 @@ def _try(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *
 
 
 def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: str, comment: Comment) -> Content:
-    """Each row with what stands between the one before it and itself, and inside of it."""
+    """Return each row with the comments between the previous row and itself, and inside it."""
     lines = [comment(line.removesuffix("\r")) for line in text.split("\n")]
     entries: list[ContentEntry] = []
     at = 0
@@ -141,19 +141,19 @@ def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: 
 
 
 def _end(row: CsvRow) -> int:
-    """The number of its last line."""
+    """Return the number of the row's last line."""
     fields = [field for field in (*row.fields, *row.notes.values()) if isinstance(field, YamlField)]
     return max([row.line.number, *(place.line.number for field in fields for place in field.places)])
 
 
 def _trimmed(lines: Sequence[str]) -> Sequence[str]:
-    """Without empty lines at either end."""
+    """Remove empty lines at both ends."""
     found = [number for number, line in enumerate(lines) if line]
     return lines[found[0] : found[-1] + 1] if found else []
 
 
 def _comment_in_csv(line: str) -> str | None:
-    """The comment on a line, "" for an empty line; None if it says something else."""
+    """Return the comment on a CSV line, "" for an empty line; None for any other line."""
     content = line.strip(" \t").replace("\t", "    ")
     return content if (content.startswith("#") and not content.startswith("#:")) or not content else None
 
@@ -163,7 +163,9 @@ _AFTER = re.compile(r"\s#")
 
 
 def _comment_in_yaml(line: str) -> str | None:
-    """As above; a comment behind a value counts too."""
+    """Return the comment on a YAML line, "" for an empty line; None for any other line. A comment after a value
+    counts too.
+    """
     content = line.strip()
     if content.startswith("#"):
         found = content
@@ -172,7 +174,7 @@ def _comment_in_yaml(line: str) -> str | None:
     else:
         bare = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), line)
         after = _AFTER.search(bare)
-        if after is None:  # what stands above `version` is the file's, and not the first row's
+        if after is None:  # comments above `version` belong to the file, not to the first row
             return "" if content.startswith("version:") else None
         found = line[after.start() :].strip()
     return "# " + found[1:] if found.startswith("#:") else found

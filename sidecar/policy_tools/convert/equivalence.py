@@ -1,4 +1,4 @@
-"""Proves that two forms of a policy say the same."""
+"""Verifies that two forms of a policy are equivalent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sidecar.policy_tools.convert.csv_content import Content, ContentEntry, read
 
 
 class DifferentError(Exception):
-    """The result does not say what the source says: a bug of ours, and nothing is written."""
+    """The result differs from the source: a bug in the converter. Nothing is written."""
 
 
 Said = dict[tuple[str, str], list[object]]
 
 
 def said(content: Content, columns: Columns) -> Said:
-    """What the rows say, by kind and type, in their order."""
+    """Return the content of the rows, by kind and type, in order."""
     found: Said = {}
     head: dict[str, str] = {}
     for entry in content.entries:
@@ -32,7 +32,7 @@ def said(content: Content, columns: Columns) -> Said:
         if row.type == "p":
             actions = dict.fromkeys(word.strip() for word in texts["act"].split("|"))
             texts["act"] = "|".join(actions)
-            # Parts agree with the row above in all but these (P509), however they spell it.
+            # Parts agree with the row above in all but these (P509), in any spelling.
             head = texts if "part_of" not in row.notes else head | {key: texts[key] for key in ("sub", "obj")}
             texts = dict(head)
         notes = {key: field.text for key, field in row.notes.items()}
@@ -46,7 +46,7 @@ def _texts(entry: ContentEntry, columns: Columns) -> dict[str, str]:
 
 
 def compare(path: str, content: Content, written: Mapping[str, bytes], columns: Columns) -> None:
-    """Read the result again: it must say the same rows. Raises DifferentError; PolicyError if it is too large."""
+    """Read the result again: it must contain the same rows. Raises DifferentError; PolicyError if it is too large."""
     faults = Faults()
     again: Said = {}
     for name, raw in written.items():
@@ -62,7 +62,7 @@ def compare(path: str, content: Content, written: Mapping[str, bytes], columns: 
 
 
 def revision_of_both(files: Mapping[str, bytes], result: Mapping[str, bytes], models: Path) -> tuple[str, str]:
-    """The revision that both have; "" and why where the source does not load."""
+    """Return the revision that both have; "" and the reason if the source does not load."""
     with TemporaryDirectory(prefix="sidecar-convert-") as folder:
         before, after = Path(folder) / "before", Path(folder) / "after"
         for root, found in ((before, files), (after, result)):

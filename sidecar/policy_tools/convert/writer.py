@@ -15,10 +15,10 @@ from sidecar.policy_tools.convert.csv_content import Content, ContentEntry
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 from sidecar.vocabulary import PermissionKind
 
-Value = str | list[str]  # a text that is written already, or a list that is not
-MAX_WIDTH = 100  # a list that would make a longer line gets one line an entry
+Value = str | list[str]  # a text that is already formatted, or a list that is not
+MAX_WIDTH = 100  # a list on a longer line is split into one line per entry
 
-# Beginning and going on as nothing but plain text does, in [ ] and { } too.
+# Texts that YAML reads as plain strings, also inside [ ] and { }.
 _PLAIN = re.compile(r"[A-Za-z0-9_./(](?:[A-Za-z0-9_./:@+()=<>&|!?*'\-]| (?=[^#]))*")
 _NOTE_PLAIN = re.compile(r"[^\s\"]+")
 _QUOTED_IN_CSV = re.compile(r'[,"]|^[ \t]|[ \t]$')
@@ -28,7 +28,7 @@ _QUOTED_IN_CSV = re.compile(r'[,"]|^[ \t]|[ \t]$')
 
 
 def csv_of(content: Content) -> str:
-    """The rows as a CSV file."""
+    """Return the rows as a CSV file."""
     lines = [*content.head, ""] if content.head else []
     for entry in content.entries:
         lines += entry.above
@@ -60,7 +60,7 @@ def _without_double_blanks(lines: Sequence[str]) -> Iterator[str]:
 
 
 def yaml_of(content: Content, columns: Columns) -> str:
-    """The rows as one YAML file: rules, then roles, then sets, each in their order."""
+    """Return the rows as one YAML file: rules, then roles, then sets, each in their order."""
     lines = [*content.head, ""] if content.head else []
     lines.append("version: 1")
     rules = [entry for entry in content.entries if entry.row.type == "p"]
@@ -80,7 +80,7 @@ def _section(name: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _rules(entries: Sequence[ContentEntry]) -> Iterator[list[ContentEntry]]:
-    """The rows of each rule."""
+    """Group the rows by rule."""
     group: list[ContentEntry] = []
     for entry in entries:
         if group and "part_of" not in entry.row.notes:
@@ -120,7 +120,7 @@ def _columns(row: Mapping[str, str], names: Sequence[str], kind: PermissionKind)
 
 
 def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """The (subject, object) pairs as few runs of all subjects with all objects, in their order."""
+    """Split the (subject, object) pairs into few runs of all subjects with all objects, in order."""
     at = 0
     while at < len(pairs):
         subject = pairs[at][0]
@@ -142,7 +142,7 @@ def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[
 
 
 def _links(entries: Sequence[ContentEntry], container: str, members: str) -> Iterator[str]:
-    """A mapping where each container comes once and bare; else a list, which can say everything."""
+    """Yield a mapping if each container occurs once and without notes; else a list, which can express everything."""
     groups = list(_link_groups(entries))
     keys = [_link_key(group[0].row) for group in groups]
     bare = all(len(key) == 2 and not key[1] for key in keys) and len({key[0] for key in keys}) == len(keys)
@@ -158,7 +158,7 @@ def _links(entries: Sequence[ContentEntry], container: str, members: str) -> Ite
 
 
 def _link_groups(entries: Sequence[ContentEntry]) -> Iterator[list[ContentEntry]]:
-    """Neighbours of one container, each member once (Casbin's rows may say a thing twice)."""
+    """Group adjacent rows of one container, each member once (Casbin's rows may repeat)."""
     for _, same in groupby(entries, key=lambda entry: _link_key(entry.row)):
         group: dict[str, ContentEntry] = {}
         for entry in same:
@@ -171,7 +171,7 @@ def _link_groups(entries: Sequence[ContentEntry]) -> Iterator[list[ContentEntry]
 
 
 def _link_key(row: CsvRow) -> tuple[str, tuple[tuple[str, str], ...]] | tuple[str, tuple[tuple[str, str], ...], str]:
-    """What rows of one group have in common: the container, the notes, the domain if there is one."""
+    """Return what rows of one group have in common: the container, the notes, and the domain if there is one."""
     notes = tuple((name, row.notes[name].text) for name in LINK_NOTES if name in row.notes)
     container = row.fields[1].text
     return (container, notes, row.fields[2].text) if len(row.fields) == 3 else (container, notes)
@@ -187,7 +187,7 @@ def _one_or_list(names: list[str]) -> Value:
 
 
 def _item(pairs: Sequence[tuple[str, Value]]) -> Iterator[str]:
-    """One entry of a list, a key on each line. Texts are written already, lists are not."""
+    """Yield one list entry, one key per line. Texts are already formatted, lists are not."""
     for number, (key, value) in enumerate(pairs):
         yield from _key(key, value, "  - " if number == 0 else "    ")
 
@@ -207,7 +207,7 @@ def _key(key: str, value: Value, indent: str) -> Iterator[str]:
 
 
 def scalar(text: str) -> str:
-    """A text as YAML: plain where no reader can doubt it, else quoted."""
+    """Return a text as YAML: plain if it is unambiguous, else quoted."""
     if _PLAIN.fullmatch(text) and ": " not in text and not text.endswith((":", " ")) and _is_text(text):
         return text
     if '"' not in text and "\\" not in text and text.isprintable():

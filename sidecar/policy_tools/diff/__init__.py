@@ -1,18 +1,20 @@
 """Compares the access that two policies grant.
 
-    load, difference    two policies → Difference
+    load, difference  two policies → Difference
 
-    terms      rows of both policies in one form; conjuncts, the parts of their conditions; asking, the roles in them
-    search     a point in some boxes and out of others, or the certainty that there is none
-    drafts     the ways in which somebody may gain something
-    shaping    what is in one of them, in few words, and a witness
-    regions    where answers are wider, narrower, or nobody knows
-    lifted     limits that hold no longer where the call is still allowed
-    describe   regions put together, and said
-    rules      what is written otherwise: rules, limits, budgets, roles, sets, models
-    formats    as text and Markdown; data as JSON
+    terms             rows of both policies in one form; conjuncts, the parts of their conditions; role_conditions,
+                      the roles that conditions test
+    search            a point in some boxes and out of others, or the certainty that there is none
+    access_changes    the ways in which a caller may gain access
+    region_shapes     a short description of one of them, and a witness
+    regions           where answers are wider, narrower or unknown
+    existing_objects  regions that contain existing objects
+    lifted_limits     limits that no longer apply where the call is still allowed
+    describe          merges and describes regions
+    rules             textual differences: rules, limits, budgets, roles, sets, models
+    formats           text and Markdown; json_report, JSON
 
-What is compared are the single questions that a policy is asked: (subject, object, action) of one kind; guardrails are
+The comparison covers the single questions that a policy answers: (subject, object, action) of one kind; guardrails are
 a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both.
 """
 
@@ -62,12 +64,12 @@ from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.glob_algebra import TooManyStates
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-MAX_KNOWN = 20_000  # names that witnesses are looked for among
+MAX_KNOWN = 20_000  # names that are searched for witnesses
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPolicy:
-    """One of the two. `rules` are those of the source, read once, with the files' names as people know them."""
+    """One of the two policies. `rules` are those of the source, read once, with file names as the user knows them."""
 
     label: str
     source: PolicySource
@@ -77,8 +79,9 @@ class ComparedPolicy:
 
 @dataclass(frozen=True)
 class Difference:
-    """All that is different. `notes` say what could not be decided, and why; `moved` are the roles and sets that hold
-    others now."""
+    """All differences. `notes` say what could not be decided, and why; `moved` are the roles and sets whose members
+    changed.
+    """
 
     old: str
     new: str
@@ -96,7 +99,7 @@ class Difference:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """How many regions of each change."""
+        """Return the number of regions of each change."""
         found = Counter(region.change for region in self.regions)
         return {"wider": found["wider"], "narrower": found["narrower"], "unknown": found["unknown"]}
 
@@ -106,7 +109,7 @@ class Difference:
 
     @property
     def may_be_wider(self) -> bool:
-        """Whether somebody may do more, or nobody knows: answers, limits and budgets."""
+        """Whether answers, limits or budgets are wider, or may be."""
         edits = [edit for change in self.rules.changed for edit in change.edits if edit.field in _AMOUNTS]
         if self.lifted or any(region.change != "narrower" for region in self.regions):
             return True
@@ -122,7 +125,7 @@ _AMOUNTS = ("max_calls_per_hour", "per")
 
 
 def load(revision: Revision) -> ComparedPolicy:
-    """Read one of the two. Raises ConfigError, with the files' names as people know them."""
+    """Read one of the two policies. Raises ConfigError, with file names as the user knows them."""
     try:
         source = revision.place.load()
         budgets = load_budgets(revision.place.policies / "budgets.yaml")
@@ -133,8 +136,9 @@ def load(revision: Revision) -> ComparedPolicy:
 
 
 def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
-    """Everything that is different between two policies. With `objects`, only answers about these and about what the
-    policies name are told, and only of callers that they name."""
+    """Return every difference between two policies. With `objects`, only answers about these and about objects that the
+    policies name are included, and only for callers that they name.
+    """
     rules = rule_changes(old.rules, new.rules)
     roles = role_changes(old.source, new.source)
     sets = link_changes(old.source.sets, new.source.sets)
@@ -195,7 +199,9 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
 
 
 def _near(rules: tuple[RuleRef, ...], places: set[str]) -> Iterator[RuleRef]:
-    """The rules whose objects may lie where something changed: all others have the same effect in both policies."""
+    """Yield the rules whose objects may lie where something changed: all others have the same effect in both
+    policies.
+    """
     everywhere = "" in places
     for rule in rules:
         if everywhere or (place := place_of(rule.object)) in places or not place:
@@ -203,10 +209,10 @@ def _near(rules: tuple[RuleRef, ...], places: set[str]) -> Iterator[RuleRef]:
 
 
 def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
-    """Why nothing can be said of a kind whose model is not the shipped one; "" if it is, or if nothing changed."""
+    """Return why a kind whose model is not the built-in one cannot be compared; "" if it is, or if nothing changed."""
     if old.revision == new.revision:
         return ""
-    if old.domains or new.domains:  # then the engine asks each caller's own, in every kind
+    if old.domains or new.domains:  # the engine then uses the caller's own domain, in every kind
         return f"{kind.value}: roles have domains; what its rows mean together is not worked out"
     if is_shipped(old, kind) and is_shipped(new, kind):
         return ""

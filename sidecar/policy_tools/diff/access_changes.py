@@ -1,13 +1,13 @@
 """Finds the ways in which access can widen from one policy to the other.
 
-An answer is: some allow and no deny. So somebody gains, from `before` to `after`, in exactly two ways:
+An answer is: some allow and no deny. A caller therefore gains access, from `before` to `after`, in exactly two ways:
 
     granted   a row of `after` allows it that no row of `before` did, and no row of `after` denies it
-    lifted    a row of `before` denied it that `after` has no more, some row of `after` allows it, and none denies it
+    lifted    a row of `before` denied it that `after` does not have, some row of `after` allows it, and none denies it
 
-Each is a box (or two) less other boxes: a `AccessChange`. With guards, everything is asked at the least that the rows
-in question need (see terms.Guard): whatever else would hold could only take away. Only rows that the two policies do
-not share can begin a draft; so what is the same costs one comparison.
+Each is a box (or two) less other boxes: an `AccessChange`. Guards are assumed to hold only as far as the rows in
+question need (see terms.RowGuard): further conditions could only take away. Only rows that the two policies do not
+share can begin a change, so equal rows cost one comparison.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sidecar.policy_tools.diff.search import TooHard
 from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side, place_of
 from sidecar.vocabulary import RuleRef
 
-MAX_LIFTED = 8  # beyond so many allow rows under a deny that is gone they are told as one region
+MAX_LIFTED = 8  # with more allow rows under a removed deny, they are one region
 MAX_COMPARED = 10_000_000  # pairs of rows, each way; some ten seconds
-MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of drafts, each way; some five seconds
+MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of changes, each way; some five seconds
 
 
 @dataclass(frozen=True, slots=True)
 class AccessChange:
     """The points in `base`, in one of each group of `within`, and in none of `outside`, when `guard` holds.
 
-    `unless` are the guards of rows that would leave nothing of it, if more held than `guard`.
+    `unless` are the guards of rows that would leave nothing of it if more than `guard` held.
     """
 
     base: RowMeaning
@@ -41,7 +41,7 @@ class AccessChange:
 
 
 class NearMiss:
-    """Rows by the server that their object lies on, so that a row is held against those that it may meet."""
+    """Rows by the server of their object, so that a row is compared only with those that it may overlap."""
 
     def __init__(self, rows: Iterable[RowMeaning]) -> None:
         self._rows = list(rows)
@@ -51,7 +51,9 @@ class NearMiss:
             self._by_place.setdefault(place_of(row.object.pattern or WILDCARD), []).append(row)
 
     def __call__(self, row: RowMeaning) -> Iterator[RowMeaning]:
-        """The rows that may share a point with this one. Raises TooHard when it was asked too much."""
+        """Yield the rows that may share a point with this one. Raises TooHard when the bound on comparisons is
+        reached.
+        """
         place = place_of(row.object.pattern or WILDCARD)
         near = [*self._by_place.get(place, ()), *self._by_place.get("", ())] if place else self._rows
         self._compared += len(near)
@@ -81,7 +83,7 @@ def gained(before: Side, after: Side) -> Iterator[AccessChange]:
 def _parted(
     rows: Iterable[RowMeaning], guard: RowGuard, base: RowMeaning
 ) -> tuple[tuple[RowMeaning, ...], tuple[RowGuard, ...]]:
-    """The rows that hold with this guard, and the guards of those others that would take the whole base away."""
+    """Return the rows that hold with this guard, and the guards of other rows that would take the whole base away."""
     holding: list[RowMeaning] = []
     others: dict[RowGuard, None] = {}
     for row in rows:
@@ -93,7 +95,7 @@ def _parted(
 
 
 def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessChange]:
-    """What the deny row of this draft took from these allow rows."""
+    """Yield what the deny row of this change took from these allow rows."""
     if any(row.covers(draft.base) for row in rows):
         yield draft
     elif len(rows) > MAX_LIFTED:
@@ -103,7 +105,7 @@ def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessC
 
 
 def inside(row: RowMeaning, draft: AccessChange) -> AccessChange:
-    """A draft within one more box: a box itself, where in each dimension one is the smaller."""
+    """Return a change restricted to one more box: a box itself where, in each dimension, one contains the other."""
     base = draft.base
     subject, obj = _smaller(base.subject, row.subject), _smaller(base.object, row.object)
     left = base._replace(subject=subject or base.subject, object=obj or base.object, actions=base.actions & row.actions)
@@ -115,31 +117,33 @@ def _smaller(one: RowTerm, other: RowTerm) -> RowTerm | None:
     return one if other.covers(one) else other if one.covers(other) else None
 
 
-# --- less of it -------------------------------------------------------------------------------------------------------
+# --- trimming ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Effort:
-    """How many pairs of rows may still be held against one another."""
+    """How many pairs of rows may still be compared."""
 
     left: int = MAX_TRIMMED
 
     def spend(self, pairs: int) -> None:
-        """Raises TooHard when it was too many."""
+        """Spend comparisons. Raises TooHard when none are left."""
         self.left -= pairs
         if self.left < 0:
             raise TooHard
 
 
 def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
-    """A draft without rows outside that take away no more than another one does; None if nothing is left of it."""
+    """Return a change without outside rows that take away no more than another one does; None if nothing is left of
+    it.
+    """
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
         return None
     wide: list[RowMeaning] = []
     narrow: dict[
         RowTerm, list[RowMeaning]
-    ] = {}  # by their one object: only a row with the same can take all that they do
+    ] = {}  # by their single object: only a row with the same one can take away all that they do
     for row in sorted(dict.fromkeys(draft.outside), key=_narrowness):
         same = narrow.get(row.object, [])
         effort.spend(len(wide) + len(same))

@@ -1,12 +1,12 @@
 """Splits conditions into parts that must all hold, and compares them.
 
 `a && b` is true exactly if `a` and `b` are, and false as soon as one is false (cel-spec, logical operators), so a
-condition that gained a part is narrower on an allow row, whatever the parts say. What cannot be taken apart for
-certain, by its text alone, is one part.
+condition that gained a part is narrower on an allow row, whatever the parts test. A condition that cannot be split with
+certainty, by its text alone, is one part.
 
-Of two parts that ask the same thing of the same value, one may imply the other: `args.amount <= 50` implies
-`args.amount <= 100`, and `args.repo.startsWith('acme/')` implies `args.repo.startsWith('ac')`. Only such forms are
-compared where also an error of one is an error of the other, so that it holds for deny rows too.
+Of two parts that test the same value, one may imply the other: `args.amount <= 50` implies `args.amount <= 100`, and
+`args.repo.startsWith('acme/')` implies `args.repo.startsWith('ac')`. Only forms are compared in which an error of one
+is also an error of the other, so that the implication holds for deny rows too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from functools import lru_cache
 
 _OPENING, _CLOSING = "([{", ")]}"
-_TOO_CLEVER = ("//", "\\", "'''", '"""')  # comments, escapes, long strings: left whole
+_TOO_CLEVER = ("//", "\\", "'''", '"""')  # comments, escapes, long strings: not split
 
 
 _PATH = r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
@@ -28,7 +28,7 @@ _AMONG = re.compile(_PATH + r" +in +\[( *'[^'\\]*' *(?:, *'[^'\\]*' *)*)\]")
 
 @lru_cache(4096)
 def conjuncts(condition: str) -> frozenset[str]:
-    """The parts, trimmed; the whole if it has only one; none of no condition."""
+    """Return the parts, trimmed; the whole condition if it has only one part; none for an empty condition."""
     if not condition:
         return frozenset()
     cuts = [] if any(mark in condition for mark in _TOO_CLEVER) else _cuts(condition)
@@ -38,7 +38,9 @@ def conjuncts(condition: str) -> frozenset[str]:
 
 
 def _cuts(text: str) -> list[int]:
-    """Where `&&` stands outside of everything; nowhere, if an operator that binds less does too."""
+    """Return the positions of `&&` outside all brackets and strings; none if an operator that binds less is there
+    too.
+    """
     cuts, depth, quote = [], 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -63,7 +65,7 @@ def implies(one: str, other: str) -> bool:
 
 
 def _bounds(one: str, other: str) -> bool:
-    """Whole numbers. Each comparison is an interval of them."""
+    """Compare integer bounds. Each comparison is an interval."""
     mine, theirs = _COMPARED.fullmatch(one), _COMPARED.fullmatch(other)
     if mine is None or theirs is None or mine[1] != theirs[1]:
         return False
@@ -87,7 +89,7 @@ def _bounds(one: str, other: str) -> bool:
 
 
 def _texts(one: str, other: str) -> bool:
-    """Texts: equal to one, among some, beginning with one."""
+    """Compare strings: equality, membership and prefix."""
     mine, theirs = _EQUAL.fullmatch(one) or _AMONG.fullmatch(one), _AMONG.fullmatch(other)
     if mine is not None and theirs is not None:
         return mine[1] == theirs[1] and _listed(mine) <= _listed(theirs)
@@ -99,5 +101,5 @@ def _texts(one: str, other: str) -> bool:
 
 
 def _listed(match: re.Match[str]) -> frozenset[str]:
-    """The texts that a part names."""
+    """Return the strings that a part names."""
     return frozenset(re.findall("'([^']*)'", match[0]))

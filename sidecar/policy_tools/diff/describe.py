@@ -1,7 +1,7 @@
 """Describes changed access in few words.
 
-Regions that agree in all but one dimension are one region: their subjects, objects or actions together. The shortest
-description comes first, then what is wider before what is narrower.
+Regions that agree in all but one dimension are merged. The shortest description comes first, then wider before
+narrower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMES, _USED = "×", frozenset(USED)
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:
-    """As few regions as agree in all but one dimension, in the order in which they are told."""
+    """Merge regions that agree in all but one dimension; return them in the order of the report."""
     left = list(regions)
     size = -1
     while size != len(left):
@@ -36,20 +36,20 @@ def merged(regions: Iterable[Region]) -> list[Region]:
 
 
 def described(region: Region) -> str:
-    """One line: `role:engineers × tool:github/get_* × use`."""
+    """Return one line: `role:engineers × tool:github/get_* × use`."""
     subjects = _less(_listed(region.subjects), region.not_subjects)
     objects = _less(_listed(region.objects), region.not_objects)
     return f"{subjects} {_TIMES} {objects} {_TIMES} {_own_words(region)}"
 
 
 def _own_words(region: Region) -> str:
-    """The actions as one of the rules that it comes from has them, where that is shorter: `tasks/*`."""
+    """Return the actions as written in one of the region's rules, if that is shorter: `tasks/*`."""
     words = ["|".join(rule.actions) for rule in region.causes if actions_of(rule.actions) == region.actions]
     return min([actions_text(region.actions), *words], key=len)
 
 
 def exceptions_text(region: Region, most: int) -> list[str]:
-    """What else bounds it, one line each: `only where …`, `except …`."""
+    """Return the region's other bounds, one line each: `only where …`, `except …`."""
     lines = [f"only where {_rows(group, most, 'or')}" for group in region.within]
     if region.exceptions:
         lines.append(f"except {_rows(region.exceptions, most, 'and')}")
@@ -57,7 +57,7 @@ def exceptions_text(region: Region, most: int) -> list[str]:
 
 
 def guard_text(region: Region) -> str:
-    """What must hold for it to be seen, and what may not; "" for nothing."""
+    """Return what must hold for the change to be visible, and what must not; "" for nothing."""
     lost = region.lost_guard
     if lost is not None:
         shared = region.guard.whens & lost.whens
@@ -85,7 +85,7 @@ def _together(whens: Iterable[str]) -> str:
 
 
 def _unless(other: RowGuard, guard: RowGuard) -> str:
-    """What another row needs that this guard does not give."""
+    """Return what another row needs that this guard does not give."""
     whens = guard.missing(other.whens)
     lasts = other.before is None or (guard.before is not None and guard.before <= other.before)
     ends = "" if lasts or other.before is None else moment(other.before)
@@ -95,12 +95,12 @@ def _unless(other: RowGuard, guard: RowGuard) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Seconds since the epoch as people write them."""
+    """Format seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def actions_text(actions: Collection[str]) -> str:
-    """`use`, `*`, `use except delegate`, or a list."""
+    """Return `use`, `*`, `use except delegate`, or a list."""
     actions = frozenset(actions)
     if actions == ACTIONS:
         return WILDCARD
@@ -138,7 +138,7 @@ def _less(text: str, less: tuple[RowTerm, ...]) -> str:
     return f"{text} except {_listed(less)}" if less else text
 
 
-# --- putting together -------------------------------------------------------------------------------------------------
+# --- merging ----------------------------------------------------------------------------------------------------------
 
 
 def _joined(
@@ -152,7 +152,7 @@ def _joined(
 
 
 def _same(region: Region) -> tuple[object, ...]:
-    """What must agree in any case."""
+    """Return the values in which regions must agree to be merged."""
     within = frozenset(frozenset(row.key for row in group) for group in region.within)
     exceptions = frozenset(row.key for row in region.exceptions)
     guards = (region.guard, region.lost_guard, frozenset(region.unless))
@@ -197,6 +197,6 @@ def _join_actions(one: Region, other: Region) -> Region:
 
 def _union(terms: tuple[RowTerm, ...], more: tuple[RowTerm, ...]) -> tuple[RowTerm, ...]:
     both = dict.fromkeys((*terms, *more))
-    if len(both) > 64:  # looking for what covers what would take longer than reading it
+    if len(both) > 64:  # searching for covered names would take too long
         return tuple(both)
     return tuple(term for term in both if not any(other != term and other.covers(term) for other in both))

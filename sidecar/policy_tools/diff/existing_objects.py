@@ -1,7 +1,7 @@
 """Selects the regions that contain existing objects.
 
-Rules speak of names that nobody has yet: a pattern of tools means tomorrow's tools too. Who lists what exists asks
-about that alone: a region without any known caller, object and action in it is left out.
+Rules can match names that do not exist yet: a pattern of tools matches future tools too. With a catalogue, only
+existing objects count: a region that contains no known caller, object and action is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EVERYWHERE = ("",)
 def with_something_in_them(
     regions: Iterable[Region], subjects: Iterable[str], objects: Iterable[str]
 ) -> tuple[Region, ...]:
-    """Those that hold a point of these names, and those that were not worked out."""
+    """Return the regions that contain a point of these names, and those that were not worked out."""
     callers, things = sorted(set(subjects)), sorted(set(objects))
     return tuple(region for region in regions if region.undecided or _holds(region, callers, things))
 

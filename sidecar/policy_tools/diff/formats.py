@@ -14,19 +14,19 @@ from sidecar.policy_tools.diff.rules import Edit, LinkChange, RuleChange
 from sidecar.policy_tools.diff.search import Point
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-MOST_REGIONS = 200  # on paper; --json has all
+MOST_REGIONS = 200  # in text output; --json has all
 MOST_NAMES, MOST_ROWS = 5, 50
 _MARKS = {"wider": "🔺 wider", "narrower": "🔻 narrower", "unknown": "❔ unknown"}
 _SAME = "no answer changes"
 
 
 def summary_line(found: Difference) -> str:
-    """`2 wider, 1 narrower, 1 unknown`."""
+    """Return `2 wider, 1 narrower, 1 unknown`."""
     return ", ".join(f"{count} {change}" for change, count in found.counts.items()) if found.regions else _SAME
 
 
 def _also(found: Difference) -> list[str]:
-    """What else is different, in one line; nothing if nothing is."""
+    """Return the other differences in one line; nothing if there are none."""
     rules = found.rules
     counts = (
         ("rules added", len(rules.added)),
@@ -92,7 +92,7 @@ def _causes(region: Region, found: Difference, most: int = MOST_NAMES) -> list[s
 
 
 def once(rules: Iterable[RuleRef]) -> list[RuleRef]:
-    """Each rule of two policies once: where it stood or stands matters less than that it is one."""
+    """Return each rule of two policies once, wherever it is or was written."""
     return list({rule.id: rule for rule in reversed([*rules])}.values())[::-1]
 
 
@@ -101,7 +101,7 @@ def _at(rule: RuleRef) -> str:
 
 
 def how(rule: RuleRef, found: Difference) -> str:
-    """What happened to a rule that a region comes from."""
+    """Return what happened to a rule of a region."""
     if rule.id not in found.old_ids:
         return "was added"
     if rule.id not in found.new_ids:
@@ -114,7 +114,7 @@ def how(rule: RuleRef, found: Difference) -> str:
 
 
 def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
-    """What else is different, by what it is; only what there is."""
+    """Yield the other differences by category; only those that exist."""
     rules = found.rules
     sections: tuple[tuple[str, list[str]], ...] = (
         ("rules added", [_rule_text(rule) for rule in rules.added]),
@@ -130,7 +130,7 @@ def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rule_text(rule: RuleRef) -> str:
-    """A rule in one line, with what makes it less than it looks."""
+    """Return a rule in one line, with everything that restricts it."""
     more = [
         f"when {rule.when}" if rule.when else "",
         f"until {moment(rule.expires_at)}" if rule.expires_at is not None else "",
@@ -142,7 +142,7 @@ def _rule_text(rule: RuleRef) -> str:
 
 
 def actions_text_of(rule: RuleRef) -> str:
-    """A rule's actions in its own words, `use` where that is what they are."""
+    """Return a rule's actions as written, `use` if it stands for all of them."""
     wild = [action for action in rule.actions if "*" in action]
     return "|".join(rule.actions) if wild else actions_text(rule.actions)
 
@@ -183,7 +183,9 @@ def _cut(entries: list[str], most: int = MOST_ROWS) -> list[str]:
 
 
 def as_markdown(found: Difference) -> str:
-    """What a CI job posts on a pull request: the summary, one row per region, and the rest folded away."""
+    """Return the comment that a CI job posts on a pull request: the summary, one row per region, and the rest
+    folded.
+    """
     lines = [f"**Policy:** {summary_line(found)}"]
     for line in _also(found):
         lines += ["", line]
@@ -222,12 +224,12 @@ def _folded(title: str, entries: Iterable[str]) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Text from a policy in a page that obeys Markdown: as code, whatever it holds."""
+    """Format text from a policy as Markdown code, whatever it contains."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     ticks, pad = "`" * (longest + 1), " " if longest else ""
     return f"{ticks}{pad}{text}{pad}{ticks}"
 
 
 def _cell(text: str) -> str:
-    """Text inside a table: GitHub takes `\\|` for a bar even in code."""
+    r"""Format text inside a table: GitHub takes `\\|` for a bar even in code."""
     return text.replace("|", "\\|")

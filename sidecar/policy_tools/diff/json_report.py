@@ -15,7 +15,7 @@ from sidecar.vocabulary import RuleRef
 
 
 def as_data(found: Difference) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return all differences as plain values."""
     rules = found.rules
     return {
         "old": found.old,

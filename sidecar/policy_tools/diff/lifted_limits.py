@@ -1,7 +1,7 @@
 """Finds limits that another rule now bypasses.
 
-Every matching allow row's limit applies, so a row that goes may leave each answer as it is and still lift a limit. A
-limit is kept where some row of the new policy means at least the same calls, is as tight, and counts alike.
+Every matching allow row's limit applies, so removing a row may leave each answer unchanged and still lift a limit. A
+limit is kept if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Limit = tuple[object, ...]
 
 
 def lifted(before: Side, after: Side) -> Iterator[RuleRef]:
-    """The rules whose limits are lifted for somebody, as far as can be told; rather one too many. Raises TooHard."""
+    """Yield the rules whose limits are lifted for some caller; in doubt a rule is included. Raises TooHard."""
     allowing, limiting = NearMiss(after.allows), NearMiss(after.limited)
     kept = {(row.key, *_limit(row.rule)) for row in after.limited}
     for row in before.limited:
@@ -29,7 +29,7 @@ def lifted(before: Side, after: Side) -> Iterator[RuleRef]:
 
 
 def lost_limits(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> list[RuleRef]:
-    """The rules with a limit that the new policy does not have as they stand."""
+    """Return the rules with a limit that the new policy does not contain unchanged."""
     kept = {_said(rule) for rule in new if rule.max_calls_per_hour is not None}
     return [rule for rule in old if rule.max_calls_per_hour is not None and not rule.shadow and _said(rule) not in kept]
 
@@ -39,7 +39,7 @@ def _kept(row: RowMeaning, tight: Mapping[Key, RowMeaning]) -> bool:
 
 
 def _is_told(row: RowMeaning, other: RowMeaning) -> bool:
-    """Whether it is the same rule with another limit: that is told as what changed in it."""
+    """Whether it is the same rule with another limit, which is reported as a changed rule."""
     return row.rule.id == other.rule.id and other.covers(row)
 
 

@@ -1,4 +1,4 @@
-"""Reduces a changed region to few words and one witness."""
+"""Reduces a changed region to a short description and one witness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.vocabulary import PermissionKind, RuleRef
 
 Change = Literal["wider", "narrower", "unknown"]
 MAX_WAYS = 2_000  # combinations of rows that a region lies within, tried for a witness
-MAX_LISTED = 1000  # names of a difference between two roles or sets that are told one by one
+MAX_LISTED = 1000  # names of a difference between two roles or sets that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Region:
     """Where an answer changes: one of `subjects` and none of `not_subjects`, likewise the object, one of `actions`; in
     one of each group of `within`; in none of `exceptions`.
 
-    A region that is not `unknown` says nothing about points that are in one that is. `guard` is what must hold, and
-    `unless` what may not, for the change to be seen, and `witness` a point where it is; None if it is `undecided`:
-    given up at a bound, loudly. What is unknown is gained under `guard` and lost under `lost_guard`.
+    A region that is not `unknown` excludes points that are in one that is. `guard` is what must hold, and `unless` what
+    must not, for the change to be visible, and `witness` a point where it is; None if it is `undecided`: given up at a
+    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
     """
 
     kind: PermissionKind
@@ -45,7 +45,7 @@ class Region:
     undecided: bool = False
 
     def contains(self, point: Point) -> bool:
-        """Whether this point is in it."""
+        """Whether the region contains this point."""
         subject, obj = (point.subject, point.roles), point.object
         return (
             point.action in self.actions
@@ -59,7 +59,7 @@ class Region:
 
     @property
     def terms(self) -> int:
-        """How long its description is."""
+        """Return the length of its description."""
         parts = (self.subjects, self.objects, self.not_subjects, self.not_objects)
         return sum(map(len, parts)) + 3 * len(self.exceptions) + 3 * sum(map(len, self.within))
 
@@ -71,20 +71,20 @@ def _has(row: RowMeaning, point: Point) -> bool:
 
 
 class Shaped(NamedTuple):
-    """A draft and what it came to."""
+    """A change and the region made of it."""
 
     draft: AccessChange
     region: Region
 
 
 class RegionShaper:
-    """Drafts of one kind to regions: in few words, and with a witness."""
+    """Converts changes of one kind to regions with short descriptions and witnesses."""
 
     def __init__(self, search: Search, kind: PermissionKind) -> None:
         self._search, self._kind = search, kind
 
     def __call__(self, draft: AccessChange, change: Change) -> Region | None:
-        """The region; None if nothing is in it."""
+        """Return the region; None if it is empty."""
         if any(row.covers(draft.base) for row in draft.outside):
             return None
         left = _less(draft)
@@ -128,7 +128,9 @@ class RegionShaper:
         return None
 
     def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
-        """What is left of a region where it meets these: nothing, what the only one leaves of it, or all of it."""
+        """Return what is left of a region where it overlaps these: nothing, what the only one leaves of it, or all
+        of it.
+        """
         if any(self._is_inside(one.draft, other) for other in others):
             return []
         if len(others) != 1 or others[0].within or len(others[0].outside) > MAX_LIFTED:
@@ -140,7 +142,7 @@ class RegionShaper:
         return [Shaped(part, region) for part, region in shaped if region is not None]
 
     def _is_inside(self, one: AccessChange, other: AccessChange) -> bool:
-        """Whether every point of one draft is in the other; False also where it is too hard to say."""
+        """Whether every point of one change is in the other; False also where that is too hard to decide."""
         ways_out: list[tuple[tuple[RowMeaning, ...], tuple[RowMeaning, ...]]] = [((), (other.base,))]
         ways_out += [((), group) for group in other.within]
         ways_out += [((row,), ()) for row in other.outside]
@@ -150,7 +152,7 @@ class RegionShaper:
             return False
 
 
-# --- a box less others ------------------------------------------------------------------------------------------------
+# --- the difference of boxes ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -166,7 +168,7 @@ class _Left:
 
 
 def _less(draft: AccessChange) -> _Left:
-    """The base of a draft less what is outside, dimension by dimension as far as that is possible."""
+    """Return the base of a change less its outside rows, dimension by dimension as far as that is possible."""
     left = _Left(draft.base.subject, draft.base.object, draft.base.actions)
     outside = list(dict.fromkeys(draft.outside))
     for row in outside:
@@ -202,7 +204,9 @@ def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
 
 
 def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
-    """What is left of names written out. Those that the other one means by roles of a token may still be in both."""
+    """Return the difference of listed names. Those that the other term matches by roles of a token may still be in
+    both.
+    """
     if term.pattern is not None:
         return term
     names = frozenset(name for name in term.names if not other.meets(name))
@@ -211,7 +215,7 @@ def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
 
 
 def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
-    """A role, as far as it is among these names: where none of them has it by row, only a token can bring it."""
+    """Restrict a role to these names: where none of them has it by row, only a token can grant it."""
     named = base.names if base.pattern is None else {base.pattern} if base.exact else None
     if term.pattern is not None or not term.tokens or named is None or base.tokens or not term.names.isdisjoint(named):
         return term
@@ -223,7 +227,7 @@ def _is_empty(term: RowTerm) -> bool:
 
 
 def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
-    """A difference, name by name; any other term as it is."""
+    """Return a difference name by name; any other term unchanged."""
     if term.label:
         return (term,)
     names = tuple(RowTerm(name, name) for name in sorted(term.names))
@@ -233,7 +237,7 @@ def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
 
 
 def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
-    """Without those that another one covers. Names, of which there may be thousands, cover no pattern."""
+    """Remove terms that another one covers. Names, of which there may be thousands, cover no pattern."""
     names = [term for term in terms if term.exact]
     left: list[RowTerm] = []
     for term in terms:
@@ -243,7 +247,7 @@ def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
 
 
 def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
-    """Exceptions without those that say no more than another one, or than what is left out already."""
+    """Remove exceptions that are covered by another one, or by what is left out already."""
     kept: list[RowMeaning] = []
     for row in rows:
         said = any(term.covers(row.subject) for term in left.not_subjects)

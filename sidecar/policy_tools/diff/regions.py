@@ -1,7 +1,7 @@
-"""For which (subject, object, action) does the answer change? Computed from the rules of both policies.
+"""Computes for which (subject, object, action) the answer changes, from the rules of both policies.
 
-What is gained from the old policy to the new is wider; what is gained backwards is lost, and narrower. Where it depends
-on conditions or on the time whether something is gained or lost, the change is unknown.
+What is gained from the old policy to the new is wider; what is lost is narrower. Where conditions or the time determine
+whether access is gained or lost, the change is unknown.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sidecar.policy_tools.diff.search import Search, TooHard
 from sidecar.policy_tools.diff.terms import Side
 from sidecar.vocabulary import PermissionKind
 
-MAX_DRAFTS = 5_000  # rows that only one of the policies has; at more than that they are two policies, not a change
+MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison is given up
 
 
 def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) -> list[Region]:
-    """Every region of one kind, each as it stands on its own: `describe` puts them together. Raises TooHard."""
+    """Return every region of one kind, unmerged: `describe` merges them. Raises TooHard."""
     if max(_only_here(old, new), _only_here(new, old)) > MAX_DRAFTS:
         raise TooHard
     shape = RegionShaper(search, kind)
@@ -29,7 +29,7 @@ def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) 
 
 
 def _only_here(here: Side, there: Side) -> int:
-    """How many rows the other one does not have."""
+    """Return the number of rows that the other policy does not have."""
     pairs = ((here.allows, there.allows), (here.denies, there.denies))
     return sum(len({row.key for row in mine} - {row.key for row in theirs}) for mine, theirs in pairs)
 
@@ -51,7 +51,7 @@ def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange])
 
 
 def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shaped]) -> list[Region]:
-    """Where something is both gained and lost, by another guard, it is unknown; only what is nothing else is left."""
+    """Mark as unknown what is both gained and lost under different guards, and remove it from the other regions."""
     if len(wider) * len(narrower) > MAX_COMPARED:
         raise TooHard
     unknown: list[Shaped] = []
@@ -81,7 +81,7 @@ def _overlap(one: AccessChange, other: AccessChange) -> AccessChange:
 
 
 def _without_covered(shaped: list[Shaped]) -> list[Shaped]:
-    """Without what another one says already, under a guard that needs no more."""
+    """Remove regions that another one covers under a guard that needs no more."""
     left: list[Shaped] = []
     for one in sorted(shaped, key=lambda one: one.region.terms):
         if not any(_is_plain(other) and _tells(other, one) for other in left):

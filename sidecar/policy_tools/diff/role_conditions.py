@@ -1,7 +1,7 @@
 """Finds the roles that a condition certainly tests.
 
-`has_role(principal, 'role:x')` asks of one role by name. Whatever may read the roles of a principal in any other way,
-such as a role that is computed or a principal that is compared as a whole, asks of every role.
+`has_role(principal, 'role:x')` tests one role by name. A condition that may read the roles of a principal in any other
+way, such as a computed role or a comparison of a whole principal, counts as testing every role.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PRINCIPALS = re.compile(r"\b(?:principal|origin|chain|roles|has_role)\b")
 
 @lru_cache(4096)
 def roles_asked(condition: str) -> frozenset[str] | None:
-    """The roles that it names; None if it may ask of any."""
+    """Return the roles that a condition names; None if it may test any role."""
     named = frozenset(one or other for one, other in HAS_ROLE.findall(condition))
-    if "\\" in condition:  # escapes: any word may be spelled so
+    if "\\" in condition:  # escapes can spell any word
         return None if _PRINCIPALS.search(condition) else named
     rest = HAS_ROLE.sub(" true ", condition)
     if _ROLES.search(rest):
@@ -37,7 +37,7 @@ def roles_asked(condition: str) -> frozenset[str] | None:
 
 
 def asks_of(condition: str, roles: frozenset[str]) -> bool:
-    """Whether a condition, or a part of one, may come out otherwise where these roles hold others."""
+    """Whether a condition, or a part of one, may change its outcome if the members of these roles change."""
     if not condition or not roles:
         return False
     asked = roles_asked(condition)

@@ -1,7 +1,7 @@
 """Compares rules, limits, budgets, roles, sets and models as written.
 
-Rules are held against one another by their id; one without an id has one of its content, so that a change of it is
-told as one removed and one added. Each difference says, where that can be known, whether it gives more or less.
+Rules are matched by id; a rule without an id has one derived from its content, so that a change of it is reported as
+one removed and one added. Each difference states, where known, whether it grants more or less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHIPPED_PARTS = frozenset(
 
 
 class Edit(NamedTuple):
-    """One value of something named that is another one now; `old` or `new` is None where there was or is none."""
+    """One changed value of a named item; `old` or `new` is None where there was or is none."""
 
     what: str
     field: str
@@ -49,7 +49,7 @@ class Edit(NamedTuple):
 
 
 class RuleChange(NamedTuple):
-    """One rule of both policies that says something else now. `rules` are its rows in the new one."""
+    """One rule of both policies whose content changed. `rules` are its rows in the new one."""
 
     rules: tuple[RuleRef, ...]
     edits: tuple[Edit, ...]
@@ -62,7 +62,7 @@ class RuleChanges(NamedTuple):
 
 
 class LinkChange(NamedTuple):
-    """A `g` or `g2` row that came or went."""
+    """A `g` or `g2` row that was added or removed."""
 
     how: str
     member: str
@@ -110,7 +110,7 @@ def _order(rule: RuleRef) -> tuple[str, int, str]:
 
 
 def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[Edit]:
-    """What is written otherwise in a rule. Of a rule of several rows a field has the values of all of them."""
+    """Yield the changed fields of a rule. A field of a rule of several rows has the values of all of them."""
     if len(before) == len(after) == 1 and _said(before[0]) == _said(after[0]):
         return
     told = False
@@ -120,7 +120,7 @@ def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[E
             told = True
             yield Edit(name, field, _shown(field, old), _shown(field, new), _direction(field, before, after, old, new))
     if not told and sorted(map(repr, map(_said, before))) != sorted(map(repr, map(_said, after))):
-        yield Edit(name, "rows", len(before), len(after))  # the same values, put together otherwise
+        yield Edit(name, "rows", len(before), len(after))  # the same values, combined differently
 
 
 _said = attrgetter(*_FIELDS)
@@ -147,7 +147,9 @@ def _value(field: str, value: Any) -> Any:
 def _direction(
     field: str, before: list[RuleRef], after: list[RuleRef], old: list[Any], new: list[Any]
 ) -> Change | None:
-    """Whether this alone gives more or less; None for what a decision does not depend on, or what regions tell."""
+    """Return whether this change alone grants more or less; None for what a decision does not depend on, or what
+    regions report.
+    """
     if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
         return None
     if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
@@ -168,7 +170,7 @@ def _direction(
 
 
 def _more(old: float | None, new: float | None) -> Change:
-    """A bound that is gone or higher gives more."""
+    """Return the change of a bound: a missing or higher bound grants more."""
     if old is None or new is None:
         return "wider" if new is None else "narrower"
     return "wider" if new > old else "narrower"
@@ -182,7 +184,7 @@ def _turned(change: Change, turn: bool) -> Change:
 
 
 def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
-    """Entry by entry, cap by cap. A cap that is gone or higher is wider."""
+    """Compare entry by entry, cap by cap. A cap that is removed or higher is wider."""
     before, after = dict(_caps(old)), dict(_caps(new))
     edits = []
     for key in sorted(before.keys() | after.keys()):
@@ -193,7 +195,7 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
 
 
 def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
-    """What a call costs, by objects and unit: where it costs less, the same budget is enough for more calls."""
+    """Yield changed costs of calls, by objects and unit: at a lower cost, the same budget is enough for more calls."""
     before, after = _costs(old), _costs(new)
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key, _FREE), after.get(key, _FREE)
@@ -209,7 +211,7 @@ def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
 
 
 class _Cost(NamedTuple):
-    """What one call costs at all of its entries of one unit, in millionths; `paths` say where results tell it."""
+    """The cost of one call over all its entries of one unit, in millionths; `paths` are where results report it."""
 
     per_call: int
     max_per_call: int
@@ -233,7 +235,9 @@ def _pointers(paths: tuple[tuple[str, ...], ...]) -> str | None:
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:
-    """The entries for roles that hold others now, with how many: who left one has its limits no more."""
+    """Yield the entries for roles whose members changed, with their numbers: a principal that left a role no longer has
+    its limits.
+    """
     was, now = before.contents(), after.contents()
     named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
     for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):
@@ -246,14 +250,14 @@ _COMPARED = ("tools", "principals", "spending", "costs")
 
 
 def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
-    """Sections that are not compared cap by cap: that they differ is said, whatever they come to hold."""
+    """Yield sections that are not compared cap by cap: their difference is reported without a direction."""
     for field in fields(Budgets):
         was, now = getattr(old, field.name), getattr(new, field.name)
         if field.compare and field.init and field.name not in _COMPARED and was != now:
             yield Edit(field.name, "entries", None, None, "unknown")
 
 
-Cap = tuple[float, float]  # most, and for a rate the time between two calls in µs
+Cap = tuple[float, float]  # the maximum, and for a rate the time between two calls in µs
 
 
 def _caps(budgets: Budgets) -> Iterator[tuple[tuple[str, str, str], Cap]]:
@@ -297,7 +301,7 @@ def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:
 
 
 def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]:
-    """Those of `g` rows. Where a model has domains, a role is another one in each of them."""
+    """Return the changes of `g` rows. If a model has domains, a role is separate in each of them."""
     if not (old.domains or new.domains):
         return link_changes(old.roles, new.roles)
     return tuple(
@@ -331,10 +335,10 @@ _MODEL_FIELDS: Mapping[str, Callable[[Any], str]] = {
 
 
 def is_shipped(source: PolicySource, kind: PermissionKind) -> bool:
-    """Whether the model decides as the shipped one does: the order of the parts of its matcher is free."""
+    """Whether the model decides as the built-in one does: the order of the parts of its matcher is free."""
     model = source.models.get(kind)
     if model is None or kind is PermissionKind.GUARDRAIL:
-        return True  # no model, no rows; guardrails have ours
+        return True  # without a model there are no rows; guardrails have the built-in model
     same_parts = frozenset(_parts(_plain(model.matcher))) == _SHIPPED_PARTS
     return same_parts and _plain(model.effect) == _plain(SHIPPED_EFFECT) and set(model.groups) == {"g", "g2"}
 
@@ -344,7 +348,7 @@ def _plain(text: str) -> str:
 
 
 def _parts(matcher: str) -> Iterator[str]:
-    """The parts of a conjunction, split where no bracket is open."""
+    """Yield the parts of a conjunction, split outside brackets."""
     depth = start = 0
     for place, character in enumerate(matcher):
         depth += {"(": 1, ")": -1}.get(character, 0)

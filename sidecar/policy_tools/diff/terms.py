@@ -1,9 +1,9 @@
 """Normalizes rows so that two policies can be compared.
 
-A `RowTerm` is one field of a row: a pattern, or a role or set written out. A role is the names that have it by `g` rows
-and the roles that a token may grant to the same effect; so `role:x` of two policies is one term exactly if nobody came
-or went. A `Box` is (subject, object, actions); a `RowMeaning` is a box with an effect and a `RowGuard`. A guard is what
-must hold besides: a condition, and the time before an expiry. Conditions with different texts are taken for
+A `RowTerm` is one field of a row: a pattern, or an expanded role or set. A role is the names that have it by `g` rows
+and the roles that a token may grant to the same effect; `role:x` of two policies is therefore one term exactly if its
+members are the same. A `Box` is (subject, object, actions); a `RowMeaning` is a box with an effect and a `RowGuard`. A
+guard is what else must hold: a condition, and the time before an expiry. Conditions with different texts are treated as
 independent.
 """
 
@@ -28,9 +28,9 @@ from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
 @dataclass(frozen=True, slots=True)
 class RowTerm:
-    """Names that fit `pattern`; without one, `names`, and whoever has one of `tokens` (roles) from its token.
+    """Names that match `pattern`; without one, `names`, and callers that have one of `tokens` (roles) from their token.
 
-    `anonymous`: whether a wildcard means anonymous callers too, as it does on deny rows. `label` is what people read.
+    `anonymous`: whether a wildcard matches anonymous callers too, as it does on deny rows. `label` is for display.
     """
 
     label: str
@@ -44,7 +44,7 @@ class RowTerm:
         return self.pattern is not None and WILDCARD not in self.pattern
 
     def meets(self, name: str, roles: frozenset[str] = frozenset()) -> bool:
-        """Whether it means this name, with these roles from its token."""
+        """Whether it matches this name, with these roles from its token."""
         if self.pattern is None:
             return name in self.names or not self.tokens.isdisjoint(roles)
         if name == ANONYMOUS and not self.anonymous:
@@ -52,7 +52,7 @@ class RowTerm:
         return glob(name, self.pattern)
 
     def covers(self, other: RowTerm) -> bool:
-        """Whether it means everybody that the other one means, as far as one can see at once."""
+        """Whether it matches all callers that the other one matches, as far as a quick check can tell."""
         if self is other:
             return True
         if self.pattern is None:
@@ -64,7 +64,7 @@ class RowTerm:
         return self.pattern == WILDCARD or (not other.tokens and all(map(self.meets, other.names)))
 
     def may_meet(self, other: RowTerm) -> bool:
-        """Whether somebody may be meant by both: False is certain."""
+        """Whether a caller may match both: False is certain."""
         if self.pattern is not None and other.pattern is not None:
             return may_overlap(self.pattern, other.pattern)
         if self.tokens or other.tokens:
@@ -79,9 +79,9 @@ EVERYTHING = RowTerm(WILDCARD, WILDCARD)
 
 
 class RowGuard(NamedTuple):
-    """What must hold: these parts of conditions, and that it is before that time (None: for ever).
+    """What must hold: these parts of conditions, and a time before the expiry (None: no expiry).
 
-    It stands for the least that it needs: no other condition is true, and the time is as late as it may be.
+    It stands for the minimum: no other condition is true, and the time is as late as possible.
     """
 
     whens: frozenset[str] = frozenset()
@@ -97,7 +97,7 @@ class RowGuard(NamedTuple):
         return lasts and not self.missing(other.whens)
 
     def missing(self, whens: frozenset[str]) -> frozenset[str]:
-        """Those of some parts that do not follow from what must hold here."""
+        """Return the parts that do not follow from what must hold here."""
         rest = whens - self.whens
         if not rest or not self.whens:
             return rest
@@ -119,7 +119,7 @@ class RowMeaning(NamedTuple):
 
     @property
     def key(self) -> tuple[RowTerm, RowTerm, frozenset[str], RowGuard]:
-        """What it says: two rows with the same key have the same effect on every answer."""
+        """Return its content: two rows with the same key have the same effect on every answer."""
         return self[:4]
 
     def may_meet(self, other: RowMeaning) -> bool:
@@ -134,7 +134,7 @@ class RowMeaning(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What decides in one policy about one kind: each thing that is said once; and the allow rows with a limit."""
+    """What decides in one policy about one kind, without duplicates; and the allow rows with a limit."""
 
     allows: list[RowMeaning]
     denies: list[RowMeaning]
@@ -142,10 +142,10 @@ class Side(NamedTuple):
 
 
 class Reader:
-    """Rules to rows, for both policies, with one `RowTerm` for what means the same in both.
+    """Converts rules to rows for both policies, with one `RowTerm` for equal terms of both.
 
-    What a condition asks of a role that holds others now is not the same question any more. Where a role only won
-    members, whoever had it then has it now, so `then` needs both; and the other way round where it only lost some.
+    A condition that tests a role whose members changed is not the same condition any more. Where a role only gained
+    members, its former members still have it, so `then` needs both; and the reverse where it only lost some.
     """
 
     def __init__(self, old: PolicySource, new: PolicySource) -> None:
@@ -157,7 +157,9 @@ class Reader:
         self._terms: dict[tuple[object, ...], RowTerm] = {}
 
     def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
-        """The rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left out."""
+        """Convert the rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left
+        out.
+        """
         sides = {kind: Side([], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
@@ -178,7 +180,7 @@ class Reader:
         return sides
 
     def _parts(self, condition: str, moment: str) -> frozenset[str]:
-        """The parts of a condition, those apart that ask something else in the other policy."""
+        """Return the parts of a condition, marking those with a different meaning in the other policy."""
         parts = conjuncts(condition)
         if not asks_of(condition, self._others):
             return parts
@@ -223,7 +225,7 @@ _UNLESS_DENIED = RowMeaning(
     ALWAYS,
     RuleRef("unless a guardrail denies", PermissionKind.GUARDRAIL, WILDCARD, WILDCARD, (WILDCARD,), "allow"),
 )
-"""A guardrail can only deny: compared with what it leaves alone."""
+"""A guardrail can only deny: it is compared with an allow of everything."""
 
 
 class _Holders(NamedTuple):
@@ -232,7 +234,7 @@ class _Holders(NamedTuple):
 
 
 def _holders(links: RoleLinks) -> dict[str, _Holders]:
-    """For every role: the names that have it, and the roles that bring it by a token, itself included."""
+    """Return for every role the names that have it, and the roles that grant it by a token, itself included."""
     found = {}
     for role, members in links.contents().items():
         brings = frozenset(name for name in members if name.startswith("role:"))
@@ -241,18 +243,20 @@ def _holders(links: RoleLinks) -> dict[str, _Holders]:
 
 
 def _granted(roles: Iterable[str]) -> frozenset[str]:
-    """Those that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1). Others come from rows alone."""
+    """Return the roles that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1). Others come from rows
+    only.
+    """
     return frozenset(role for role in roles if "/" in role)
 
 
 @lru_cache(4096)
 def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
-    """Every action that fits one of the patterns."""
+    """Return every action that matches one of the patterns."""
     return frozenset(action for action in ACTIONS if globs(action, "|".join(patterns)))
 
 
 class PolicyMeaning(NamedTuple):
-    """What of a rule decides, as it is written."""
+    """The parts of a rule that decide, as written."""
 
     kind: PermissionKind
     subject: str
@@ -266,7 +270,7 @@ class PolicyMeaning(NamedTuple):
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
 ) -> set[PolicyMeaning]:
-    """What only one of the policies says, and what both say of roles and sets that hold others now."""
+    """Return what only one of the policies contains, and what both say of roles and sets whose members changed."""
     before, after = _meanings(old), _meanings(new)
     others = moved(old_source, new_source)
     return (before ^ after) | {
@@ -275,7 +279,7 @@ def changed_meanings(
 
 
 def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
-    """Every role and set that holds others in one policy than in the other, directly or not."""
+    """Return every role and set whose direct or indirect members differ between the policies."""
     return frozenset(_moved(old.roles, new.roles) | _moved(old.sets, new.sets))
 
 
@@ -290,7 +294,7 @@ def _moved(old: RoleLinks, new: RoleLinks) -> set[str]:
 
 
 def place_of(pattern: str) -> str:
-    """`tool:github/` for what lies there alone; an NHI's own name; "" for what may lie anywhere, sets among it."""
+    """Return `tool:github/` for objects there; an NHI's own name; "" for what may be anywhere, including sets."""
     head, slash, _ = pattern.partition("/")
     if WILDCARD in head or pattern.startswith("set:"):
         return ""
@@ -300,7 +304,7 @@ def place_of(pattern: str) -> str:
 def exact_names(
     rules: Iterable[Iterable[RuleRef]], sources: Iterable[PolicySource], most: int
 ) -> tuple[list[str], list[str]]:
-    """Callers and objects that the policies know by name, at most so many: a witness is best one of them."""
+    """Return callers and objects that the policies name, up to a bound: preferred as witnesses."""
     subjects: dict[str, None] = {}
     objects: dict[str, None] = {}
     for source in sources:

@@ -1,11 +1,11 @@
 """Exports models, rows and functions for plain pycasbin.
 
-A folder for whoever has no sidecar at hand, or wants a second opinion: for each kind a model and rows that Casbin's
-own file adapter reads, and `enforce.py`, which brings our five functions along.
+The export is a folder for evaluation without a sidecar: for each kind a model and rows that Casbin's own file adapter
+reads, and `enforce.py`, which provides our five functions.
 
-That adapter knows no quotes, and takes brackets and commas for its own (threats K7). So no condition stands in a row,
-only `when:<digest>`, with the texts in conditions.json; and a name that holds one of `% , ( ) [ ]` has it written
-`%2C`, as in URLs. `enforce.py` undoes both. Shadow rules change nothing, and are left out.
+That adapter does not support quotes, and interprets brackets and commas (threats K7). Rows therefore contain no
+conditions, only `when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ]` in a name are
+percent-encoded (`%2C`). `enforce.py` reverses both. Shadow rules change nothing, and are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENCODED = str.maketrans({character: f"%{ord(character):02X}" for character in _
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The files by name, how many rules went in, and which shadow rules did not."""
+    """The files by name, the number of exported rules, and the shadow rules left out."""
 
     files: Mapping[str, bytes]
     rules: int
@@ -41,7 +41,7 @@ class Exported:
 
 
 def export(source: PolicySource, models: Path) -> Exported:
-    """The policy for plain pycasbin. Raises PolicyError for models with which it could not say the same."""
+    """Export the policy for plain pycasbin. Raises PolicyError for models that cannot be exported equivalently."""
     _check(source, models)
     rows: dict[PermissionKind, list[tuple[RuleRef, list[str]]]] = {kind: [] for kind in PermissionKind}
     shadows: list[str] = []
@@ -66,7 +66,7 @@ def export(source: PolicySource, models: Path) -> Exported:
 
 
 def _check(source: PolicySource, models: Path) -> None:
-    """Order and domains would need more than rows and roles: better no export than another policy."""
+    """Refuse models with priorities or domains, which need more than rows and roles."""
     faults = Faults()
     for kind, model in source.models.items():
         if DOMAIN in (*model.request, *model.columns) or model.effect == PRIORITY:
@@ -90,7 +90,7 @@ def _texts(rule: RuleRef, source: PolicySource) -> dict[str, str]:
 
 
 def encoded(name: str) -> str:
-    """A name as Casbin's file adapter leaves it alone."""
+    """Encode a name so that Casbin's file adapter leaves it unchanged."""
     return name.translate(_ENCODED)
 
 
@@ -103,7 +103,7 @@ def _name(digest: str) -> str:
 
 
 def _conf(kind: PermissionKind, models: Path) -> str:
-    """The operator's own model as it stands; guardrails have ours."""
+    """Return the operator's own model unchanged; guardrails have the built-in one."""
     if kind in KINDS:
         faults = Faults()
         text = read_text(models / f"{kind.value}.conf", faults)
@@ -137,7 +137,7 @@ def _pairs(links: RoleLinks) -> Iterator[tuple[str, str]]:
 
 
 def _said(rule: RuleRef, texts: list[str]) -> dict[str, object]:
-    """What is no column: for explanations, and for whoever counts calls."""
+    """Return what is not a column, for explanations and for counting calls."""
     return {
         "row": texts,
         "id": rule.id,

@@ -1,11 +1,17 @@
 """Suggests the fewest rules that allow recorded use and nothing else.
 
-evidence → who used what, from audit lines          known → what else exists
-grid → the used cells, alike ones as one            pool, cover, exact → the fewest boxes around them
-shape → each box as a rule, as cheaply as it goes   naming → what roles, sets and rules are called
-suggestion → all of it, with its records            present, terms → what the present policy lends to it
-render → files and data                             proof → read back, it says exactly that
-suite → tests that hold it to that
+evidence                   who used what, from audit records
+catalogue                  what else is known to exist
+usage_grid                 the used cells, with equal ones merged
+maximal_boxes, box_cover, exact_cover
+                           the fewest boxes around them
+rule_shape                 each box as a rule, in its shortest form
+naming                     names of roles, sets and rules
+suggestion                 the whole suggestion, with its records
+current_policy, terms      what the present policy contributes to it
+render                     files and data
+verification               reads the result back and verifies it
+policy_tests               tests that pin it
 """
 
 from sidecar.policy_tools.suggest.catalogue import Known, names_in

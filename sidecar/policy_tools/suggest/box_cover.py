@@ -1,12 +1,12 @@
 """Covers cells with the fewest boxes.
 
-The question is NP-hard (it is the minimum biclique cover, with a third side). So: collect boxes that cannot grow, all
-of them where there are few (`pool`); take the one that covers the most of what is left, again and again (`greedy`);
-drop what became superfluous; put two boxes into one where what only they cover fits into one; tear some out and cover
-their place anew, keeping what is better. Where all boxes are known and few, an exact search follows (`exact`). A set
-of cells of which no two fit into one box proves how far from the fewest it can be at most (`at_least`).
+The problem is NP-hard (minimum biclique cover, with a third side). The algorithm collects maximal boxes, all of them if
+there are few (`pool`); repeatedly takes the one that covers the most of what is left (`greedy`); drops redundant boxes;
+merges two boxes where one can cover what only they cover; and removes some boxes and covers their cells again, keeping
+improvements. If all boxes are known and few, an exact search follows (`exact_cover`). A set of cells of which no two
+fit into one box is a lower bound (`at_least`).
 
-Everything is bounded by counted work, not by a clock: the same log gives the same rules.
+All bounds are on counted work, not on time: the same log gives the same rules.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from sidecar.policy_tools.suggest.usage_grid import Box, Grid, bits
 
 MAX_MERGE_PAIRS = 3_000_000
 MAX_REBUILDS = 60
-REBUILD_WORK = 800_000  # box rows looked at while rebuilding
+REBUILD_WORK = 800_000  # box rows visited while rebuilding
 MAX_PROOF_STEPS = 1_000_000
-_TRIES = 6  # cells of one box that are tried for the proof
+_TRIES = 6  # cells of one box that are tried for the lower bound
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Boxes, and how few there must be at the least."""
+    """Boxes, and a lower bound of their number."""
 
     boxes: tuple[Box, ...]
     at_least: int
 
 
 def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
-    """The fewest boxes that we find. `wide` are boxes that may be used although they hold unused cells: they are where
-    fewer boxes come of it, and then nothing is proved."""
+    """Return the fewest boxes found. `wide` are boxes that may be used although they hold unused cells: they are used
+    where they reduce the number of boxes, and then there is no lower bound.
+    """
     known = pool(grid)
     state = _State(grid)
     best = _found(state, known, ())
@@ -53,7 +54,7 @@ def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
 
 
 def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
-    """Of equal gain, a box without unused cells is taken first."""
+    """Find a cover. Of equal gain, a box without unused cells is preferred."""
     candidates = [*known.boxes, *wide]
     starts = [
         _irredundant(state, _greedy(state, boxes, state.full()))
@@ -73,7 +74,7 @@ class _State:
         return [mask for row in self.grid.rows for mask in row]
 
     def places(self, box: Box) -> list[int]:
-        """The rows of a box."""
+        """Return the rows of a box."""
         subjects = list(bits(box.subjects))
         return [a * self.width + s for a in bits(box.actions) for s in subjects]
 
@@ -92,7 +93,9 @@ class _State:
 
 
 def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[Box]:
-    """The largest gain first. Gains only fall: one that still leads when it is computed anew is the largest."""
+    """Take boxes in the order of gain. Gains only fall: a box that still leads when its gain is recomputed has the
+    largest.
+    """
     heap = [(-gain, at) for at, box in enumerate(candidates) if (gain := state.gain(left, box))]
     heapify(heap)
     chosen: list[Box] = []
@@ -112,7 +115,7 @@ def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[B
 
 
 def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
-    """Without the boxes whose every cell another one covers, smallest gains (the last chosen) looked at first."""
+    """Remove boxes whose every cell another one covers, smallest gains (the last chosen) first."""
     kept = list(boxes)
     once, twice = _layers(state, kept)
     for box in reversed(boxes):
@@ -130,7 +133,7 @@ def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
 
 
 def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
-    """By row, what is covered at all, and what is covered more than once."""
+    """Return by row what is covered at all, and what is covered more than once."""
     once = [0] * (state.width * len(state.grid.actions))
     twice = list(once)
     for box in boxes:
@@ -141,7 +144,7 @@ def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
 
 
 def needed(grid: Grid, boxes: Sequence[Box]) -> list[Box]:
-    """For each box, the smallest box around the cells that no other one covers."""
+    """Return for each box the smallest box around the cells that no other one covers."""
     state = _State(grid)
     _, twice = _layers(state, boxes)
     return [_needed(state, box, twice) for box in boxes]
@@ -158,10 +161,12 @@ def _needed(state: _State, box: Box, twice: Sequence[int]) -> Box:
 
 
 def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
-    """Merged, then torn open and rebuilt as long as the work allows. Never more boxes than before."""
+    """Merge boxes, then remove and rebuild some as long as the work bound allows. Never returns more boxes than
+    before.
+    """
     best = _merged(state, boxes, wide)
     work = max(1, sum(box.subjects.bit_count() * box.actions.bit_count() for box in candidates))
-    chance = Random(0)  # noqa: S311 - the same log shall give the same rules
+    chance = Random(0)  # noqa: S311 - the same log must give the same rules
     work += len(best) * len(best) // 4
     for _ in range(min(MAX_REBUILDS, REBUILD_WORK // work) if len(best) > 2 else 0):
         kept = [box for box in best if chance.random() > 0.4]
@@ -174,7 +179,7 @@ def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: 
 
 
 def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
-    """Two boxes become one where one can cover all that only these two cover."""
+    """Merge pairs of boxes where one box can cover all that only these two cover."""
     kept = list(boxes)
     if len(kept) * len(kept) > MAX_MERGE_PAIRS:
         return kept
@@ -195,8 +200,9 @@ def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
 def _joined(
     state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
 ) -> list[Box] | None:
-    """The boxes with this one joined to a later one; None where it joins none. `reach` are the objects that all of a
-    box's own subjects used in its own ways: a common box holds those of both."""
+    """Return the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects that
+    all of a box's own subjects used in its own ways: a common box holds those of both.
+    """
     if kept[first] in wide:
         return None
     mine, far = own[first].objects, reach[first]
@@ -222,7 +228,7 @@ def _hull_of_left(state: _State, left: Sequence[int]) -> Box:
 
 
 def _independent(grid: Grid, boxes: Sequence[Box]) -> int:
-    """How many cells we find of which no two fit into one box: so many boxes there must be."""
+    """Return the number of cells found of which no two fit into one box: a lower bound of the number of boxes."""
     state = _State(grid)
     _, twice = _layers(state, boxes)
     found: list[tuple[int, int, int]] = []

@@ -1,7 +1,7 @@
-"""What is known to exist, beside what was used? A suggestion may allow none of it.
+"""Collects the names that are known to exist; a suggestion may allow none of them beyond recorded use.
 
-Everything that was seen in the log, every exact name of the present policy, what a catalogue lists, and each of these
-principals as an NHI that others could call.
+The names are those seen in the log, every exact name of the present policy, the entries of a catalogue, and each of
+these principals as an NHI that others could call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AFTER_EVERYTHING = chr(0x10FFFF)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Every name, in order, so that what fits a pattern is found by its beginning. `listed` as in Catalogue."""
+    """Every known name, sorted, so that pattern matches are found by prefix. `listed` as in KnownCatalogue."""
 
     subjects: tuple[str, ...]
     objects: tuple[str, ...]
@@ -29,20 +29,20 @@ class Known:
 
     @classmethod
     def of(cls, subjects: Iterable[str], objects: Iterable[str], listed: frozenset[str] = frozenset()) -> Known:
-        """Every NHI is an object too: others may call it."""
+        """Collect the names. Every NHI is an object too: others may call it."""
         principals = frozenset(subjects)
         nhis = {name for name in principals if name.startswith("nhi:")}
         return cls(tuple(sorted(principals)), tuple(sorted({*objects} | nhis)), listed)
 
     def fitting(self, pattern: str) -> list[str]:
-        """The known objects that a rule's object, exact or pattern, means."""
+        """Return the known objects that a rule's object, exact or pattern, matches."""
         head = pattern.partition(WILDCARD)[0]
         start = bisect_left(self.objects, head)
         end = bisect_left(self.objects, head + _AFTER_EVERYTHING)
         return [name for name in self.objects[start:end] if glob(name, pattern)]
 
     def subjects_of(self, kind: PermissionKind) -> list[str]:
-        """Who may be asked about under a permission kind (CONTRACT 1.3)."""
+        """Return the possible subjects of a permission kind (CONTRACT 1.3)."""
         match kind:
             case PermissionKind.NHI_TO_NHI:
                 return [name for name in self.subjects if name.startswith("nhi:")]
@@ -51,14 +51,14 @@ class Known:
         return list(self.subjects)
 
     def objects_of(self, kind: PermissionKind) -> Sequence[str]:
-        """What a permission kind may be about."""
+        """Return the possible objects of a permission kind."""
         if kind is PermissionKind.AGENT_TO_TOOL:
             return self.objects
         return [name for name in self.objects if name.startswith("nhi:")]
 
 
 def names_in(source: PolicySource) -> tuple[set[str], set[str]]:
-    """The exact subjects and objects that a policy names, in rules, roles and sets."""
+    """Return the exact subjects and objects that a policy names, in rules, roles and sets."""
     subjects = {name for name in source.roles.parents if name.startswith(_PRINCIPALS)}
     objects = {name for name in source.sets.parents if name.startswith(_THINGS)}
     for rule in source.rules:

@@ -16,9 +16,10 @@ COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """`roles` and `sets` by what is in them; `taken` every name of a role, set or rule; `terms` what a rule asks
-    beside subject, object and action, in words, by its id; `source` is the policy itself, whose
-    terms a suggestion keeps, and None where they shall be dropped."""
+    """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `terms` is what a rule requires
+    beside subject, object and action, in words, by its id; `source` is the policy itself, whose terms a suggestion
+    keeps, and None if they are dropped.
+    """
 
     roles: Mapping[frozenset[str], str] = field(default_factory=dict)
     sets: Mapping[frozenset[str], str] = field(default_factory=dict)
@@ -29,7 +30,7 @@ class Present:
 
     @classmethod
     def of(cls, source: PolicySource) -> Present:
-        """What a loaded policy has. Roles with a slash may be granted by tokens too: nobody knows who is in them."""
+        """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
         terms: dict[str, str] = {}
         for rule in source.rules:
@@ -48,7 +49,7 @@ class Present:
 
 
 def _by_contents(links: RoleLinks, fit: Callable[[str], bool]) -> dict[frozenset[str], str]:
-    """Names by what is in them, roles within roles looked through. Of two alike, the first by name."""
+    """Return names by direct and indirect members. Of two with the same members, the first by name."""
     found: dict[frozenset[str], str] = {}
     for name, contents in sorted(links.contents().items()):
         exact = frozenset(each for each in contents if not each.startswith(("role:", "set:")))

@@ -1,9 +1,9 @@
 """Reads recorded use from the audit log.
 
-Records are read one by one and forgotten; what stays are the distinct (kind, subject, object, action) with how often
-and when, and the names that were seen. A call is taken as it passed: each principal of its chain lent the next one its
-authority (`delegate`), the last one did what was asked. Nothing that a deny rule would have stopped is ever taken, not
-even where shadow mode let it pass.
+Records are read one by one and not kept; only the distinct (kind, subject, object, action), with counts and times, and
+the names seen are kept. A call counts as it passed: each principal of its chain lent the next one its authority
+(`delegate`), the last one did the action. Calls that a deny rule would have stopped are never counted, not even if
+shadow mode let them pass.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL)
 MAX_TRIPLES = 1_000_000  # some 700 bytes each
-MAX_NAMES = 1_000_000  # subjects and objects; a caller can name as many as it likes in calls that are refused
-MAX_CITED = 3  # decisions, of one rule
-MAX_RESTED_ON = 16  # rules, of one triple
-MAX_ID_CHARS = 128  # of decisions and rules, as evidence bounds the latter
+MAX_NAMES = 1_000_000  # subjects and objects; a caller can name any number of them in calls that are refused
+MAX_CITED = 3  # decisions cited for one rule
+MAX_RESTED_ON = 16  # rules of one triple
+MAX_ID_CHARS = 128  # of decisions and rules, the bound that audit records have for rules
 
-# What needs no row of its own, and what our own words for a stream and an ending of a session are.
+# Actions that need no row of their own, and the sidecar's own actions for a stream and the end of a session.
 NEED_NO_ROW = grammar.SESSION_ACTIONS | {"session/stream", "session/end"}
 _KINDS = {kind.value: kind for kind in KINDS}
 _LINK = {"kind", "action", "decision"}
@@ -39,11 +39,11 @@ _NOTIFICATION = "notifications/"
 _SHADOW = "shadow"
 _SKIPPED = tuple(
     b'{"v":%d,"event":"%b"' % (v, name) for v in (1, 2) for name in (b"outcome", b"control")
-)  # how our writer begins them; others are parsed
+)  # how our writer begins them; other lines are parsed in full
 
 
 class Triple(NamedTuple):
-    """One thing that one subject did to one object."""
+    """One action of one subject on one object."""
 
     kind: PermissionKind
     subject: str
@@ -53,7 +53,7 @@ class Triple(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """What the records say of one triple. Times are RFC 3339 in UTC, so that text order is time order."""
+    """What the records contain about one triple. Times are RFC 3339 in UTC, so that text order is time order."""
 
     uses: int = 0
     first: str = ""
@@ -63,7 +63,7 @@ class Trace:
     without_rule: bool = False
 
     def add(self, time: str, decision: str, rules: Sequence[str], *, allowed: bool) -> None:
-        """One more use; `allowed` is false where it was let through in shadow mode, or asked for although refused."""
+        """Add one use; `allowed` is false if it passed in shadow mode, or was requested but refused."""
         self.uses += 1
         self.without_rule = self.without_rule or not allowed
         self.first = min(self.first or time, time)
@@ -77,21 +77,22 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class SuggestQuery:
-    """Which records count. `denied` takes those for which there was no rule too; times as records have them."""
+    """Which records count. `denied` includes those for which there was no rule; times are as in records."""
 
     since: str = ""
     until: str = ""
     denied: bool = False
 
     def within(self, time: str) -> bool:
-        """From `since` on, before `until`."""
+        """Whether a time is from `since` on and before `until`."""
         return self.since <= time and (not self.until or time < self.until)
 
 
 @dataclass(slots=True)
 class UsageEvidence:
-    """What was read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` says why a
-    record could not be used, how often, with the first example; `would_deny` counts shadow rules that spoke."""
+    """What was read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` counts the
+    reasons why a record could not be used, with the first example; `would_deny` counts shadow rules that matched.
+    """
 
     traces: dict[Triple, Trace] = field(default_factory=dict)
     subjects: set[str] = field(default_factory=set)
@@ -103,7 +104,7 @@ class UsageEvidence:
     _sound: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], wanted: SuggestQuery, name: str) -> None:
-        """Take every line of a log. Raises SettingsError when there is more than memory is meant for."""
+        """Read every line of a log. Raises SettingsError when a memory bound is exceeded."""
         for line in lines:
             self.counts["lines"] += 1
             if line.startswith(_SKIPPED):
@@ -132,7 +133,7 @@ class UsageEvidence:
         self.counts["records"] += 1
         chain, obj, action = record.get("chain"), record.get("object"), record.get("action")
         if not (_texts(chain) and isinstance(obj, str) and isinstance(action, str)):
-            self.counts["no-question"] += 1  # refused before there was one: no credential, no call
+            self.counts["no-question"] += 1  # refused before there was a question: no credential, no call
             return
         assert isinstance(chain, list)
         obj = named_object(obj)
@@ -150,7 +151,7 @@ class UsageEvidence:
             self._count(record, time, chain, obj, action)
 
     def _know(self, chain: Sequence[str], obj: str) -> None:
-        """Names that exist. What cannot be written in a policy cannot be granted by one, and is not known."""
+        """Add names that exist. A name that a policy cannot contain cannot be granted by one, and is left out."""
         for principal in chain:
             if principal not in self.subjects and not self._unsound("subject", principal):
                 self.subjects.add(intern(principal))
@@ -179,14 +180,14 @@ class UsageEvidence:
         self._tell_more_questions(record, chain)
 
     def _tell_more_questions(self, record: Mapping[str, Any], chain: Sequence[str]) -> None:
-        """A call may ask several things (a message and where to push answers; several URIs to listen to)."""
+        """Add the further questions of a call (a message and where to push responses; several URIs to subscribe to)."""
         links = record.get("links")
         kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
             self.leave_out("it asked several things, and its record names the first only", _decision(record))
 
     def leave_out(self, why: str, decision: str) -> None:
-        """Count a record that cannot be used, by the reason."""
+        """Count a record that cannot be used, by reason."""
         times, example = self.left_out.get(why, (0, decision))
         self.left_out[why] = (times + 1, example)
 
@@ -198,7 +199,7 @@ class UsageEvidence:
         )
 
     def _unsound(self, what: str, text: str) -> str:
-        """Why a policy cannot name this exactly; "" if it can. Known answers are kept."""
+        """Return why a policy cannot name this exactly; "" if it can. Results are cached."""
         known = self._sound.get((what, text))
         if known is None:
             if len(self._sound) > MAX_NAMES:
@@ -212,12 +213,12 @@ def _decision(record: Mapping[str, Any]) -> str:
 
 
 def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
-    """`taken`, or the word under which it is counted."""
+    """Return `taken`, or the name under which the record is counted."""
     links = record.get("links")
     if not isinstance(links, list) or not all(_is_link(link) for link in links):
         return "no-question"
     passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == _SHADOW)
-    # A denied link rests on nothing but the deny rules that matched.
+    # A denied link rests only on the deny rules that matched.
     if any(link["decision"] != "allow" and link["rules"] for link in links):
         return "denied-by-rule"
     if passed:
@@ -228,7 +229,7 @@ def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
 
 
 def _triples(links: Sequence[Mapping[str, Any]], chain: Sequence[str], obj: str, action: str) -> list[Triple]:
-    """What each principal of the chain did, in order; [] where the links do not say just that."""
+    """Return what each principal of the chain did, in order; [] if the links do not match that."""
     asked = [*((principal, DELEGATE) for principal in chain[1:]), (obj, action)]
     if len(links) < len(chain):
         return []
@@ -250,7 +251,7 @@ def _is_link(link: object) -> bool:
 def _texts(values: object, *, empty: bool = False) -> bool:
     if not isinstance(values, list) or not (values or empty):
         return False
-    for value in values:  # noqa: SIM110 - asked of every record, and a generator takes three times as long
+    for value in values:  # noqa: SIM110 - runs for every record, and a generator takes three times as long
         if not isinstance(value, str):
             return False
     return True
@@ -258,11 +259,11 @@ def _texts(values: object, *, empty: bool = False) -> bool:
 
 def _why_unsound(what: str, text: str) -> str:
     try:
-        if "*" in text:  # a URI may hold one; in a policy it would be a wildcard
+        if "*" in text:  # a URI may contain one; in a policy it would be a wildcard
             return "a name with * cannot be written exactly"
         if "object" in what and text.startswith("set:"):
             return "a set is no object of a call"
-        if text.startswith("role:"):  # a row's subject could be one, and would mean somebody else
+        if text.startswith("role:"):  # as a row's subject it would match the members of a role
             return "a role is no caller"
         if what == "action":
             if text == grammar.USE:

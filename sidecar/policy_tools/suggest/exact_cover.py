@@ -1,7 +1,7 @@
 """Finds the smallest exact cover of boxes.
 
-A set cover of few cells by few boxes: branch on the cell with the fewest boxes left, give up a branch as soon as
-cells that no box can have in common say that it cannot win. Bounded: what was not finished is not proved.
+A set cover of few cells by few boxes: branch on the cell with the fewest boxes left, and prune a branch as soon as
+cells that no two boxes share show that it cannot win. The search is bounded: an unfinished one proves nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_STEPS = 4_000
 
 
 def fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[list[Box], bool]:
-    """A cover with the fewest boxes, at most as many as `known`, and whether there is none with less."""
+    """Return a cover with the fewest boxes, at most as many as `known`, and whether it is proved minimal."""
     numbers = {cell: at for at, cell in enumerate(grid.cells())}
     masks = [_mask(box, numbers) for box in boxes]
     search = _Search.of(masks, len(numbers), len(known))
@@ -64,7 +64,7 @@ class _Search:
             self.run(left & ~self.masks[at], (*chosen, at))
 
     def _at_least(self, left: int) -> int:
-        """Cells of which no two share a box."""
+        """Return a number of cells of which no two share a box."""
         count = 0
         while left:
             cell = (

@@ -1,8 +1,8 @@
 """Finds the boxes that cannot grow.
 
-For one list of actions, subjects and objects form a plain table, and the boxes that cannot grow are its formal
-concepts: the intersections of rows. All of them where there are few; else each row, each column, and each row cut
-with those that have most in common with it.
+For one list of actions, subjects and objects form a table, and the boxes that cannot grow are its formal concepts: the
+intersections of rows. All of them are found if there are few; else each row, each column, and each row intersected with
+the rows most similar to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sidecar.policy_tools.suggest.usage_grid import Box, Grid, bits
 
-MAX_CONCEPTS = 3000  # of one table; beyond it they are not all looked for
+MAX_CONCEPTS = 3000  # of one table; with more, only some are searched for
 MAX_ACTION_LISTS = 48
 MAX_TABLE = 3000  # rows of which every pair is compared
 PARTNERS = 6
@@ -21,8 +21,9 @@ PARTNERS = 6
 
 @dataclass(frozen=True, slots=True)
 class BoxPool:
-    """Boxes that together cover every cell; `complete` if no other box that cannot grow exists. `by_subject` and
-    `by_object` cover every cell too: all that one of them has in common is in one box."""
+    """Boxes that together cover every cell; `complete` if there is no other box that cannot grow. `by_subject` and
+    `by_object` each cover every cell too, with everything that one subject or object has in common in one box.
+    """
 
     boxes: list[Box]
     complete: bool
@@ -31,7 +32,7 @@ class BoxPool:
 
 
 def pool(grid: Grid) -> BoxPool:
-    """What a cover can be made of."""
+    """Return the boxes from which a cover can be made."""
     lists, complete = _action_lists(grid)
     found: dict[Box, None] = {}
     by_subject: dict[Box, None] = {}
@@ -48,8 +49,9 @@ def pool(grid: Grid) -> BoxPool:
 
 
 def _action_lists(grid: Grid) -> tuple[list[int], bool]:
-    """The lists of actions that a box may need: those that some subject used on some object, what these have in
-    common, and each action by itself."""
+    """Return the lists of actions that a box may need: those that some subject used on some object, their
+    intersections, and each action by itself.
+    """
     every = [1 << a for a in range(len(grid.actions))]
     if len(every) == 1:
         return every, True
@@ -69,7 +71,7 @@ def _action_lists(grid: Grid) -> tuple[list[int], bool]:
 
 
 def _boxes(grid: Grid, actions: int) -> tuple[list[Box], bool]:
-    """Boxes for one list of actions, each grown to all the actions that it can have."""
+    """Return boxes for one list of actions, each grown to all the actions that it can have."""
     rows = _table(grid.rows, actions, len(grid.subjects))
     columns = _table(grid.columns, actions, len(grid.objects))
     by_rows = len(rows) <= len(columns)
@@ -92,7 +94,7 @@ def _boxes(grid: Grid, actions: int) -> tuple[list[Box], bool]:
 
 
 def _table(tables: list[list[int]], actions: int, count: int) -> list[int]:
-    """Rows (or columns) of what was used in all of these ways."""
+    """Return the rows (or columns) of what was used with all of these actions."""
     masks = [-1] * count
     for a in bits(actions):
         masks = [mask & other for mask, other in zip(masks, tables[a], strict=True)]
@@ -100,7 +102,7 @@ def _table(tables: list[list[int]], actions: int, count: int) -> list[int]:
 
 
 def _closed(rows: list[int]) -> list[int] | None:
-    """Every intersection of rows; None when there are too many."""
+    """Return every intersection of rows; None when there are too many."""
     found: dict[int, None] = {}
     for row in dict.fromkeys(rows):
         if row:
@@ -111,7 +113,7 @@ def _closed(rows: list[int]) -> list[int] | None:
 
 
 def _near(rows: list[int]) -> list[int]:
-    """What each row has in common with those that are most like it."""
+    """Return the intersections of each row with those most similar to it."""
     distinct = [row for row in dict.fromkeys(rows) if row]
     if len(distinct) > MAX_TABLE:
         return []
@@ -123,7 +125,7 @@ def _near(rows: list[int]) -> list[int]:
 
 
 def _extent(table: list[int], across: list[int], mask: int) -> int:
-    """The rows of a table that have all of the mask, by its rows or its columns, whichever is less work."""
+    """Return the rows of a table that contain the whole mask, by its rows or its columns, whichever is less work."""
     if mask.bit_count() <= len(table) // 8:
         common = (1 << len(table)) - 1
         for at in bits(mask):

@@ -1,7 +1,8 @@
 """Names suggested roles, sets and rules.
 
-After what their members have in common, so that a reviewer need not look them up; else by number. No name is one that
-the present policy has, and no role's name holds a slash: such roles are granted by tokens (CONTRACT 1.1).
+A name is built from what the members have in common, so that a reviewer need not look them up; else from a number. No
+name of the present policy is used, and no role's name contains a slash: such roles are granted by tokens (CONTRACT
+1.1).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sidecar.policy_tools.suggest.rule_shape import Names, RuleDraft, common_hea
 
 SUGGESTED = "suggested"
 _MAX_STEM = 48
-_MAX_ID = 128  # CONTRACT 2.1 says nothing; the grammar of rule ids does
+_MAX_ID = 128  # from the grammar of rule ids; CONTRACT 2.1 has no bound
 _MEMBERS = {"nhi": "agents", "user": "users"}
 _THINGS = {"tool": "tools", "prompt": "prompts", "resource": "resources", "nhi": "agents"}
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._\-]+")
@@ -22,24 +23,26 @@ _BOUNDARIES = "_-./:"
 
 
 def role_name(members: Names, taken: set[str]) -> str:
-    """`role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
+    """Return `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
     stem, what = _in_common([name.partition(":")[2] for name in members]), _what(members, _MEMBERS, "principals")
     return _free("role:", _joined(stem, what), taken)
 
 
 def set_name(objects: Names, subject: str, taken: set[str]) -> str:
-    """`set:github-get` for tools that begin so, `set:planner-tools` for what one subject has of several servers."""
+    """Return `set:github-get` for tools with that prefix, `set:planner-tools` for one subject's tools of several
+    servers.
+    """
     rests = [name.partition(":")[2] for name in objects]
     what = _what(objects, _THINGS, "objects")
     servers = {rest.partition("/")[0] for rest in rests}
     stem = _in_common(rests) if len(servers) == 1 or what == "agents" else ""
     if len(servers) == 1 and stem not in map(_slug, servers):
-        return _free("set:", stem, taken)  # "github-get" says enough
+        return _free("set:", stem, taken)  # "github-get" is specific enough
     return _free("set:", _joined(stem or _slug(subject.partition(":")[2]), what), taken)
 
 
 def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
-    """`suggested-<subject>-<object>`, with a digest of what the rule says where that is long or not the only one."""
+    """Return `suggested-<subject>-<object>`, with a digest of the rule's content if that is long or not unique."""
     thing = _slug(obj.partition(":")[2].replace("*", "")) or "all"
     who = _slug(subject.partition(":")[2]) or subject
     stem = f"{SUGGESTED}-{who.removeprefix(f'{SUGGESTED}-')}-{thing.removeprefix(f'{who}-')}"
@@ -51,13 +54,13 @@ def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
 
 
 def _in_common(names: Sequence[str]) -> str:
-    """How all of them begin, up to the end of a word."""
+    """Return the common beginning of all names, up to the end of a word."""
     head = common_head(names)
     return _slug(head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1])
 
 
 def _joined(stem: str, what: str) -> str:
-    """`pay-agents` for both pay and pay-agent."""
+    """Return `pay-agents` for both pay and pay-agent."""
     singular = f"-{what.removesuffix('s')}"
     return f"{stem.removesuffix(singular)}-{what}" if stem else ""
 
@@ -72,7 +75,7 @@ def _slug(text: str) -> str:
 
 
 def _free(word: str, stem: str, taken: set[str]) -> str:
-    """The name, with a number where it is taken."""
+    """Return the name, with a number if it is taken."""
     if stem and f"{word}{stem}" not in taken:
         return _keep(f"{word}{stem}", taken)
     stem = stem or SUGGESTED

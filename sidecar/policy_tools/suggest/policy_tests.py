@@ -1,8 +1,8 @@
 """Writes policy tests for a suggestion.
 
-One for each rule, which it must be that allows; and for each known subject one use that was never recorded and must
-stay denied. A team that goes on from the suggestion sees at once when it lost the one or won the other. A record holds
-no arguments: of a rule with a condition, and where a row denies on one, the test is what a call without any hears.
+There is one test for each rule, which must allow, and for each known subject one use that was never recorded and must
+stay denied. A team that edits the suggestion therefore notices lost and added access. A record contains no arguments:
+for a rule with a condition, and for a deny row with one, the test is a call without arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_TRIES = 4  # subjects, and objects, for one row that denies
 
 
 def suite_text(suggestion: Suggestion, evidence: UsageEvidence, known: Known, engine: Engine) -> str:
-    """The suite, in the form of CONTRACT 2.3. It is asked at the time of the last record."""
+    """Return the suite, in the form of CONTRACT 2.3. Its time is that of the last record."""
     now = max(trace.last for trace in evidence.traces.values())
     now_s = datetime.fromisoformat(now).timestamp()
     lines = ["# Suggested with the rules beside it by `sidecar policy suggest`.", "suite: suggested"]
@@ -47,7 +47,7 @@ def suite_text(suggestion: Suggestion, evidence: UsageEvidence, known: Known, en
 
 
 def _forbidden(suggestion: Suggestion, known: Known, engine: Engine, now_s: float) -> Iterator[tuple[str, Triple]]:
-    """For each row that denies, something known on a server that it is the reason for, found in a few tries."""
+    """Yield for each deny row a known use that it denies, found in a few tries."""
     told: set[str] = set()
     for rule in suggestion.carried.denies[:MAX_DENIED]:
         objects = [name for name in known.fitting(rule.object) if name.startswith(ON_SERVERS)]
@@ -62,7 +62,7 @@ def _forbidden(suggestion: Suggestion, known: Known, engine: Engine, now_s: floa
 
 
 def _unused(suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> Iterator[Triple]:
-    """For each subject the first object that it never used, by an action that others use there."""
+    """Yield for each subject the first object that it never used, by an action that others use there."""
     widened = {name for rule in suggestion.rules for name in rule.widened}
     used: dict[tuple[PermissionKind, str], set[str]] = {}
     actions: dict[tuple[PermissionKind, str], str] = {}
@@ -81,7 +81,9 @@ def _unused(suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> It
 
 
 def _can_be_tested(triple: Triple) -> bool:
-    """A suite tells by caller and object which kind is asked; an MCP server as a whole would be taken for an agent."""
+    """Whether a suite can express the question: it derives the kind from caller and object, and would take an MCP
+    server as a whole for an agent.
+    """
     return triple.kind is not PermissionKind.AGENT_TO_TOOL or not triple.object.startswith("nhi:")
 
 

@@ -1,7 +1,7 @@
 """Writes suggestions as files, text and data.
 
-Every rule says above it what it stands on. Comments never hold anything that a terminal or a reader of rows would
-obey: what came from a record was held against the grammar of names, or is escaped here.
+Each rule has a comment with its evidence. Comments contain nothing that a terminal or a reader of rows would interpret:
+text from a record was checked by the grammar of names, or is escaped here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ORIGIN = "Suggested from recorded calls by `sidecar policy suggest`. Read it as
 
 
 def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
-    """File name → text, in the shape of `policies/`. Rows that deny come first, where order decides."""
+    """Return file name → text, in the layout of `policies/`. Deny rows come first, where order decides."""
     files: dict[str, str] = {}
     for kind in PermissionKind:
         rules = [rule for rule in suggestion.rules if rule.kind is kind]
@@ -51,7 +51,7 @@ def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
 
 
 def yaml_text(suggestion: Suggestion, present: Present) -> str:
-    """The same in the YAML of CONTRACT 2.1, one file."""
+    """Return the same in the YAML of CONTRACT 2.1, as one file."""
     lines = [f"# {_ORIGIN}", "version: 1", "rules:"]
     if suggestion.carried.denies:
         lines += [f"  # {_CARRIED}", *_yaml_denies(suggestion.carried.denies)]
@@ -67,12 +67,12 @@ def yaml_text(suggestion: Suggestion, present: Present) -> str:
 
 
 def one_text(files: Mapping[str, str]) -> str:
-    """Several files one after another, each under its name."""
+    """Join several files into one text, each under its name."""
     return "\n".join(f"# ---- {name} ----\n{text}" for name, text in files.items())
 
 
 def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> dict[str, Any]:
-    """For programs."""
+    """Return the suggestion as plain values."""
     return {
         "rules": [_rule_data(rule, present) for rule in suggestion.rules],
         "roles": {name: list(members) for name, members in suggestion.roles.items()},
@@ -92,7 +92,7 @@ def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -
 
 
 def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> list[str]:
-    """What a reader must know of the suggestion as a whole, most important first."""
+    """Return what a reader must know of the suggestion as a whole, most important first."""
     counts = evidence.counts
     found = [
         f"{_count(times, 'record')} left out: {why} (such as decision {shown(example)})"
@@ -142,7 +142,7 @@ def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> 
 
 
 def _grants(suggestion: Suggestion) -> set[tuple[str, str]]:
-    """Who has any grant on which server, as (subject, nhi:<server>)."""
+    """Return which subjects have any grant on which server, as (subject, nhi:<server>)."""
     found: set[tuple[str, str]] = set()
     for rule in suggestion.rules:
         if rule.kind is PermissionKind.AGENT_TO_TOOL:
@@ -174,7 +174,7 @@ def _csv_denies(denies: Sequence[RuleRef], present: Present) -> Iterator[str]:
 
 
 def _asked(terms: Terms) -> dict[str, str]:
-    """The terms by the columns of a row."""
+    """Return the terms by the columns of a row."""
     said = {"when": terms.when} if terms.when else {}
     if terms.limit is not None:
         said["max_calls_per_hour"] = str(terms.limit)
@@ -222,7 +222,7 @@ def _yaml_said(kind: PermissionKind, subject: str, obj: str, actions: Sequence[s
 
 
 def _groups(suggestion: Suggestion, row: Literal["g", "g2"]) -> dict[str, tuple[str, ...]]:
-    """Roles or sets with their members, those that are carried over first."""
+    """Return roles or sets with their members, carried-over ones first."""
     said = suggestion.roles if row == "g" else suggestion.sets
     found: dict[str, dict[str, None]] = {}
     for member, container in suggestion.carried.roles if row == "g" else suggestion.carried.sets:
@@ -244,14 +244,14 @@ def _csv_links(suggestion: Suggestion) -> Iterator[str]:
 
 
 def _reason(rule: Suggested) -> str:
-    """What the rule stands on, in one line."""
+    """Return the rule's evidence, in one line."""
     cited = ", ".join(_plain(decision) for decision in rule.decisions)
     seen = f"{rule.first} to {rule.last}" if rule.first != rule.last else rule.first
     return f"{_count(rule.uses, 'use')} of {_count(rule.triples, 'triple')}, {_plain(seen)}; decisions {cited}"
 
 
 def _comments(rule: Suggested, present: Present) -> Iterator[str]:
-    """What else a reviewer wants to see above a rule. Without the source of the present policy, terms are dropped."""
+    """Yield further comments above a rule. Without the source of the present policy, terms are dropped."""
     if "*" in rule.object:
         yield f"fits {_some([name for name in rule.objects if name not in rule.widened])}"
     if rule.widened:
@@ -264,7 +264,7 @@ def _comments(rule: Suggested, present: Present) -> Iterator[str]:
 
 
 def _actions(rule: Suggested | RuleRef) -> tuple[str, ...]:
-    """Exactly as recorded. `use` only where all that it stands for was recorded: else it would say more."""
+    """Return the actions exactly as recorded. `use` only if all its actions were recorded: else it would grant more."""
     if set(rule.actions) == set(grammar.USED):
         return (grammar.USE,)
     return rule.actions
@@ -304,20 +304,20 @@ def _count(number: int, word: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Printable ASCII without double quotes: it stands in comments and quoted notes."""
+    """Return printable ASCII without double quotes, for comments and quoted notes."""
     return text.encode("unicode_escape").decode().replace('"', "'")
 
 
 def _field(text: str) -> str:
-    """One field of a row, quoted where it must be."""
+    """Return one field of a row, quoted if necessary."""
     return f'"{_quoted(text)}"' if "," in text or '"' in text else text
 
 
 def _quoted(text: str) -> str:
-    """A text as it stands between the quotes of a field or a note."""
+    """Escape a text for use between the quotes of a field or a note."""
     return text.replace('"', '""')
 
 
 def scalar(text: str) -> str:
-    """A YAML scalar that means this text and nothing else. All that comes here is printable ASCII."""
+    """Return a YAML scalar that means exactly this text, which is printable ASCII."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

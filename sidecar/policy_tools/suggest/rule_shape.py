@@ -1,8 +1,8 @@
 """Writes a box as one short rule.
 
-A box of a cover is often larger than it must be, since others cover parts of it. Between what it must hold and what it
-may hold, the cheapest way to say it is chosen: one exact name, a role or set that is there already, a pattern that
-fits nothing else that is known, and only then a new role or set.
+A box of a cover is often larger than necessary, since others cover parts of it. Between what the rule must hold and
+what it may hold, the cheapest form is chosen: one exact name, an existing role or set, a pattern that matches nothing
+else that is known, and only then a new role or set.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from sidecar.policy_tools.suggest.terms import PLAIN, Backed, Terms
 from sidecar.policy_tools.suggest.usage_grid import Box, Grid, Group, bits
 from sidecar.vocabulary import PermissionKind
 
-MIN_FOR_PATTERN = 3  # a pattern also fits what nobody knows yet: two names are no reason for one
-MAX_WIDE = 4000  # patterns that are looked at for `widen`
+MIN_FOR_PATTERN = 3  # a pattern also matches future names, so two names do not justify one
+MAX_WIDE = 4000  # patterns that are tried for `widen`
 _BOUNDARIES = "_-./"
 Names = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleDraft:
-    """One rule to be. `object` is an exact name or a pattern, or "" for a set of `objects`; `objects` are those that
-    are known and that it means. `widened` are those of them that were not used in all these ways by all of these.
-    `whole` is the first draft of a rule of which this one is a further part, as a limit counts a whole rule."""
+    """One rule to be written. `object` is an exact name or a pattern, or "" for a set of `objects`; `objects` are the
+    known ones that it matches. `widened` are those of them that were not used with all these actions by all these
+    subjects. `whole` is the first draft of a rule of which this one is a further part, since a limit counts a whole
+    rule.
+    """
 
     kind: PermissionKind
     subjects: Names
@@ -44,8 +46,9 @@ class RuleDraft:
 
 @dataclass(slots=True)
 class RuleShaper:
-    """Writes boxes as rules. `roles` and `sets` are what is in those of the present policy; naming one costs nothing.
-    Nor does a group that an earlier rule brought (`more_roles`, `more_sets`)."""
+    """Writes boxes as rules. `roles` and `sets` are the members of those of the present policy; naming one costs
+    nothing. Nor does a group that an earlier rule added (`more_roles`, `more_sets`).
+    """
 
     known: Known
     roles: frozenset[Names]
@@ -56,7 +59,7 @@ class RuleShaper:
     more_sets: set[Names] = field(default_factory=set)
 
     def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], int]:
-        """The fewest rules for a grid of uses with the same terms, and how few there must be at the least."""
+        """Return the fewest rules for a grid of uses with the same terms, and a lower bound of their number."""
         wide = self._wide_boxes(grid, backed) if self.widen and self.patterns else {}
         found = cover(grid, list(wide))
         boxes = list(found.boxes)
@@ -64,7 +67,7 @@ class RuleShaper:
         drafts: list[RuleDraft] = []
         for at in sorted(range(len(boxes)), key=lambda at: (-_volume(boxes[at]), boxes[at])):
             must = rows.needed(at)
-            if not must.subjects:  # a role or set that was there already made an earlier rule hold this one
+            if not must.subjects:  # an existing role or set made an earlier rule cover this one
                 rows.replace(at, must)
                 continue
             pattern = wide.get(boxes[at], "")
@@ -76,7 +79,7 @@ class RuleShaper:
     def _rule(
         self, kind: PermissionKind, grid: Grid, must: Box, box: Box, pattern: str, backed: Backed
     ) -> tuple[RuleDraft, Box]:
-        """One rule that holds all of `must`, and the box that it covers."""
+        """Return one rule that holds all of `must`, and the box that it covers."""
         actions = tuple(sorted(grid.names(grid.actions, must.actions)))
         may = box.subjects if pattern else grid.subjects_with(must.objects, must.actions)
         least, most = grid.names(grid.subjects, must.subjects), grid.names(grid.subjects, may)
@@ -97,7 +100,7 @@ class RuleShaper:
         )
 
     def _object(self, kind: PermissionKind, must: Names, may: Names, held: Callable[[str], bool]) -> tuple[str, Names]:
-        """An exact name, or a pattern that is `held`, with what it means; else "" and the objects of a set."""
+        """Return an exact name, or a pattern that is `held`, with what it matches; else "" and the objects of a set."""
         if len(must) == 1:
             return next(iter(must)), must
         there = _between(must, may, self.sets)
@@ -114,7 +117,9 @@ class RuleShaper:
         return "", objects
 
     def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
-        """Boxes of patterns that fit up to `widen` known objects too many, for as many subjects as can share one."""
+        """Return boxes of patterns that match up to `widen` unused known objects, for as many subjects as can share
+        one.
+        """
         found: dict[Box, str] = {}
         lists = _lists(grid)
         tables = [[grid.objects_with(1 << s, actions) for s in range(len(grid.subjects))] for actions in lists]
@@ -129,7 +134,9 @@ class RuleShaper:
         return found
 
     def _sharing(self, grid: Grid, rows: Sequence[int], mask: int, fitting: Names) -> int:
-        """The subjects that together leave at most `widen` of the pattern's objects unused; 0 if there are none."""
+        """Return the subjects that together leave at most `widen` of the pattern's objects unused; 0 if there are
+        none.
+        """
         subjects, common = 0, mask
         for s in sorted(range(len(rows)), key=lambda s: (-(rows[s] & mask).bit_count(), s)):
             used = grid.names(grid.objects, common & rows[s])
@@ -140,7 +147,9 @@ class RuleShaper:
 
 
 class _RuleRows:
-    """Which boxes cover which row of a grid, so that a box that shrinks tells the others what is now theirs alone."""
+    """Which boxes cover which row of a grid, so that after a box shrinks, the others know which cells only they
+    cover.
+    """
 
     def __init__(self, grid: Grid, boxes: Sequence[Box]) -> None:
         self._grid, self._boxes = grid, list(boxes)
@@ -149,7 +158,7 @@ class _RuleRows:
             self._enter(at, box)
 
     def needed(self, at: int) -> Box:
-        """The smallest box around what only this one covers."""
+        """Return the smallest box around what only this one covers."""
         box = self._boxes[at]
         subjects = objects = actions = 0
         for a in bits(box.actions):
@@ -176,8 +185,9 @@ class _RuleRows:
 
 
 def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
-    """The narrowest pattern with one wildcard, cut between words, that fits all these names; "" if there is none that
-    a person would want. It stays on one server, and means all of a server only where a catalogue lists that server."""
+    """Return the narrowest pattern with one wildcard, cut between words, that matches all these names; "" if there is
+    no useful one. It stays on one server, and matches all of a server only if a catalogue lists that server.
+    """
     head, tail = common_head(names), common_head([name[::-1] for name in names])[::-1]
     head = head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1]
     cuts = [tail.find(mark) for mark in _BOUNDARIES if mark in tail]
@@ -200,15 +210,16 @@ def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[
 
 
 def common_head(names: Collection[str]) -> str:
-    """How all of these texts begin."""
+    """Return the common beginning of these texts."""
     first, last = min(names), max(names)
     end = next((at for at, mark in enumerate(first) if last[at : at + 1] != mark), len(first))
     return first[:end]
 
 
 def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
-    """The smallest group that holds all that it must and nothing that it may not; the empty one if none does. One name
-    needs no group."""
+    """Return the smallest group that holds everything it must and nothing that it may not; the empty one if there is
+    none. One name needs no group.
+    """
     if len(must) == 1 or must in groups:
         return must
     one = next(iter(must))
@@ -217,19 +228,19 @@ def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
 
 
 def _mask(groups: Sequence[Group], places: Mapping[str, int], names: Names, *, whole: bool) -> int:
-    """The indexes of which all names (or at least one) are among these. `places` are the names' indexes."""
+    """Return the indexes all of whose names (or at least one) are among these. `places` are the names' indexes."""
     found = Counter(places[name] for name in names if name in places)
     return sum(1 << at for at, count in found.items() if not whole or count == len(groups[at]))
 
 
 def _lists(grid: Grid) -> list[int]:
-    """Each action by itself, and all together."""
+    """Return each action by itself, and all together."""
     every = (1 << len(grid.actions)) - 1
     return list(dict.fromkeys([every, *(1 << a for a in range(len(grid.actions)))]))
 
 
 def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
-    """Every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
+    """Return every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
     found: dict[str, None] = {}
     for name in sorted(name for group in grid.objects for name in group):
         found.update((name[: at + 1] + "*", None) for at, mark in enumerate(name) if mark in _BOUNDARIES)

@@ -17,9 +17,10 @@ from sidecar.vocabulary import ANONYMOUS, PermissionKind
 
 @dataclass(frozen=True, slots=True)
 class Suggested:
-    """One rule, and what it stands on: `uses` of `triples` distinct triples, up to three decisions. `rests_on` are the
+    """One rule with its evidence: `uses` of `triples` distinct triples, and up to three decisions. `rests_on` are the
     rules that those decisions rested on. `widened` are known objects that it allows beyond what was used. A rule with a
-    limit may have several rows: `part` is true for those after the first, which bear its id."""
+    limit may have several rows: `part` is true for those after the first, which have its id.
+    """
 
     id: str
     kind: PermissionKind
@@ -41,10 +42,10 @@ class Suggested:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Rules, and what is in the roles and sets that they name; `reused` are those that the present policy has, and
-    `carried` what goes over from it as it is.
+    """Rules, and the members of the roles and sets that they name; `reused` are those of the present policy, and
+    `carried` what is carried over from it unchanged.
 
-    No cover with fewer than `at_least` rules exists: with as many, the fewest are proved.
+    No cover with fewer than `at_least` rules exists: if there are as many, they are proved to be the fewest.
     """
 
     rules: tuple[Suggested, ...]
@@ -55,7 +56,7 @@ class Suggestion:
     carried: Carried = NOTHING_CARRIED
 
     def bare(self) -> Suggestion:
-        """The same rules without their terms and what is carried over: what they mean of known names."""
+        """Return the same rules without their terms and what is carried over: their meaning for known names."""
         rules = tuple(replace(rule, terms=PLAIN) for rule in self.rules)
         return replace(self, rules=rules, carried=NOTHING_CARRIED)
 
@@ -63,9 +64,10 @@ class Suggestion:
 def suggest(
     evidence: UsageEvidence, known: Known, present: Present, *, patterns: bool = True, widen: int = 0
 ) -> Suggestion:
-    """The suggestion for what was read. With `widen`, a pattern may fit so many known objects that were not used.
+    """Return the suggestion for the recorded use. With `widen`, a pattern may match that many unused known objects.
 
-    Without the source of the present policy, it is what was used and no terms: also more than that policy allows.
+    Without the source of the present policy, the suggestion is the use without terms, which may be more than that
+    policy allows.
     """
     source = present.source
     groups = grouped(evidence, Backing(source) if source else None)
@@ -92,7 +94,9 @@ def _group(shaper: RuleShaper, kind: PermissionKind, backed: Backed, widen: int)
 
 
 def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
-    """The drafts with their terms. What one limit counts is one rule, and all its parts are for the same actions."""
+    """Return the drafts with their terms. What one limit counts is one rule, and all its parts have the same
+    actions.
+    """
     if terms.limit is None or len(drafts) < 2:
         return [replace(draft, terms=terms) for draft in drafts]
     actions = tuple(sorted({action for draft in drafts for action in draft.actions}))
@@ -111,7 +115,9 @@ def _order(draft: RuleDraft) -> tuple[int, list[str], list[str]]:
 
 
 def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
-    """What can be covered by itself. A wide pattern may span all, but for `anonymous`, which no role can hold."""
+    """Split the triples into parts that can be covered separately. A wide pattern may span all, except for `anonymous`,
+    which no role can hold.
+    """
     if not widen:
         return components(triples, lambda subject: subject == ANONYMOUS)
     parts = [[t for t in sorted(triples) if (t.subject == ANONYMOUS) is alone] for alone in (False, True)]
@@ -198,7 +204,7 @@ def _rule(draft: RuleDraft, id_: str, subject: str, obj: str, by_subject: _BySub
 
 
 def _cited(traces: Iterable[Trace]) -> tuple[str, ...]:
-    """Up to three decisions, of different triples as far as there are."""
+    """Return up to three decisions, of different triples as far as possible."""
     found: dict[str, None] = {}
     known = list(traces)
     for place in range(MAX_CITED):

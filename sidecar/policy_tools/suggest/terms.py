@@ -1,9 +1,9 @@
 """Finds the conditions, limits and expiry under which the present policy allows recorded use.
 
-Terms are a condition, a limit and an expiry. Each recorded use takes those of the rows that it rested on, as they are
-written today; where none of these rows is left, those of every row that allows it today. So whatever is suggested
-stands inside a row of the present policy, with all that this row asks. A row with a limit counts every call that it
-matches, also where another row allows the call without one: such rows are always kept.
+Terms are a condition, a limit and an expiry. Each recorded use takes the present terms of the rows that it rested on;
+if none of these rows is left, those of every row that allows it today. A suggestion is therefore always inside a row of
+the present policy, with all its requirements. A row with a limit counts every call that it matches, also if another row
+allows the call without one: such rows are always kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
 
 
 class Terms(NamedTuple):
-    """What a row asks beside subject, object and action. `of` is the rule whose calls a limit counts together."""
+    """What a row requires beside subject, object and action. `of` is the rule whose calls a limit counts together."""
 
     when: str = ""
     expires_at: float | None = None
@@ -51,26 +51,27 @@ PLAIN = Terms()
 
 
 def moment(at_s: float) -> str:
-    """RFC 3339 in UTC, as rows have it."""
+    """Format a time as RFC 3339 in UTC, as rows have it."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 @dataclass(slots=True)
 class Backed:
     """The uses that are suggested under the same terms. `rows` are the present rows behind them, by subject; without
-    any, there is nothing that a suggestion could exceed."""
+    any, the suggestion has no upper bound.
+    """
 
     triples: list[Triple] = field(default_factory=list)
     rows: dict[str, set[RuleRef]] = field(default_factory=dict)
 
     def add(self, triple: Triple, rows: Collection[RuleRef]) -> None:
-        """One more use, and the rows that lend it these terms."""
+        """Add one use, and the rows that give it these terms."""
         self.triples.append(triple)
         if rows:
             self.rows.setdefault(triple.subject, set()).update(rows)
 
     def holds(self, pattern: str, subjects: Iterable[str], actions: Collection[str]) -> bool:
-        """Whether present rows allow everything that a pattern means, also what does not exist yet."""
+        """Whether present rows allow everything that a pattern matches, including what does not exist yet."""
         return not self.rows or all(
             any(covers(row.object, pattern) and actions_of(row.actions).issuperset(actions) for row in self.rows[name])
             for name in subjects
@@ -81,7 +82,7 @@ Groups = Mapping[PermissionKind, Mapping[Terms, Backed]]
 
 
 class Backing:
-    """The allow rows of the present policy, found by what they mean."""
+    """The allow rows of the present policy, indexed by what they match."""
 
     def __init__(self, source: PolicySource) -> None:
         self._source = source
@@ -94,7 +95,7 @@ class Backing:
                 self._rows.setdefault((rule.kind, key), []).append(rule)
 
     def terms_of(self, triple: Triple, trace: Trace) -> dict[Terms, set[RuleRef]]:
-        """The terms of a use, each with the rows that have them; nothing where no row allows it today."""
+        """Return the terms of a use, each with the rows that have them; nothing if no row allows it today."""
         held = {rule: terms for rule in self._about(triple) if (terms := self._terms(rule, triple)) is not None}
         rested = [rule for rule in held if rule.id in trace.rules]
         chosen = rested or [rule for rule in held if not self._by_token(rule, triple)]
@@ -105,7 +106,9 @@ class Backing:
         return _without_superfluous(found)
 
     def _terms(self, rule: RuleRef, triple: Triple) -> Terms | None:
-        """Those of a row, which asks for the role too where only a token can grant it; None if it means another use."""
+        """Return the terms of a row, which include the role if only a token can grant it; None if the row does not
+        match the use.
+        """
         if triple.action not in actions_of(rule.actions):
             return None
         when = rule.when
@@ -116,7 +119,7 @@ class Backing:
             when = f"{has_role} && ({when})" if when else has_role
         elif not self._means(rule.subject, triple.subject):
             return None
-        if rule.max_calls_per_hour is None or triple.action == DELEGATE:  # who lends authority is not charged
+        if rule.max_calls_per_hour is None or triple.action == DELEGATE:  # lending authority is not charged
             return Terms(when, rule.expires_at)
         return Terms(when, rule.expires_at, rule.max_calls_per_hour, rule.per, rule.id)
 
@@ -131,7 +134,7 @@ class Backing:
         return written == name or (name != ANONYMOUS and glob(name, written))
 
     def _about(self, triple: Triple) -> tuple[RuleRef, ...]:
-        """The rows whose object means this one."""
+        """Return the rows whose object matches this one."""
         kind, obj = triple.kind, triple.object
         if (kind, obj) not in self._found:
             keys = {obj, *self._source.sets.closure((obj,)), f"{place_of(obj)}{WILDCARD}", WILDCARD}
@@ -149,8 +152,9 @@ def _without_superfluous(found: Mapping[Terms, set[RuleRef]]) -> dict[Terms, set
 
 
 def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
-    """What was read, by terms. Uses that no row allows any more are taken out of the evidence and counted there; not
-    those that were let through, or asked for, without a row."""
+    """Group the recorded use by terms. Uses that no row allows any more are removed from the evidence and counted
+    there, except those that passed in shadow mode, or were requested, without a row.
+    """
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
     for triple, trace in list(evidence.traces.items()):
         held: Mapping[Terms, Collection[RuleRef]] = backing.terms_of(triple, trace) if backing else {}
@@ -164,8 +168,9 @@ def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
 
 
 def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Iterator[tuple[Terms, Backed]]:
-    """Without the uses whose limit cannot be counted as it is today: parts of one rule differ in nothing but subject
-    and object."""
+    """Yield the groups without the uses whose limit cannot be counted as it is today: parts of one rule differ only in
+    subject and object.
+    """
     of: dict[str, int] = {}
     for terms in groups:
         of[terms.of] = of.get(terms.of, 0) + bool(terms.of)
@@ -180,7 +185,7 @@ def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Itera
 
 
 class Carried(NamedTuple):
-    """What goes over from the present policy as it is: rows that deny, and (member, container) links."""
+    """What is carried over from the present policy unchanged: deny rows, and (member, container) links."""
 
     denies: tuple[RuleRef, ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
@@ -191,7 +196,7 @@ NOTHING_CARRIED = Carried()
 
 
 def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
-    """Every row that denies, and the roles and sets that these rows and some conditions ask for."""
+    """Return every deny row, and the roles and sets that these rows and some conditions need."""
     found = {(r.id, r.subject, r.object): r for r in source.rules if r.effect == "deny" and not r.shadow}
     denies = tuple(found.values())
     texts = {*conditions, *(rule.when for rule in denies)} - {""}
@@ -206,7 +211,7 @@ def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
 
 
 def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iterator[tuple[str, str]]:
-    """All that is in these containers, directly or not, as it is written."""
+    """Yield the direct and indirect links of these containers, as written."""
     children: dict[str, list[str]] = {}
     for member, above in parents.items():
         for container in above:

@@ -1,8 +1,8 @@
 """Arranges recorded use in a grid.
 
 A rule allows a box: some subjects × some objects × some actions. The fewest rules are the fewest boxes that cover all
-cells and nothing else. Subjects (objects, actions) whose cells are alike always go together, so each such group is
-one index here; sets of indexes are bit masks, because a whole row is then compared in one step.
+cells and nothing else. Subjects (objects, actions) with equal cells always go together, so each such group is one index
+here; sets of indexes are bit masks, so that a whole row is compared in one step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Box(NamedTuple):
         return not (self.subjects & ~other.subjects or self.objects & ~other.objects or self.actions & ~other.actions)
 
     def hull(self, other: Box) -> Box:
-        """The smallest box around both."""
+        """Return the smallest box around both."""
         return Box(self.subjects | other.subjects, self.objects | other.objects, self.actions | other.actions)
 
 
@@ -34,7 +34,7 @@ Group = tuple[str, ...]
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The indexes in a mask, rising."""
+    """Yield the indexes in a mask, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -43,7 +43,7 @@ def bits(mask: int) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Grid:
-    """The cells of one permission kind. `subjects[i]` are the names behind index i; so are objects and actions.
+    """The cells of one permission kind. `subjects[i]` are the names of index i; likewise objects and actions.
 
     `rows[a][s]` is the mask of objects, `columns[a][o]` the mask of subjects that go with the other two.
     """
@@ -58,7 +58,7 @@ class Grid:
 
     @classmethod
     def of(cls, triples: Iterable[Triple]) -> Grid:
-        """Names that are used alike become one index."""
+        """Build a grid. Names with the same use become one index."""
         cells = [tuple(triple[1:]) for triple in triples]
         groups = [_alike(cells, axis) for axis in range(3)]
         places = [{group[0]: index for index, group in enumerate(found)} for found in groups]
@@ -66,7 +66,7 @@ class Grid:
         columns = [[0] * len(groups[1]) for _ in groups[2]]
         for subject, obj, action in cells:
             s, o, a = places[0].get(subject), places[1].get(obj), places[2].get(action)
-            if s is not None and o is not None and a is not None:  # one of each group stands for all
+            if s is not None and o is not None and a is not None:  # one name stands for its whole group
                 rows[a][s] |= 1 << o
                 columns[a][o] |= 1 << s
         return cls(groups[0], groups[1], groups[2], rows, columns, _places(groups[0]), _places(groups[1]))
@@ -76,7 +76,7 @@ class Grid:
         return sum(mask.bit_count() for row in self.rows for mask in row)
 
     def cells(self) -> Iterator[tuple[int, int, int]]:
-        """Every cell as (subject, object, action), in order."""
+        """Yield every cell as (subject, object, action), in order."""
         for s in range(len(self.subjects)):
             for a, row in enumerate(self.rows):
                 for o in bits(row[s]):
@@ -87,7 +87,7 @@ class Grid:
         return not box.objects & ~self.objects_with(box.subjects, box.actions)
 
     def objects_with(self, subjects: int, actions: int) -> int:
-        """The objects that all these subjects used in all these ways."""
+        """Return the objects that all these subjects used with all these actions."""
         mask = (1 << len(self.objects)) - 1
         for a in bits(actions):
             row = self.rows[a]
@@ -98,7 +98,7 @@ class Grid:
         return mask
 
     def subjects_with(self, objects: int, actions: int) -> int:
-        """The subjects that used all these objects in all these ways."""
+        """Return the subjects that used all these objects with all these actions."""
         mask = (1 << len(self.subjects)) - 1
         for a in bits(actions):
             column = self.columns[a]
@@ -109,7 +109,7 @@ class Grid:
         return mask
 
     def actions_with(self, subjects: int, objects: int) -> int:
-        """The ways in which all these subjects used all these objects."""
+        """Return the actions with which all these subjects used all these objects."""
         mask = 0
         for a, row in enumerate(self.rows):
             if all(not objects & ~row[s] for s in bits(subjects)):
@@ -117,7 +117,7 @@ class Grid:
         return mask
 
     def grown(self, box: Box, order: str = "soa") -> Box:
-        """A box that cannot grow any more, around this one: each side in turn is made as long as it can be."""
+        """Return a box around this one that cannot grow any more: each side in turn is extended as far as possible."""
         subjects, objects, actions = box
         for side in order:
             if side == "s":
@@ -129,7 +129,7 @@ class Grid:
         return Box(subjects, objects, actions)
 
     def names(self, groups: Sequence[Group], mask: int) -> frozenset[str]:
-        """The names behind a mask of one side."""
+        """Return the names of a mask of one side."""
         return frozenset(name for index in bits(mask) for name in groups[index])
 
 
@@ -138,7 +138,7 @@ def _places(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
-    """The names of one side, grouped by what goes with them on the other two, in order of the first name."""
+    """Return the names of one side, grouped by their cells on the other two, in the order of the first name."""
     numbers: dict[Hashable, int] = {}
     profiles: dict[str, list[int]] = {}
     for cell in cells:
@@ -151,8 +151,9 @@ def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
 
 
 def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[list[Triple]]:
-    """Triples that no rule can have in common: nothing links their subjects and objects, or the subject stands `apart`
-    (it can be in no role)."""
+    """Split triples into groups that no rule can have in common: no subject or object links them, or the subject stands
+    `apart` (it can be in no role).
+    """
     leader: dict[tuple[int, str], tuple[int, str]] = {}
 
     def find(name: tuple[int, str]) -> tuple[int, str]:

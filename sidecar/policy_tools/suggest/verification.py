@@ -1,8 +1,8 @@
 """Verifies that a suggestion allows exactly what was recorded.
 
-Nothing is printed before this holds. The rules, roles and sets that `load_policy` reads are written out over all known
-names and compared with the evidence: that answers every cell, however many there are. Then the engine itself is asked:
-every cell where they are few, else as many as fit into its time, spread evenly.
+Nothing is printed before this holds. The rules, roles and sets that `load_policy` reads are expanded over all known
+names and compared with the evidence: that checks every cell. Then the engine itself is asked: for every cell if they
+are few, else for as many as fit into its time, spread evenly.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sidecar.policy_tools.suggest.evidence import KINDS, Triple, UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggestion
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, Principal, Question
 
-ENGINE_S = 3.0  # for its questions
-MAX_SAMPLED = 20_000  # questions, where not all can be asked
-MAX_CELLS = 2_000_000  # beyond it nobody tries to ask all
+ENGINE_S = 3.0  # for the engine's questions
+MAX_SAMPLED = 20_000  # questions, if not all can be asked
+MAX_CELLS = 2_000_000  # with more cells, only a sample is asked
 
 
 class ProofFailed(Exception):
-    """A suggestion that does not say what it was made to say: a bug of ours."""
+    """The suggestion does not have the intended meaning: a bug in the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,9 @@ class Proof:
 
 
 def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) -> PolicySource:
-    """The files as a policy. Raises ProofFailed unless each rule has its terms and nothing but what is carried over
-    denies, and PolicyError where the files are no policy."""
+    """Load the files as a policy. Raises ProofFailed unless each rule has its terms and only what is carried over
+    denies, and PolicyError if the files are not a valid policy.
+    """
     source = _loaded(files, models)
     said = {(rule.id, rule.terms[:4]) for rule in suggestion.rules}
     rules = [rule for rule in source.rules if rule.effect == "allow"]
@@ -54,8 +55,9 @@ def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) ->
 def prove(
     files: Mapping[str, str], models: Path, suggestion: Suggestion, evidence: UsageEvidence, known: Known
 ) -> Proof:
-    """What the rules mean without their terms, of which `files` hold none. Raises ProofFailed, with the first cell that
-    is wrong, and PolicyError where the files are no policy."""
+    """Verify what the rules without their terms allow; `files` contain no terms. Raises ProofFailed with the first
+    wrong cell, and PolicyError if the files are not a valid policy.
+    """
     source = _loaded(files, models)
     expected = evidence.traces.keys() | _widened(suggestion)
     _same(_allowed(source, known), expected)
@@ -81,7 +83,7 @@ def _widened(suggestion: Suggestion) -> set[Triple]:
 
 
 def _allowed(source: PolicySource, known: Known) -> set[Triple]:
-    """Every cell over known names that some rule of a policy without denies and conditions means."""
+    """Return every cell over known names that some rule of a policy without denies and conditions matches."""
     members, elements = source.roles.contents(), source.sets.contents()
     allowed: set[Triple] = set()
     for rule in source.rules:
@@ -106,7 +108,7 @@ def _actions(evidence: UsageEvidence) -> set[str]:
 
 
 def _ask(engine: Engine, expected: set[Triple], known: Known, actions: list[str], cells: int) -> int:
-    """How many questions the engine answered, all of them as expected."""
+    """Return how many questions the engine answered, all of them as expected."""
     end_s = time.monotonic() + ENGINE_S
     asked = 0
     if cells <= MAX_CELLS:
@@ -143,7 +145,7 @@ def _some(known: Known, actions: list[str]) -> Iterator[Triple]:
 
 
 def _in_turn(one: Iterable[Triple], other: list[Triple]) -> Iterator[Triple]:
-    """One of each in turn, so that an end in between leaves neither out."""
+    """Alternate between both, so that stopping early leaves neither out."""
     rest = iter(other)
     for triple in one:
         yield triple
@@ -152,14 +154,14 @@ def _in_turn(one: Iterable[Triple], other: list[Triple]) -> Iterator[Triple]:
 
 
 def _asks(kind: PermissionKind, subject: str, obj: str) -> bool:
-    """Whether the engine would put such a question to this kind of permission (CONTRACT 1.3)."""
+    """Whether the engine would ask this permission kind such a question (CONTRACT 1.3)."""
     if kind is PermissionKind.AGENT_TO_TOOL:
         return True
     return obj.startswith("nhi:") and (subject == ANONYMOUS or subject.startswith(("user:", "nhi:")))
 
 
 def question_of(triple: Triple) -> Question:
-    """The question of a use."""
+    """Return the question of a use."""
     word, _, rest = triple.object.partition(":")
     server, _, name = rest.partition("/")
     if word == "nhi":

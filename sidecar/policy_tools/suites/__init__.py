@@ -1,10 +1,10 @@
-"""Does the policy say what its owners meant? Their own tests, on the engine and the limiter that serve.
+"""Runs a policy's own tests, on the engine and the limiter that serve.
 
-suite_file   what may stand in a file of tests (words: its kinds of values)
-reading      which tests are there
-running      what comes out of one
-grounds      which rules an answer rests on, and so which rules no test exercises
-suite        all of them: read_suites, run_suites; self_test for a reload
+suite_schema    what a test file may contain (value_types: its kinds of values)
+loading         reads the tests
+execution       runs one test
+deciding_rules  the rules that an answer rests on, and so the rules that no test exercises
+suite           all of them: read_suites, run_suites; self_test for a reload
 """
 
 from sidecar.policy_tools.suites.deciding_rules import CoveredRules

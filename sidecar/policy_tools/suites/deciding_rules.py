@@ -4,12 +4,12 @@ The grounds of an answer, by the ids of the rules:
 
     allowed                     on every link the allow rules that match
     denied by a rule            the deny rules that match
-    condition-false, expired    the allow rules whose condition did not hold, or whose time is over, and nothing else
+    condition-false, expired    the allow rules whose condition did not hold, or that are expired, and nothing else
     any                         shadow rules that would have changed it
 
-What condition and time decided is found by the patterns of the shipped models; all else is the engine's own word.
-A rule is exercised by a test if it is among the grounds of one of its answers. That any grant opens a session
-exercises none of them.
+Rules that failed by condition or expiry are found by the patterns of the built-in models; all else is reported by the
+engine. A test exercises a rule if it is among the grounds of one of the test's answers. A session opened by any grant
+exercises no rule.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ MAX_REMEMBERED = 20_000
 
 @dataclass(frozen=True, slots=True)
 class CoveredRules:
-    """How much of a policy was exercised. `missing` is one `RuleRef` for each id that nothing rested on, in the order
-    of files and lines; `rules` and `exercised` count ids."""
+    """How much of a policy was exercised. `missing` is one `RuleRef` for each id that no answer rested on, in the order
+    of files and lines; `rules` and `exercised` count ids.
+    """
 
     rules: int
     exercised: int
@@ -36,20 +37,20 @@ class CoveredRules:
 
     @property
     def percent(self) -> float:
-        """0 to 100; nothing to exercise is all of it."""
+        """Return 0 to 100; 100 if there is nothing to exercise."""
         return 100.0 * self.exercised / self.rules if self.rules else 100.0
 
 
 class DecidingRules:
-    """Finds them, under one policy."""
+    """Finds the deciding rules under one policy."""
 
     def __init__(self, engine: Engine, source: PolicySource) -> None:
         self._engine = engine
         self._source = source
-        self._index: _Waverers | None = None  # of use to few runs, and as long as the policy
+        self._index: _Waverers | None = None  # needed by few runs, and as long as the policy
 
     def of(self, decision: Decision, chain: Chain, now_s: float, *, session: bool = False) -> frozenset[str]:
-        """The ids of the rules that the answer rests on."""
+        """Return the ids of the rules that the answer rests on."""
         if decision.allowed:
             links = [link for at, link in enumerate(decision.links) if not (session and at == len(chain) - 1)]
             rules = [rule for link in links for rule in link.rules if rule.effect == "allow"]
@@ -61,7 +62,7 @@ class DecidingRules:
         return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
 
     def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
-        """The allow rules that match a denied link in all but condition or time, where that is the reason."""
+        """Yield the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
         if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
             return
         if self._index is None:
@@ -74,7 +75,7 @@ class DecidingRules:
 
 
 class _Waverers:
-    """The allow rules that have a condition or an end, by their subjects."""
+    """The allow rules that have a condition or an expiry, by subject."""
 
     def __init__(self, source: PolicySource) -> None:
         self._sets = source.sets
@@ -89,7 +90,7 @@ class _Waverers:
                     self._exact.setdefault((rule.kind, rule.subject), []).append(rule)
 
     def matching(self, link: Link, roles: frozenset[str]) -> tuple[RuleRef, ...]:
-        """Those that match subject, object and action of a link."""
+        """Return those that match subject, object and action of a link."""
         key = (link.kind, link.subject, roles, link.object, link.action)
         known = self._known.get(key)
         if known is None:
@@ -107,7 +108,7 @@ class _Waverers:
 
 
 def _matches(rule: RuleRef, link: Link, roles: frozenset[str], within: frozenset[str]) -> bool:
-    """Whether subject, object and action fit. `roles` are the subject's, `within` the sets that hold the object."""
+    """Whether subject, object and action match. `roles` are the subject's, `within` the sets that hold the object."""
     return (
         (who(link.subject, rule.subject, rule.effect) or rule.subject in roles)
         and (glob(link.object, rule.object) or rule.object in within)
@@ -116,7 +117,7 @@ def _matches(rule: RuleRef, link: Link, roles: frozenset[str], within: frozenset
 
 
 def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules:
-    """How many of the rules were exercised, and which were not."""
+    """Return how many of the rules were exercised, and which were not."""
     ids: dict[str, RuleRef] = {}
     for rule in rules:
         ids.setdefault(rule.id, rule)

@@ -1,7 +1,7 @@
 """Runs one policy test.
 
-Asked of the engine that serves. A `repeat` goes through the limiter that serves, too, over a store in memory that only
-this test has, on a clock that stands still between two calls; so it takes no time, and no test feels another.
+The serving engine decides. A `repeat` goes through the serving limiter too, over a store in memory that only this test
+uses, on a clock that advances only between calls; it takes no real time, and tests do not affect each other.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _ONCE = Repeat(times=1)
 
 
 class TestOutcome(NamedTuple):
-    """What came out. `decision` is the policy's own word on the last call; `allowed`, `reason` and `at` (which call
-    of a repeat was refused, from 1; 0 if none) count limits too. `limits` are those that were charged or that had no
-    room. `rests_on` are ids of rules; `shows` is what a list shows."""
+    """The outcome. `decision` is the policy's answer to the last call; `allowed`, `reason` and `at` (which call of a
+    repeat was refused, from 1; 0 if none) include limits. `limits` are those that were charged or that were exhausted.
+    `rests_on` are ids of rules; `shows` is the content of a list.
+    """
 
     allowed: bool
     decision: Decision
@@ -43,9 +44,9 @@ class TestOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class TestBench:
-    """Where tests are run. `now_s` is the time of tests that name none; `known` has, for lists that no catalogue
-    describes, the names by what stands before them (`tool:github/`); `exercised` gathers what answers rested on, if
-    anybody wants to know."""
+    """Runs tests. `now_s` is the time of tests without one; `known` has, for lists without a catalogue, the names by
+    prefix (`tool:github/`); `exercised` collects the rules that answers rested on, if coverage is wanted.
+    """
 
     engine: Engine
     grounds: DecidingRules
@@ -55,7 +56,7 @@ class TestBench:
     exercised: set[str] | None = None
 
     def run(self, test: PolicyTest) -> TestOutcome:
-        """Ask it."""
+        """Run a test."""
         if test.listing is not None:
             return self._list(test, test.listing)
         assert test.question is not None
@@ -77,7 +78,7 @@ class TestBench:
         return self.now_s if test.now_s is None else test.now_s
 
     def _grounds(self, test: PolicyTest, decision: Decision, now_s: float) -> frozenset[str]:
-        """Looked for only where somebody asks: it may take as long as the answer."""
+        """Return the rules that the answer rests on. Only computed for coverage: it can take as long as the answer."""
         if self.exercised is None and test.expect.rule is None:
             return frozenset()
         found = self.grounds.of(decision, test.chain, now_s, session=test.session or test.listing is not None)
@@ -88,7 +89,7 @@ class TestBench:
     # --- repeats ------------------------------------------------------------------------------------------------------
 
     def _repeat(self, test: PolicyTest, question: Question) -> TestOutcome:
-        """All calls, or as many as it takes until one is refused."""
+        """Make all calls, or as many as it takes until one is refused."""
         repeat, start_s = test.repeat or _ONCE, self._time_of(test)
         ledger = _Ledger(repeat.takes)
         call = Call("mcp", "", question.server, question.action, (question,), session=test.session)
@@ -107,7 +108,7 @@ class TestBench:
     # --- lists --------------------------------------------------------------------------------------------------------
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
-        """The list itself is a call of the session; then each entry is asked as in the proxy."""
+        """Decide the list itself as a session call, then each entry as the proxy does."""
         now_s = self._time_of(test)
         asked = server_question(listing.server, f"{listing.member}/list")
         decision = self.engine.enter(test.chain, asked, now_s)
@@ -124,11 +125,11 @@ class TestBench:
 
     def _is_shown(self, test: PolicyTest, listing: ListExpectation, name: str, now_s: float) -> bool:
         question = listed_question(listing.member, listing.server, name)
-        if question is None:  # a rule may name what no entry can be called
+        if question is None:  # a rule may name what no entry can have
             return False
         shown = self.engine.may_list(test.chain, question, now_s)
         if self.exercised is not None:
-            # A list gives no rules: the call without arguments does, as far as it is answered alike.
+            # A list has no deciding rules; those of the call without arguments are used if its answer is the same.
             decision = self.engine.decide(test.chain, question, now_s)
             if decision.allowed is shown:
                 self.exercised |= self.grounds.of(decision, test.chain, now_s)
@@ -137,8 +138,9 @@ class TestBench:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The limits of one test. Each call that is let in holds its slots, and what it may cost at most, for `takes_s`;
-    then it has cost what is declared."""
+    """The limits of one test. Each admitted call holds its slots, and its maximum cost, for `takes_s`; then it has the
+    declared cost.
+    """
 
     takes_s: float
     limits: tuple[str, ...] = ()
@@ -151,7 +153,9 @@ class _Ledger:
         self.store = MemoryCounters(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
 
     def take(self, plan: LimitPlan, now_s: float) -> Refusal | None:
-        """Charge one call; its refusal if there is no room. `limits` are then those that refuse, else all charged."""
+        """Charge one call; return its refusal if a limit is exhausted. `limits` are then those that refuse, else all
+        charged.
+        """
         self.now_s = now_s
         self._end_calls()
         self.calls += 1
@@ -164,7 +168,7 @@ class _Ledger:
         full = zip(plan.charges, verdict.standings, strict=True)
         self.limits = tuple(charge.limit for charge, standing in full if standing.wait_us)
         try:
-            _result(Limiter(self.store).charge(plan, call_id))  # which reason of several is told is the limiter's word
+            _result(Limiter(self.store).charge(plan, call_id))  # the limiter chooses the reason to report
         except Refusal as refusal:
             return refusal
         raise RuntimeError("the limiter admits what its store has refused")
@@ -176,7 +180,7 @@ class _Ledger:
 
 
 def _result(step: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine that waits for nothing returns."""
+    """Return the result of a coroutine that never suspends."""
     try:
         step.send(None)
     except StopIteration as end:
@@ -187,7 +191,7 @@ def _result(step: Coroutine[Any, Any, T]) -> T:
 
 
 def known_names(objects: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """The exact names of tools, prompts and resources among some objects, by what stands before them."""
+    """Return the exact names of tools, prompts and resources among some objects, by prefix."""
     found: dict[str, list[str]] = {}
     for name in sorted(objects):
         server, slash, rest = name.partition("/")

@@ -1,7 +1,7 @@
 """Reads policy test files.
 
-Every file under the folder is a test file or a fault: a mistyped name must not be a test that silently never runs.
-Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed as long as they stay inside the folder.
+Every file under the folder is a test file or a fault, so that a mistyped name is not a test that silently never runs.
+Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed only inside the folder.
 
     T001   cannot be read, or is not there     T002   no test file has this name     T003   too much
 """
@@ -23,19 +23,19 @@ from sidecar.vocabulary import Chain, Principal, Question
 
 MAX_FILES = 4096
 MAX_TESTS = 100_000
-MAX_CALLS = 1_000_000  # of all tests together, repeats and entries counted: some ten seconds of work
+MAX_CALLS = 1_000_000  # of all tests together, including repeats and entries: some ten seconds of work
 SUFFIXES = (".yaml", ".yml")
 
 
 class SuitePlace(NamedTuple):
-    """Where something stands, and the text of that line."""
+    """A position, and the text of its line."""
 
     span: YamlSpan
     source: str
 
 
 class ListExpectation(NamedTuple):
-    """A list that is asked for. `names` is all that could be in it; None where no catalogue says so."""
+    """A list to test. `names` are all possible entries; None if no catalogue defines them."""
 
     server: str
     member: Member
@@ -44,7 +44,7 @@ class ListExpectation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyTest:
-    """One test, ready to be run. It asks a `question`, or for a `listing`; `now_s` in seconds since the epoch."""
+    """One test, ready to run. It has a `question` or a `listing`; `now_s` is in seconds since the epoch."""
 
     suite: str
     name: str
@@ -61,7 +61,7 @@ class PolicyTest:
 
     @property
     def times(self) -> int:
-        """How many questions it asks, as far as the file says."""
+        """Return how many questions it asks, as far as the file determines that."""
         if self.listing is not None and self.listing.names is not None:
             return len(self.listing.names)
         return self.repeat.times if self.repeat else 1
@@ -78,8 +78,9 @@ class PolicySuite:
 
 
 def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[PolicySuite]:
-    """The suites of some files and folders, each file once. Links lead out neither of a folder that is named nor of
-    `inside`. Raises PolicyError with every fault of all of them."""
+    """Read the suites of some files and folders, each file once. Links must not lead out of a given folder or of
+    `inside`. Raises PolicyError with every fault of all of them.
+    """
     suites: list[PolicySuite] = []
     faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
     for file in _files([] if faults else paths, faults):
@@ -94,7 +95,7 @@ def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[Po
 
 
 def read_suite(path: Path) -> PolicySuite:
-    """The suite of one file. Raises PolicyError with every fault of it."""
+    """Read the suite of one file. Raises PolicyError with every fault of it."""
     document = read_document(path, error=PolicyError)
     file = document.validate(SuiteFile)
     tests = tuple(_compiled(document, file, index) for index in range(len(file.tests)))
@@ -114,7 +115,7 @@ def _files(paths: Sequence[Path], faults: list[Fault]) -> list[Path]:
 
 
 def _walk(folder: Path, faults: list[Fault]) -> Iterator[Path]:
-    """Files under the folder, by name. A folder that was entered already (a link upwards) is not entered again."""
+    """Yield files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
     entered: set[tuple[int, int]] = set()
     todo = [folder]
     while todo:
@@ -139,7 +140,7 @@ def _is_test_file(path: Path, faults: list[Fault]) -> bool:
         faults.append(fault_in(path, "no file of policy tests has this name", code="T002", hint="name it *.yaml"))
         return False
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)  # a pipe or device is never opened: it could block for ever
+        regular = stat.S_ISREG(path.stat().st_mode)  # pipes and devices are never opened: they can block
     except OSError as error:
         faults.append(fault_in(path, f"cannot be read: {error.strerror}", code="T001"))
         return False

@@ -1,8 +1,8 @@
 """Runs policy test suites.
 
 read_suites   files of tests → suites, or PolicyError
-run_suites    suites, on the engine that serves → Report
-self_test     the same for a reload: the faults of what does not pass
+run_suites    suites, on the engine that serves → SuiteReport
+self_test     the same for a reload: the faults of tests that do not pass
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OnEach = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """How one test went. `problems` say what is not as expected; `hint` what was probably meant."""
+    """The result of one test. `problems` say what differs from the expectation; `hint` suggests a correction."""
 
     test: PolicyTest
     got: TestOutcome | None = None
@@ -49,14 +49,14 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class SuiteReport:
-    """How a run went: results in the order of files, and what was exercised, if that was asked."""
+    """The results of a run, in the order of files, and the rules exercised, if coverage was requested."""
 
     suites: tuple[PolicySuite, ...]
     results: tuple[TestResult, ...] = field(repr=False)
     coverage: CoveredRules | None = None
 
     def count(self, outcome: Outcome) -> int:
-        """How many tests went so."""
+        """Return the number of tests with this outcome."""
         return sum(result.outcome == outcome for result in self.results)
 
     @property
@@ -75,9 +75,10 @@ def run_suites(
     coverage: bool = False,
     on_each: OnEach = lambda done, of: None,
 ) -> SuiteReport:
-    """Run those tests of some suites that are wanted. `now_s` is the time of tests that name none, in seconds since
-    the epoch; `on_each` hears how many are done, of how many."""
-    own = replace(budgets)  # what is remembered of plans here is of no use to who serves
+    """Run the wanted tests of some suites. `now_s` is the time of tests without one, in seconds since the epoch;
+    `on_each` is called with the number of finished tests and of all.
+    """
+    own = replace(budgets)  # a copy: plans cached here are of no use to the server
     bench = TestBench(engine, DecidingRules(engine, source), own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
     chosen = [(suite, [test for test in suite.tests if wanted(test)]) for suite in suites]
@@ -97,8 +98,9 @@ def run_suites(
 def self_test(
     engine: Engine, source: PolicySource, policies: Path, budgets: Budgets, *, now_s: float | None = None
 ) -> list[Fault]:
-    """What keeps this policy from being taken into use: faults in its test files, or T201 for each test that fails,
-    where its `expect` stands. [] when all pass, or there are none. Skipped tests keep nothing."""
+    """Return what prevents this policy from being used: faults in its test files, or T201 for each failed test, at its
+    `expect`. [] when all pass, or there are none. Skipped tests prevent nothing.
+    """
     folder = policies / FOLDER
     if not folder.exists():
         return []
@@ -111,14 +113,14 @@ def self_test(
 
 
 def fault_of(result: TestResult) -> Fault:
-    """A failed test as a fault of its file."""
+    """Return a failed test as a fault of its file."""
     test = result.test
     span, source = test.expects_at
     message = f'the test "{test.name}" fails: {"; ".join(result.problems)}'
     return Fault(span.file, span.line, span.column, "T201", message, result.hint, source, span.width)
 
 
-# --- what was expected, and what came ---------------------------------------------------------------------------------
+# --- expected and actual results --------------------------------------------------------------------------------------
 
 
 def _result(bench: TestBench, test: PolicyTest, source: PolicySource) -> TestResult:
@@ -161,14 +163,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def answer_in_words(got: TestOutcome) -> str:
-    """`allow`, or `deny (rate-limited, call 121)`."""
+    """Return `allow`, or `deny (rate-limited, call 121)`."""
     if got.allowed:
         return "allow"
     return f"deny ({got.reason}, call {got.at})" if got.at else f"deny ({got.reason})"
 
 
 def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
-    """What was probably meant, as far as the test alone can be wrong."""
+    """Suggest what was probably intended, as far as the test alone can be wrong."""
     wanted = test.expect.rule
     if wanted is not None and wanted not in got.rests_on:
         ids = {rule.id for rule in rules}

@@ -1,7 +1,7 @@
 """The schema of policy test files.
 
-Strict: what is mistyped, cannot happen or contradicts itself is a fault at its place, because a test that silently
-asks something else is worse than none. `WrittenTest.asked` is the question as the proxy itself would put it.
+The schema is strict: what is mistyped, impossible or contradictory is a fault at its place, because a test that
+silently asks something else is worse than none. `WrittenTest.asked` is the question as the proxy itself would ask it.
 
     T101   a name that stands twice          T105   a reason that no test can see
     T102   a principal, role or chain        T106   a time
@@ -48,7 +48,7 @@ Member = Literal["tools", "prompts", "resources"]
 
 _ON_SERVERS: Mapping[str, str] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 _SESSION = frozenset(messages.NOTIFICATIONS) | {name for name, method in messages.METHODS.items() if method.session}
-_SESSION -= grammar.MCP_TASK_ACTIONS  # A2A asks the same words of an agent, and those need a row
+_SESSION -= grammar.MCP_TASK_ACTIONS  # A2A has actions of the same name on an agent, and those need a row
 _OF_SERVERS = _SESSION | messages.SERVER_REQUESTS
 _OF_NHIS = grammar.ACTIONS - set(_ON_SERVERS.values())
 
@@ -110,7 +110,7 @@ class SuiteCatalogue(Section):
     """URIs of resources, and of templates of them."""
 
     def names(self, member: Member) -> tuple[str, ...]:
-        """Those of one kind."""
+        """Return the names of one kind."""
         found: tuple[str, ...] = getattr(self, member)
         return found
 
@@ -162,7 +162,7 @@ class WrittenTest(Section):
         return self.action in _SESSION
 
     def asked(self) -> Question:
-        """The question of a call. Raises Refusal where the proxy would call it malformed."""
+        """Return the question of a call. Raises Refusal if the proxy would reject the call as malformed."""
         kind, _, rest = (self.calls or "").partition(":")
         action = self.action or _ON_SERVERS[kind]
         if kind == "nhi":
@@ -321,5 +321,5 @@ class SuiteFile(Section):
 
 
 def listed_question(member: str, server: str, name: str) -> Question | None:
-    """What using an entry of a list asks; None for a name that no entry can have."""
+    """Return the question of using an entry of a list; None for a name that no entry can have."""
     return messages.entry_question(member, server, {"uri" if member == "resources" else "name": name})

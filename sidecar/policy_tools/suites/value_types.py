@@ -1,6 +1,6 @@
 """Value types in policy tests.
 
-Names are read by the grammar that rows are read by, so that a test can ask about whatever a rule can say.
+Names are read by the grammar of rows, so that a test can ask about everything that a rule can name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REASONS = tuple(reason.value for reason in (*BY_POLICY, *BY_LIMITS))
 
 
 class AnyOf:
-    """In the JSON Schema of a value: the short forms that people may write as well."""
+    """The short forms of a value in the JSON Schema."""
 
     def __init__(self, *short: JsonSchemaValue) -> None:
         self._short = short
@@ -45,7 +45,7 @@ def _label(text: str) -> str:
 
 
 def _read_by(reader: Callable[[str], object], code: str) -> AfterValidator:
-    """A check by the grammar that rows have."""
+    """Return a validator that uses the grammar of rows."""
 
     def check(text: str) -> str:
         try:
@@ -82,7 +82,7 @@ def _called(text: str) -> str:
     kind = text.partition(":")[0]
     if kind == "set" or text == "*" or ("*" in text and kind != "resource"):
         raise Wrong("", f"{shown(text)} is more than one object", "a call names exactly one")
-    grammar.element(text if kind != "resource" else text.replace("*", "x"))  # a star in a URI is no wildcard here
+    grammar.element(text if kind != "resource" else text.replace("*", "x"))  # a star in a URI is not a wildcard here
     return text
 
 
@@ -95,19 +95,19 @@ def _reason(text: str) -> str:
 
 
 def listed(value: object) -> object:
-    """One principal is a chain of one."""
+    """Convert one principal to a chain of one."""
     return [value] if isinstance(value, str) else value
 
 
 def expected(value: object) -> object:
-    """The short forms written out: a word is a decision, a list is what is shown."""
+    """Expand the short forms: a word is a decision, a list is the names shown."""
     if isinstance(value, str):
         return {"decision": value}
     return {"decision": "allow", "shows": value} if isinstance(value, list) else value
 
 
 def catalogued(value: object) -> object:
-    """A list alone is a list of tools."""
+    """Convert a plain list to a list of tools."""
     return {"tools": value} if isinstance(value, list) else value
 
 
