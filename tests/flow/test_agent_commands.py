@@ -32,7 +32,7 @@ from sidecar.vocabulary import Caller, Principal
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, until, world, write_folder
-from tests.unit.admin.operator_api.test_reading import POISON
+from tests.unit.admin.operator_api.test_requests import POISON
 
 AGENTS = """\
 agents:

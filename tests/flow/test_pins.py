@@ -24,7 +24,7 @@ from tests.flow.guests import result_of
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_listed_and_called import two_upstreams
 from tests.flow.world import Upstream, World, listening, until, world
-from tests.unit.protocols.test_hidden import POISONED
+from tests.unit.protocols.test_hidden_characters import POISONED
 
 ALL = "p, nhi:planner, *, use, -, -, -, allow\n"
 SEARCH: dict[str, Any] = {

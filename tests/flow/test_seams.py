@@ -29,7 +29,7 @@ from tests.flow.test_responses import GONE, MAIL, before, evidence, text
 from tests.flow.test_tasks import OPS, Listened, op, stage, subscription
 from tests.flow.world import SESSION, STATELESS, Upstream, request, until, world
 from tests.unit.upstreams.lines import body, call, events
-from tests.unit.upstreams.test_channel import Far
+from tests.unit.upstreams.test_duplex_transport import Far
 
 GOOD = {"repo": "acme/site"}
 OFF = {"reason": "", "until": None, "by": "test"}

@@ -77,12 +77,12 @@ BL-027
 BL-028
   flow/test_audit_trouble.py test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else
   flow/test_kill.py test_whatever_was_answered_is_on_record_after_a_kill
-  unit/audit/test_file.py test_what_is_written_in_part_is_taken_back_and_refused
-  unit/audit/test_file.py test_best_effort_counts_what_it_loses_and_goes_on
+  unit/audit/test_file_sink.py test_what_is_written_in_part_is_taken_back_and_refused
+  unit/audit/test_file_sink.py test_best_effort_counts_what_it_loses_and_goes_on
 BL-029
   flow/test_stdio.py test_nothing_is_ever_started_from_a_request
   flow/test_agent_commands.py test_no_body_brings_in_what_nobody_listens_to
-  unit/admin/operator_api/test_reading.py test_what_is_unknown_is_refused_and_never_named
+  unit/admin/operator_api/test_requests.py test_what_is_unknown_is_refused_and_never_named
 BL-031
   a2a/test_who_calls.py test_a_stream_wants_a_credential_as_every_call_does
 BL-032
@@ -110,7 +110,7 @@ BL-040
   flow/test_breaker.py test_a_server_without_ping_and_one_that_only_takes_posts_stay_well
 BL-041
   flow/test_limit_outage.py test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment
-  unit/limits/test_redis.py test_forgotten_scripts_cost_no_call
+  unit/limits/test_redis_store.py test_forgotten_scripts_cost_no_call
 BL-043
   flow/test_session_ends.py test_three_hundred_cycles_of_every_kind_leave_nothing
   unit/upstreams/test_sessions.py test_ten_thousand_of_each_cycle_leave_nothing
@@ -127,22 +127,22 @@ BL-050
   unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body
 BL-051
   unit/http/client/test_who_goes_out.py test_whoever_opens_a_connection_has_its_address_from_the_operator
-  unit/http/client/test_guarded.py test_an_internal_network_is_reached_once_it_is_opened_and_until_then_the_log_says_why
+  unit/http/client/test_guarded_client.py test_an_internal_network_is_reached_once_it_is_opened
 BL-052
   flow/test_identity_flow.py test_no_verb_goes_around_the_question
 BL-055
   a2a/test_pushing.py test_where_nobody_may_be_called_is_refused_before_the_agent_hears_of_it
   a2a/test_task_api.py test_an_address_that_nobody_may_call_back_is_refused_at_once
   a2a/test_one_operation.py test_anothers_task_looks_as_if_it_were_not_there
-  unit/http/client/test_guarded.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
-  unit/http/client/test_guarded.py test_a_name_that_changes_its_mind_gains_nothing
-  unit/http/client/test_guarded.py test_no_redirect_is_followed
+  unit/http/client/test_guarded_client.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
+  unit/http/client/test_guarded_client.py test_a_name_that_changes_its_mind_gains_nothing
+  unit/http/client/test_guarded_client.py test_no_redirect_is_followed
 BL-059
   flow/test_call.py test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once
   flow/test_call.py test_a_caller_who_leaves_any_route_leaves_its_slot
   flow/test_limit_exactness.py test_after_kill_9_every_slot_returns_within_twice_its_lease
   unit/limits/test_limiter.py test_however_a_call_ends_its_slot_is_free_and_its_charges_are_kept_only_if_forwarded
-  unit/limits/test_redis.py test_every_key_has_an_end
+  unit/limits/test_redis_store.py test_every_key_has_an_end
 BL-060
   flow/test_sessions.py test_what_a_server_sends_reaches_only_its_own_client
   peers/test_apart.py test_each_of_many_clients_hears_what_is_its_own_and_nothing_else
@@ -180,7 +180,7 @@ BL-071
 BL-074
   flow/test_stdio.py test_everything_that_a_program_started_ends_with_it
   unit/tasks/programs/test_one_shot.py test_a_listener_who_leaves_ends_it_with_everything_that_it_started
-  unit/tasks/programs/test_attended.py test_a_grandchild_that_ignores_being_asked_is_gone_in_time
+  unit/tasks/programs/test_supervised_process.py test_a_grandchild_that_ignores_being_asked_is_gone_in_time
 BL-075
   unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
   unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
@@ -225,8 +225,8 @@ BL-093
   unit/tasks/programs/test_prompts.py test_what_cannot_be_an_argument_is_refused_before_anything_starts
   unit/tasks/programs/test_prompts.py test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them
 BL-095
-  unit/limits/test_redis.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies
-  unit/limits/test_redis.py test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers
+  unit/limits/test_redis_store.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies
+  unit/limits/test_redis_store.py test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers
 BL-097
   flow/test_sessions.py test_a_refreshed_token_goes_on_and_another_subject_does_not
 BL-099

@@ -20,7 +20,7 @@ from sidecar.cli.audit import audit as command
 from sidecar.errors import Reason
 from tests.at_once import at_once
 from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse
-from tests.unit.audit.test_trail import SIGNER
+from tests.unit.audit.test_rotation import SIGNER
 
 
 @pytest.fixture

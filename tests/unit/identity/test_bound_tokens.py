@@ -23,7 +23,7 @@ from sidecar.identity.key_proofs import SeenProofs, _plain
 from sidecar.vocabulary import Caller
 from tests.unit.identity.test_certificates import PLANNER, WHOSE, issue, now
 from tests.unit.identity.test_certificates import token as dated
-from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, NOW, ROUTE, Clock, KeyServer, an_issuer, b64, minted, signing_key
 
 HOLDER, THIEF = signing_key("holder"), signing_key("thief")

@@ -21,7 +21,7 @@ from sidecar.identity.xfcc import read_forwarded
 from sidecar.settings import Settings, load_settings
 from sidecar.vocabulary import Caller
 from tests.unit.identity.authority import Issued, authority
-from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, ROUTE, Clock, KeyServer, an_issuer, minted, signing_key
 
 DOMAIN = SpiffeNames("acme.example", "/ns/prod/sa/{id}", {"/vm/7": "nhi:nightly"})

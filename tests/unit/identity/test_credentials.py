@@ -7,7 +7,7 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Audience, Presented
 from sidecar.vocabulary import Credential
-from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, World, a_world, minted
 
 OPEN = Audience(GITHUB, anonymous=True)

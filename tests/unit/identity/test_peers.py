@@ -15,7 +15,7 @@ from sidecar.settings import Settings, load_settings
 from sidecar.upstreams.credentials.signed_tokens import SignedSource
 from sidecar.upstreams.credentials.signer import TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
-from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
 
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"

@@ -16,7 +16,7 @@ from sidecar.identity.from_settings import issuers_from
 from sidecar.identity.jwks import JwksError, parse_jwks
 from sidecar.identity.spiffe import SpiffeNames, parse_spiffe_id
 from sidecar.settings import Settings, load_settings
-from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, signing_key
 
 DOMAIN = "acme.example"

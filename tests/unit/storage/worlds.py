@@ -28,7 +28,7 @@ from sidecar.tasks.api.task_record import TaskState as TaskState
 from sidecar.tasks.programs.run_record import RUNS
 from sidecar.tasks.programs.run_states import RunState as RunState
 from sidecar.tasks.programs.run_states import RunStatus
-from tests.unit.tasks.api.test_records import record as task
+from tests.unit.tasks.api.test_task_record import record as task
 from tests.unit.tasks.programs.runs import run
 from tests.valkey import Valkey
 

@@ -27,7 +27,7 @@ from sidecar.upstreams.mcp.pins import (
     pin_of,
 )
 from sidecar.upstreams.mcp.pins_file import MAX_PINS_BYTES, file_with, load_pins
-from tests.unit.protocols.test_hidden import POISONED
+from tests.unit.protocols.test_hidden_characters import POISONED
 
 AT, BY = "2027-01-31T08:00:00Z", "alice"
 ENTRY: dict[str, Any] = {

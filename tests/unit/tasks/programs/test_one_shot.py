@@ -29,7 +29,7 @@ from sidecar.tasks.programs.run_states import Category
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
 from sidecar.upstreams.processes import Exit, Processes
-from tests.unit.upstreams.processes.test_children import dies
+from tests.unit.upstreams.processes.test_launcher import dies
 
 TELLER = str(Path(__file__).parents[3] / "programs" / "teller.py")
 GIVEN = {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nowhere"}

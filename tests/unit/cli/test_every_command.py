@@ -23,7 +23,7 @@ from sidecar.http.signing_keys import generate
 from tests.flow.world import world
 from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_policy
 
-SHIPPED = Path(__file__).parents[2]
+SHIPPED = Path(__file__).parents[3]
 
 RUNS = int(os.environ.get("SIDECAR_FUZZ_RUNS", "240"))
 # They serve, or measure for a minute; what they read, `check` reads too.

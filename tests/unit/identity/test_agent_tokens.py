@@ -9,7 +9,7 @@ from sidecar.identity import Audience, Presented
 from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules, digest_of
 from sidecar.identity.authenticator import check_caller
 from sidecar.vocabulary import Credential
-from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import NOW, World, a_world, an_issuer, claims, minted, signing_key
 
 TOKEN, OTHER = "7fQ-2c51e8a94b0d3f6a7c81e2d95b40aa63", "0b-91d2c7e4f5a6038d7c81e2d95b40aa63f"

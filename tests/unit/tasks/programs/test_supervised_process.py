@@ -19,7 +19,7 @@ from sidecar.tasks.programs.run_states import Category
 from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess
 from sidecar.tasks.programs.time_limits import TimeLimit
 from sidecar.upstreams.processes import Exit, Processes, Program, StartFailed, WaitLimit
-from tests.unit.upstreams.processes.test_children import PATH, dies
+from tests.unit.upstreams.processes.test_launcher import PATH, dies
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts otherwise there")
 

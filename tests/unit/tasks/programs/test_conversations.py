@@ -21,7 +21,7 @@ from sidecar.tasks.programs.time_limits import TimeLimit
 from sidecar.upstreams.processes import Exit, Processes, WaitLimit
 from sidecar.vocabulary import Caller
 from tests.unit.tasks.programs.talkers import LINES, RPC, Launcher, definition, end, order, text, tried
-from tests.unit.upstreams.processes.test_children import dies
+from tests.unit.upstreams.processes.test_launcher import dies
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON_RPC = {"agent_type": "json-rpc"}

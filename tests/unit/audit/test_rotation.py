@@ -28,7 +28,7 @@ from sidecar.http.signing_keys import generate
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward, numbered_ids, open_audit, records
-from tests.unit.audit.test_file import kill_at_a_random_point
+from tests.unit.audit.test_file_sink import kill_at_a_random_point
 
 SIGNER, OTHERS = generate("EdDSA"), generate("EdDSA")
 KEYS = {SIGNER.kid: SIGNER.private.public_key()}
@@ -420,7 +420,7 @@ def test_a_kill_at_every_point_of_a_rotation_leaves_what_a_start_finds_in_order(
 
 def test_a_real_kill_loses_nothing_that_was_acknowledged_while_files_are_set_aside(tmp_path: Path) -> None:
     context, chance = multiprocessing.get_context("forkserver"), random.Random(20261128)
-    context.set_forkserver_preload(["tests.unit.audit.test_file"])
+    context.set_forkserver_preload(["tests.unit.audit.test_file_sink"])
     path, rotation = tmp_path / "audit.jsonl", Rotation(max_bytes=4000, keep=5)
     for _ in range(25):
         acknowledged = kill_at_a_random_point(context, path, chance.uniform(0, 0.01), rotation=rotation)

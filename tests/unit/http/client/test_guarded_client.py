@@ -305,7 +305,7 @@ async def test_only_hosts_that_the_operator_wrote_are_called_back(allow: list[st
             await one.check(url, "alice")
 
 
-async def test_an_internal_network_is_reached_once_it_is_opened_and_until_then_the_log_says_why(
+async def test_an_internal_network_is_reached_once_it_is_opened(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """BL-051."""

@@ -13,7 +13,7 @@ from sidecar.audit.statistics import MAX_NAMES, OTHERS, Durations, Statistics
 from sidecar.audit.tail import follow, lines
 from tests.at_once import at_once
 from tests.unit.audit.scenes import forward, open_audit
-from tests.unit.audit.test_trail import SELDOM
+from tests.unit.audit.test_rotation import SELDOM
 
 
 class Enough(Exception):

@@ -16,7 +16,7 @@ from sidecar.tasks.programs.run_states import Category
 from sidecar.upstreams.processes import Exit, Processes
 from tests.pages import ROOT, blocks_of
 from tests.unit.tasks.programs.talkers import RPC, Launcher, definition, end, order, text, tried
-from tests.unit.upstreams.processes.test_children import dies
+from tests.unit.upstreams.processes.test_launcher import dies
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TASK = definition(mode="task", agent_type="json-rpc")
