@@ -107,9 +107,12 @@ def _before(settings: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[s
 
 
 def _settings(port: int, admin: int) -> dict[str, Any]:
+    grpc = f"127.0.0.1:{free_ports(1)[0]}"
+    # The kits, as stock gRPC clients, give the address of a card to gRPC as it stands.
+    server = {"listen": f"127.0.0.1:{port}", "grpc": grpc, "grpc_url": grpc, "shutdown_grace_s": "1s"}
     return {
         "version": 1,
-        "server": {"listen": f"127.0.0.1:{port}", "grpc": f"127.0.0.1:{free_ports(1)[0]}", "shutdown_grace_s": "1s"},
+        "server": server,
         "admin": {"listen": f"127.0.0.1:{admin}"},
         "sessions": {"session_calls_per_minute": 100_000, "max_per_principal": 1000},
     }
