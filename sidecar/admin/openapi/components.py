@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -76,7 +77,7 @@ def schema_of(model: type, models: Collection[type]) -> dict[str, Any]:
     members = list(members_of(model))
     shape = {
         "type": "object",
-        "description": model.__doc__,
+        "description": inspect.getdoc(model),
         "properties": {
             one.name: {**_shape(one.hint, models), **one.bounds, "description": one.told} for one in members
         },

@@ -81,6 +81,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=2))
             .not_valid_after(now + timedelta(seconds=ends_s))
+            .add_extension(_authority_of(self.own.key), critical=False)
         )
         alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         alternative += [x509.DNSName(host) for host in dns]
@@ -111,12 +112,19 @@ def authority(name: str = "acme") -> Authority:
         .not_valid_after(now + timedelta(days=3))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(_key_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(_authority_of(key), critical=False)
         .sign(key, hashes.SHA256())
     )
     return Authority(name, Issued(certificate, key))
 
 
 SERVER_ONLY = ExtendedKeyUsageOID.SERVER_AUTH
+
+
+def _authority_of(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    """Whose key signs: Python 3.13 refuses certificates that do not say so."""
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
