@@ -79,7 +79,7 @@ class CredentialFault(StrEnum):
     NOT_YET_VALID = "not-yet-valid"
     AUDIENCE = "audience"
     NOT_ACCEPTED = "not-accepted"  # the algorithm, type, lifetime or claims are not accepted
-    SUBJECT = "subject"  # the issuer may not name this subject or these actors, or the name is not valid
+    SUBJECT = "subject"  # the issuer may not name this subject or these actors, or the name is no principal
     UNKNOWN = "unknown"  # no such API key or address token
     PROOF = "proof"  # the proof of possession is missing or does not match
     REPLAYED = "replayed"
@@ -272,8 +272,7 @@ class Refusal(Exception):
 
 
 class Unsent(Refusal):
-    """Nothing was sent to the upstream, so nothing is charged: no credential was available for it, or the breaker is
-    open."""
+    """Nothing was sent to the upstream, so nothing is charged: there was no credential for it, or none in time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ All values are frozen, and independent of HTTP, Redis and Casbin; every other mo
 for each call are named tuples, which cost a third of a frozen dataclass.
 
     Principal   an identity                      user:alice, nhi:planner, anonymous
-    Chain       a caller and its delegates       first to last; the last one is on this connection
+    Chain       the principals behind a call     first to last; the last one is on this connection
     Caller      an authenticated chain           with its credentials, and their expiry
     Call        one parsed request
     Question    one permission asked of policy   one object, one action, and what a condition may read
@@ -59,8 +59,8 @@ SCHEDULE: Final = "schedule"
 class Credential:
     """A presented credential as it may be recorded, without the secret. For a schedule, `key_id` is its name in the
     settings. For a certificate, `issuer` is the name by which it was looked up, `key_id` its thumbprint, and `trust`
-    its authorities' digest. For a token, `trust` is the part that was looked up in its issuer's tables, and `signed_by`
-    the thumbprint of the key. `trust` and `signed_by` are not recorded."""
+    the digest of the trusted authorities. For a token, `trust` is the part that was looked up in its issuer's tables,
+    and `signed_by` the thumbprint of the key. `trust` and `signed_by` are not recorded."""
 
     kind: CredentialKind
     issuer: str = ""

@@ -101,8 +101,8 @@ class Reauthorization:
         return decision.reason or Reason.NO_MATCHING_RULE
 
     def _cut(self, exchange: WatchedExchange, mono_s: float) -> None:
-        """Cuts off a stream at once, and a call when its deadline has passed, or at once if its permission is gone for
-        every caller."""
+        """Cuts off a stream at once, and so a call of a disabled principal or tool. With `streams.revoked_calls:
+        finish` any other call has `revoked_grace_s` seconds to finish."""
         reason = exchange.revoked
         if reason is None:
             exchange.revoked_s = None

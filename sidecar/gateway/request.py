@@ -393,8 +393,8 @@ class UpstreamExchange(WatchedExchange):
         return asked_of(self.call, self.turn.record)
 
     def wait_for_caller(self) -> None:
-        """Stops the call's clock while the server's request to the caller is open, at most for
-        `sessions.question_timeout_s`, because a person may have to answer."""
+        """Extends the call's deadline to at least `sessions.question_timeout_s` from now, because the server's request
+        to the caller may need a person to answer."""
         if self.deadline.at is not None:
             patience_s = self.turn.now.settings.sessions.question_timeout_s
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)

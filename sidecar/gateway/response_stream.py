@@ -353,14 +353,14 @@ class ResponseStream:
 
 
 def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
-    """Returns the event without a message that the caller receives: the id and retry delay, or a comment."""
+    """Returns what the caller receives of an event without a message: its id and retry delay, or a comment."""
     if event.data and event_id is None and event.retry_ms is None:  # an event of another type
         return sse.KEEP_ALIVE
     return sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data == "")
 
 
 def withhold(answer: object) -> None:
-    """Drops the pending state of a server's request in an answer that does not reach the caller."""
+    """Tells a waiting call that its input request does not reach the caller."""
     if isinstance(answer, WaitingCall):
         answer.withhold()
 

@@ -153,7 +153,8 @@ class Snapshot:
         )
 
     def approves(self, server: str, tool: str, digest: str) -> bool:
-        """Reports whether pins allow a tool with this definition. A tool without a pinned digest is not restricted."""
+        """Reports whether pins allow a tool with this definition: the server requires no pins, or the digest is the
+        pinned one. An empty digest matches no pin."""
         required = self.required.get(server)
         return required is None or (digest != "" and required.get(tool) == digest)
 

@@ -134,7 +134,7 @@ def private_key_from(path: Path) -> SigningKey:
 
 
 def keep_private_key(path: Path, key: SigningKey) -> None:
-    """Writes the key to a new file. Raises SettingsError if the file exists."""
+    """Writes the key to its own file, unless the file exists. Raises SettingsError."""
     try:
         keep_once(path, key.pem().encode())
     except OSError as error:

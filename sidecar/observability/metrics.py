@@ -577,7 +577,7 @@ class Metrics:
         self._store_s.observe((), duration_s)
 
     def store_forgot(self, how: str) -> None:
-        """Counts a loss of data in the store: `emptied`, exchanged, or `rolled_back` by a failover. The usage was
+        """Counts a loss of data in the store: `emptied` (or exchanged), or `rolled_back` by a failover. The usage was
         written again."""
         self._store_forgot.add((how,))
 

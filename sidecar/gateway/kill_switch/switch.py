@@ -47,7 +47,7 @@ class SwitchError(Exception):
 
 
 class SwitchWords(NamedTuple):
-    """The audit event of a change, and the kind of its object."""
+    """The names of audit events for changes, and of the member that holds the changed object."""
 
     target: str
     off: str

@@ -187,7 +187,7 @@ def _replace(value: object, pointer: Pointer, replacement: str) -> Generator[Non
 def _replace_in_twins(
     result: dict[str, Any], pointers: Sequence[Pointer], replacement: str
 ) -> Generator[None, None, int]:
-    """Redacts the text that repeats a tool's structured content as JSON, as MCP requires."""
+    """Redacts the text that repeats a tool's structured content as JSON, as MCP recommends."""
     replaced = 0
     for block in _blocks(result.get("content")):
         text = block.get("text")

@@ -27,7 +27,8 @@ class MemoryTrim:
     last: int = 0
 
     def look(self, present: int) -> None:
-        """Takes the current number, periodically. Acts when two measurements in a row are low."""
+        """Takes the current number of streams, periodically. Returns memory if less than a quarter of the peak remains
+        and the number has not changed since the last call."""
         quiet = present == self.last
         self.last = present
         if present >= self.most // 4:

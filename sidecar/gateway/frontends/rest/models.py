@@ -1,7 +1,7 @@
 """Request and response models of the plain addresses.
 
-The seed's models, in its words. McpError is `answers.McpError`, because every refusal outside of a protocol is one. The
-text beside a field stands in the OpenAPI document.
+The names are the seed's. McpError is `error_responses.McpError`, because every refusal outside of a protocol is one.
+The text beside a field appears in the OpenAPI document.
 """
 
 from __future__ import annotations
