@@ -365,7 +365,7 @@ class Forwarder:
 
     def part(self, server: str, upstream_id: str | None, version: str) -> None:
         """Schedules notice to one upstream that its session has ended."""
-        # if the queue is full, the upstream's own time-out must suffice
+        # If the queue is full, the upstream's own time-out must suffice
         if upstream_id is not None and not self.farewells.full():
             self.farewells.put_nowait(Farewell(server, upstream_id, version))
 

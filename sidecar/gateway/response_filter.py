@@ -331,7 +331,7 @@ class ResponseFilter:
 
     async def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> FilteredMessage:
         if notification.method not in messages.SERVER_NOTIFICATIONS:
-            return FilteredMessage()  # unknown methods are refused
+            return FilteredMessage()  # unknown notifications are dropped
         if notification.method == "notifications/tools/list_changed":
             self.exchange.service.catalogue.stale()
         if notification.method == "notifications/resources/updated" and not self._listed(
