@@ -212,7 +212,10 @@ async def test_what_an_agent_does_not_take_is_answered_as_refused(tmp_path: Path
         for detach in ([], ["--detach"]):
             told_so = await did(running, "agent", "run", "one", *detach, code=1)
             assert (told_so.stdout, told_so.stderr.strip()) == ("", full[1]["error"])
-        assert [run["agent"] for run in (await told(running, "agent", "runs"))["runs"]] == ["one"] * 2
+        runs = (await told(running, "agent", "runs"))["runs"]
+        assert [run["agent"] for run in runs] == ["one"] * 2
+        for run in runs:  # a stop waits for those at work
+            await did(running, "agent", "cancel", run["id"])
 
 
 async def test_a_conversation_goes_on_for_who_began_it_and_for_nobody_else(tmp_path: Path) -> None:
