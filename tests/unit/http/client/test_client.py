@@ -326,6 +326,7 @@ async def test_a_reader_who_does_not_read_stops_the_sender() -> None:
         for _ in range(500):
             await conversation.send(b"x" * 100_000)
             sent += 100_000
+        await asyncio.Event().wait()  # to end here would throw away what is still to be written
 
     async with meeting(script) as (_, client):
         with await post(client, deadline_s=20) as answer:
