@@ -17,7 +17,7 @@ from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.validation_errors import ValidationFinding
 
 MIN_CHARACTERS = 32  # 128 bits in hexadecimal digits
-MIN_DIFFERENT = 10  # "aaaa..." and "1234123412341234..." are long but not secret
+MIN_DIFFERENT = 8  # of 32 random hexadecimal digits, fewer differ once in 25 million secrets
 MAX_BYTES = 64 * 1024
 OPEN_TO_OTHERS = 0o037
 MAX_NEIGHBOURS = 0.6  # share of a secret's characters; about a fifth of random hexadecimal digits
