@@ -48,7 +48,7 @@ class Interface(NamedTuple):
     tenant: str = ""
 
 
-class CardInterface(NamedTuple):
+class SecurityScheme(NamedTuple):
     """A way for callers to authenticate to the sidecar: a bearer token of some `form` ("" if callers cannot read it),
     or a key in the `header` of this name.
     """
@@ -69,7 +69,7 @@ class CardInterface(NamedTuple):
 class Security(NamedTuple):
     """The ways for callers to authenticate; `optional`: or not at all."""
 
-    ways: tuple[CardInterface, ...]
+    ways: tuple[SecurityScheme, ...]
     optional: bool = False
 
     @property
@@ -83,7 +83,7 @@ class Security(NamedTuple):
         return [] if self.optional else [{"schemes": {way.name: {}}} for way in self.ways]
 
 
-BEARER: Final = Security((CardInterface("bearer", "JWT"),))
+BEARER: Final = Security((SecurityScheme("bearer", "JWT"),))
 
 
 class CardSigner(NamedTuple):

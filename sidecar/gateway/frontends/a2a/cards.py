@@ -150,8 +150,8 @@ def security_of(now: Snapshot, agent: AgentUpstream) -> cards.Security:
     if auth.type == "none":
         return cards.BEARER._replace(optional=True)
     if auth.type == "bearer_token":
-        return cards.Security((cards.CardInterface("bearer"),))  # other accepted credentials use the same header
-    own = cards.CardInterface("agent-token", header=auth.header_name or "X-API-Key")
+        return cards.Security((cards.SecurityScheme("bearer"),))  # other accepted credentials use the same header
+    own = cards.SecurityScheme("agent-token", header=auth.header_name or "X-API-Key")
     return cards.Security((own,) if auth.required else (own, *cards.BEARER.ways))
 
 
