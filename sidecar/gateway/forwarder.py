@@ -96,7 +96,7 @@ class Forwarder:
 
     async def carry_out(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         service: Service,
         caller: Caller,
         decision: Decision,
@@ -105,7 +105,7 @@ class Forwarder:
     ) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
         denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
-        exchange = self.opened(turn, service, caller, decision, intent, timeout_s)
+        exchange = self.opened(request, service, caller, decision, intent, timeout_s)
         match intent:
             case AskIntent():
                 async with exchange.under_way(self.oversight.calls):
@@ -120,13 +120,13 @@ class Forwarder:
             case ListenIntent():
                 return await self._listen(exchange, intent)
             case LeaveIntent():
-                return await self.leave(turn, intent.session)
+                return await self.leave(request, intent.session)
             case _:
                 assert_never(intent)
 
     def opened(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         service: Service,
         caller: Caller,
         decision: Decision,
@@ -136,18 +136,18 @@ class Forwarder:
         """Returns the exchange that carries out a decided call."""
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
         longest_s = min(service.longest_s, timeout_s or service.longest_s)
-        until = end_of(caller, decision, turn.now)
+        until = end_of(caller, decision, request.now)
         return UpstreamExchange(
-            turn,
+            request,
             caller,
             intent.call,
             limit_s,
             self.streams,
-            turn.now,
+            request.now,
             until,
             service=service,
             session=intent.session,
-            outward=turn.outward,
+            outward=request.outward,
             longest_s=longest_s,
         )
 
@@ -175,7 +175,7 @@ class Forwarder:
         """Begins a session once the upstream accepts it, and returns it with the upstream's answer. If anything fails
         in between, no session remains here or at the upstream, and no other session of the caller is dropped for it
         (threats S9)."""
-        relay, server = self.relay(exchange, (message.id,)), exchange.turn.server
+        relay, server = self.relay(exchange, (message.id,)), exchange.request.server
         if answer.status != 200:
             return await relay.answer(answer)
         upstream_id = upstream_id_from(answer.headers.get("mcp-session-id"))
@@ -205,7 +205,7 @@ class Forwarder:
         return self._start(exchange, version=version, upstream_id=upstream_id)
 
     def _start(self, exchange: UpstreamExchange, **how: Any) -> Session:
-        session, ended = self.sessions.start(exchange.caller, exchange.turn.server, **how)
+        session, ended = self.sessions.start(exchange.caller, exchange.request.server, **how)
         for other in ended:
             self.say_farewell(other)
         return session
@@ -217,9 +217,9 @@ class Forwarder:
                 self.check_alive(exchange.session, answer)
             if answer.status not in (200, 202, 204):
                 raise refusal_of(answer)
-        if exchange.turn.paired is not None and exchange.call.method == INITIALIZED:
-            exchange.turn.paired.begin_to_hear()
-        return await empty(exchange.turn, 202)
+        if exchange.request.paired is not None and exchange.call.method == INITIALIZED:
+            exchange.request.paired.begin_to_hear()
+        return await empty(exchange.request, 202)
 
     async def _listen(self, exchange: UpstreamExchange, intent: ListenIntent) -> web.StreamResponse:
         with self.place(exchange):
@@ -244,7 +244,7 @@ class Forwarder:
             return await self._pair_in(exchange)
 
     async def _pair_in(self, exchange: UpstreamExchange) -> web.StreamResponse:
-        turn, session = exchange.turn, self._start(exchange, paired=True)
+        request, session = exchange.request, self._start(exchange, paired=True)
         exchange.session = session
         exchange.has_no_end()
         paired = SseSession(partial(self._hear, exchange, session))
@@ -252,7 +252,7 @@ class Forwarder:
         session.open_stream(close)
         self.pairs[session.id] = paired
         try:
-            endpoint = f"{turn.prefix}/mcp/{turn.server}/messages?session_id={session.id}"
+            endpoint = f"{request.prefix}/mcp/{request.server}/messages?session_id={session.id}"
             return await self.relay(exchange, ()).hold(paired, endpoint)
         finally:
             del self.pairs[session.id]
@@ -260,17 +260,17 @@ class Forwarder:
             self.sessions.end(session)
             self.say_farewell(session)
 
-    async def recall(self, turn: RequestContext, caller: Caller) -> None:
+    async def recall(self, request: RequestContext, caller: Caller) -> None:
         """Loads the session that a request names, at whichever replica it began. Raises Refusal."""
-        named = turn.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not turn.plain else ()
+        named = request.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not request.plain else ()
         if len(named) == 1:
-            server = EVERY if turn.front == EVERY else turn.server
+            server = EVERY if request.front == EVERY else request.server
             for other in await self.roaming.recall(named[0], caller, server):
                 self.say_farewell(other)
 
     def place(self, exchange: UpstreamExchange) -> AbstractContextManager[None]:
         """Reserves one endless stream. Raises Refusal(TOO_MANY_CONCURRENT)."""
-        return self.places.place(exchange.caller, exchange.turn.now.settings.streams)
+        return self.places.place(exchange.caller, exchange.request.now.settings.streams)
 
     def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, SseSession]:
         """Returns the caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
@@ -302,42 +302,42 @@ class Forwarder:
             await asyncio.sleep(pause_s)
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
-    async def leave(self, turn: RequestContext, session: Session) -> web.StreamResponse:
+    async def leave(self, request: RequestContext, session: Session) -> web.StreamResponse:
         """Ends a session at the caller's request. Raises Refusal(STORE_UNAVAILABLE), in which case the session
         continues."""
         await self.roaming.forget(session)
         self.sessions.end(session)
         self.say_farewell(session)
-        return await empty(turn, 204)
+        return await empty(request, 204)
 
-    async def metadata(self, turn: RequestContext, server: str, folder: str, alias: str = "") -> web.StreamResponse:
+    async def metadata(self, request: RequestContext, server: str, folder: str, alias: str = "") -> web.StreamResponse:
         """Serves the RFC 9728 metadata of this address. Public, and the same for every name."""
-        body = turn.now.resource_metadata(server, folder, alias)
-        turn.method = "metadata"
-        await turn.record.outcome(http_status=200, bytes_out=len(body))
+        body = request.now.resource_metadata(server, folder, alias)
+        request.method = "metadata"
+        await request.record.outcome(http_status=200, bytes_out=len(body))
         return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
 
-    async def issuer(self, turn: RequestContext) -> web.StreamResponse:
+    async def issuer(self, request: RequestContext) -> web.StreamResponse:
         """Serves RFC 8414 metadata for clients of MCP 2025-03-26, which request it at the server: redirects to the
         issuer. Public. Raises Refusal(ROUTE_UNKNOWN) if there is none."""
-        url = turn.now.issuer_metadata_url
+        url = request.now.issuer_metadata_url
         if not url:
             raise Refusal(Reason.ROUTE_UNKNOWN)
-        turn.method = "metadata"
-        await turn.record.outcome(http_status=307, bytes_out=0)
+        request.method = "metadata"
+        await request.record.outcome(http_status=307, bytes_out=0)
         return WholeResponse(307, headers={"Location": url, "Cache-Control": "max-age=300"})
 
-    async def preflight(self, turn: RequestContext, verb: str) -> web.StreamResponse:
+    async def preflight(self, request: RequestContext, verb: str) -> web.StreamResponse:
         """Answers a CORS preflight."""
-        turn.method = "preflight"
-        await turn.record.outcome(http_status=204, bytes_out=0)
-        return WholeResponse(204, headers=allowed(verb, turn.headers))
+        request.method = "preflight"
+        await request.record.outcome(http_status=204, bytes_out=0)
+        return WholeResponse(204, headers=allowed(verb, request.headers))
 
-    async def key_set(self, turn: RequestContext) -> web.StreamResponse:
+    async def key_set(self, request: RequestContext) -> web.StreamResponse:
         """Serves the public keys that sidecar signs with (RFC 7517). Public."""
-        body = turn.now.key_set
-        turn.method = "jwks"
-        await turn.record.outcome(http_status=200, bytes_out=len(body))
+        body = request.now.key_set
+        request.method = "jwks"
+        await request.record.outcome(http_status=200, bytes_out=len(body))
         return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
 
     def drain(self) -> None:
@@ -416,7 +416,7 @@ def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> d
     return messages.forwarded_params(message, exchange.call.protocol_version, tasks=tasks)
 
 
-async def empty(turn: RequestContext, status: int) -> web.StreamResponse:
+async def empty(request: RequestContext, status: int) -> web.StreamResponse:
     """Sends and records an answer that consists of its status."""
-    await turn.ended(status, 0)
+    await request.ended(status, 0)
     return WholeResponse(status)

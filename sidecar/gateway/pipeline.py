@@ -86,15 +86,15 @@ class TaskFrontend(Protocol):
     """The task API, which has state that outlives requests and is built above the gateway. An operation has its `call`;
     `here` says that it is carried out here, while its caller waits."""
 
-    async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Any:
+    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Any:
         """Returns the operation requested. Raises Refusal."""
 
-    async def check(self, turn: RequestContext, caller: Caller, asked: Any) -> None:
+    async def check(self, request: RequestContext, caller: Caller, asked: Any) -> None:
         """Checks whether the operation is possible before anything is charged. Raises Refusal."""
 
     async def carry_out(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         caller: Caller,
         decision: Decision,
         asked: Any,
@@ -131,142 +131,142 @@ class Pipeline:
     _under_way: dict[asyncio.Task[Any], RequestContext] = field(default_factory=dict)
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
 
-    async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
         """Answers one request. `entrance` is the listener that received it."""
-        turn = self._turn(request)
-        turn.prefix = entrance.prefix
+        request = self._received(http)
+        request.prefix = entrance.prefix
         if entrance.shared:
-            turn.shared = shared_with(turn.headers, entrance.shared)
-        self.metrics.request_started(turn.protocol)
-        response = await self._answered(turn, self._way(turn, entrance))
-        if turn.shared and isinstance(response, WholeResponse):
-            response.add(turn.shared)
+            request.shared = shared_with(request.headers, entrance.shared)
+        self.metrics.request_started(request.protocol)
+        response = await self._answered(request, self._way(request, entrance))
+        if request.shared and isinstance(response, WholeResponse):
+            response.add(request.shared)
         return response
 
-    async def _answered(self, turn: RequestContext, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    async def _answered(self, request: RequestContext, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
         """Guarantees one answer and one end for each request."""
         task = asyncio.current_task()
         assert task is not None
-        self._under_way[task] = turn
+        self._under_way[task] = request
         try:
             return await way
         except Refusal as refusal:
-            return await self._refuse(turn, refusal)
+            return await self._refuse(request, refusal)
         except asyncio.CancelledError:
-            if turn.cut and turn.begun is None:
+            if request.cut and request.begun is None:
                 task.uncancel()
-                return await self._refuse(turn, Refusal(Reason.DRAINING))
-            gone = Refusal(Reason.DRAINING if turn.cut else Reason.CALLER_GONE)
-            if not self._closes(turn, gone):
-                await turn.remember(gone, 499)
+                return await self._refuse(request, Refusal(Reason.DRAINING))
+            gone = Refusal(Reason.DRAINING if request.cut else Reason.CALLER_GONE)
+            if not self._closes(request, gone):
+                await request.remember(gone, 499)
             raise
         except Exception:  # the only such handler for calls: a bug is answered once, recorded once, and not disclosed
-            log.exception("bug", extra={"decision_id": turn.record.decision_id})
-            return await self._refuse(turn, Refusal(Reason.INTERNAL))
+            log.exception("bug", extra={"decision_id": request.record.decision_id})
+            return await self._refuse(request, Refusal(Reason.INTERNAL))
         finally:
             del self._under_way[task]
-            if not turn.handed_on:
-                self._finish(turn)
+            if not request.handed_on:
+                self._finish(request)
 
-    def _finish(self, turn: RequestContext) -> None:
-        self.live.leave(turn.now)
-        measure(self.metrics, turn)
-        turn.let_go()
+    def _finish(self, request: RequestContext) -> None:
+        self.live.leave(request.now)
+        measure(self.metrics, request)
+        request.let_go()
 
-    async def _way(self, turn: RequestContext, entrance: Entrance) -> web.StreamResponse:
+    async def _way(self, request: RequestContext, entrance: Entrance) -> web.StreamResponse:
         """Routes the request, authenticates its caller, and reads its operation."""
-        self.agents.greet(turn)
-        routing.check_framing(turn.request.version, turn.headers)
-        routing.check_target(turn.request.raw_path, turn.headers)
-        routing.check_entrance(turn.headers, entrance)
-        asked = wanted_verb(turn.verb, turn.headers) if turn.shared else ""
-        route = routing.route_of(turn.raw_path, asked or turn.verb, turn.now.aliases, turn.prefix)
+        self.agents.greet(request)
+        routing.check_framing(request.http.version, request.headers)
+        routing.check_target(request.http.raw_path, request.headers)
+        routing.check_entrance(request.headers, entrance)
+        asked = wanted_verb(request.verb, request.headers) if request.shared else ""
+        route = routing.route_of(request.raw_path, asked or request.verb, request.now.aliases, request.prefix)
         if asked:
-            return await self.exchanges.preflight(turn, asked)
+            return await self.exchanges.preflight(request, asked)
         if route.kind in METADATA_FOLDERS:
-            return await self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind], route.alias)
+            return await self.exchanges.metadata(request, route.server, METADATA_FOLDERS[route.kind], route.alias)
         if route.kind == routing.ISSUER:
-            return await self.exchanges.issuer(turn)
+            return await self.exchanges.issuer(request)
         if route.kind == routing.KEYS:
-            return await self.exchanges.key_set(turn)
-        if entrance.principal and turn.headers.get("host"):  # a local listener, which knows its principal
-            turn.base = f"http://{turn.headers['host'][0]}"
+            return await self.exchanges.key_set(request)
+        if entrance.principal and request.headers.get("host"):  # a local listener, which knows its principal
+            request.base = f"http://{request.headers['host'][0]}"
         if route.kind == routing.PUSH:
-            with self._admitted(turn, begins=True):
-                return await self.agents.pushed(turn, route)
+            with self._admitted(request, begins=True):
+                return await self.agents.pushed(request, route)
         if route.kind in (routing.CARD, routing.SEED_CARD):
-            return await self._card(turn, route, entrance)
+            return await self._card(request, route, entrance)
         if route.kind == routing.AGENT:
-            return await self._operate(turn, route, entrance)
+            return await self._operate(request, route, entrance)
         if route.kind in TASK_ROUTES:
-            return await self._task(turn, route, entrance)
-        caller = await self._identify(turn, route.server, entrance)
+            return await self._task(request, route, entrance)
+        caller = await self._identify(request, route.server, entrance)
         if route.kind == routing.MESSAGES:
-            return await self._take(turn, caller)
-        intent = await self.fronts.understand(turn, caller, route)
-        with self._admitted(turn, begins=_begins(intent)):
+            return await self._take(request, caller)
+        intent = await self.fronts.understand(request, caller, route)
+        with self._admitted(request, begins=_begins(intent)):
             if isinstance(intent, SpreadIntent):
-                return await self._spread(turn, caller, intent)
-            return await self._carry(turn, caller, intent)
+                return await self._spread(request, caller, intent)
+            return await self._carry(request, caller, intent)
 
-    async def _take(self, turn: RequestContext, caller: Caller) -> web.StreamResponse:
+    async def _take(self, request: RequestContext, caller: Caller) -> web.StreamResponse:
         """Accepts a message whose answer goes out on its session's stream (MCP 2024-11-05): 202 at once, answered
         there."""
-        session, paired = self.exchanges.paired(routing.session_in(turn.raw_path), caller, turn.server)
-        message = await fronts.read(turn)
-        turn.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
+        session, paired = self.exchanges.paired(routing.session_in(request.raw_path), caller, request.server)
+        message = await fronts.read(request)
+        request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
         if self.draining and isinstance(message, Request):
             raise Refusal(Reason.DRAINING)
-        task = paired.take(message, partial(self._answer_there, turn, caller, session, paired, message))
-        turn.handed_on, turn.paired, turn.shape = True, paired, AnswerShape.SESSION
-        task.add_done_callback(partial(self._abandoned, turn))
+        task = paired.take(message, partial(self._answer_there, request, caller, session, paired, message))
+        request.handed_on, request.paired, request.shape = True, paired, AnswerShape.SESSION
+        task.add_done_callback(partial(self._abandoned, request))
         return WholeResponse(202)
 
     async def _answer_there(
-        self, turn: RequestContext, caller: Caller, session: Session, paired: SseSession, message: Message
+        self, request: RequestContext, caller: Caller, session: Session, paired: SseSession, message: Message
     ) -> None:
-        turn.handed_on = False
-        response = await self._answered(turn, self._further(turn, caller, session, message))
+        request.handed_on = False
+        response = await self._answered(request, self._further(request, caller, session, message))
         if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
             with suppress(Refusal):  # the caller left; the outcome of its call is recorded
                 await paired.outlet().write(sse.encode_event(response.body))
 
     async def _further(
-        self, turn: RequestContext, caller: Caller, session: Session, message: Message
+        self, request: RequestContext, caller: Caller, session: Session, message: Message
     ) -> web.StreamResponse:
-        with self._admitted(turn, begins=isinstance(message, Request)):
-            return await self._carry(turn, caller, self.fronts.understand_paired(turn, caller, session, message))
+        with self._admitted(request, begins=isinstance(message, Request)):
+            return await self._carry(request, caller, self.fronts.understand_paired(request, caller, session, message))
 
-    def _abandoned(self, turn: RequestContext, task: asyncio.Task[None]) -> None:
+    def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:
         """Closes the request if the stream ended before the task's first step."""
-        if turn.handed_on:
-            told = asyncio.create_task(turn.remember(Refusal(Reason.CALLER_GONE), 499))
+        if request.handed_on:
+            told = asyncio.create_task(request.remember(Refusal(Reason.CALLER_GONE), 499))
             self._telling.add(told)
             told.add_done_callback(self._telling.discard)
-            told.add_done_callback(lambda _: self._finish(turn))
+            told.add_done_callback(lambda _: self._finish(request))
 
-    async def _carry(self, turn: RequestContext, caller: Caller, intent: Intent) -> web.StreamResponse:
+    async def _carry(self, request: RequestContext, caller: Caller, intent: Intent) -> web.StreamResponse:
         """Carries out an admitted call from the decision to the answer, which `drain` waits for."""
-        decision = await self._ask_again(turn, caller, intent.call, self._decide(turn, caller, intent.call))
-        service = turn.now.service(turn.server)
-        if turn.front == routing.EVERY:
-            self.fronts.federation.admit(turn, service, caller)
+        decision = await self._ask_again(request, caller, intent.call, self._decide(request, caller, intent.call))
+        service = request.now.service(request.server)
+        if request.front == routing.EVERY:
+            self.fronts.federation.admit(request, service, caller)
         if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before waiting for the server's tools, and before charging
         intent = self._resumed(caller, intent)
-        await turn.breathe()
-        await self._check_arguments(turn, service, intent, decision)
-        async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
-            if turn.front == routing.EVERY:
-                return await self._carry_federated(turn, service, caller, decision, intent, lease, timeout_s)
+        await request.breathe()
+        await self._check_arguments(request, service, intent, decision)
+        async with self._charged(request, caller, intent.call, decision) as (lease, timeout_s):
+            if request.front == routing.EVERY:
+                return await self._carry_federated(request, service, caller, decision, intent, lease, timeout_s)
             lease.forwarded = True
-            carry_out = self.fronts.plain.carry_out if turn.plain else self.exchanges.carry_out
-            return await carry_out(turn, service, caller, decision, intent, timeout_s)
+            carry_out = self.fronts.plain.carry_out if request.plain else self.exchanges.carry_out
+            return await carry_out(request, service, caller, decision, intent, timeout_s)
 
     async def _carry_federated(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         service: Service,
         caller: Caller,
         decision: Decision,
@@ -277,76 +277,78 @@ class Pipeline:
         """Carries out a call of one server at the aggregate address. If the server lost its member session, it did not
         execute the call, which is sent once more in a new session."""
         attach = self.fronts.federation.attach
-        attached = await attach(turn, service, caller, intent)
+        attached = await attach(request, service, caller, intent)
         lease.forwarded = True
         try:
-            return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
+            return await self.exchanges.carry_out(request, service, caller, decision, attached, timeout_s)
         except SessionLost:
             if attached is intent:  # no session was opened for it: the message concerns the lost session
                 raise
-        attached = await attach(turn, service, caller, intent)
-        return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
+        attached = await attach(request, service, caller, intent)
+        return await self.exchanges.carry_out(request, service, caller, decision, attached, timeout_s)
 
-    async def _operate(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+    async def _operate(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Carries out a call of an agent; the stages run on the canonical operation."""
-        self.agents.enter(turn, route)
-        caller = await self._identify(turn, route.server, entrance, routing.AGENTS, route.alias)
-        intent = await self.agents.understand(turn, route)
-        with self._admitted(turn, begins=True):
-            decision = self._decide(turn, caller, intent.call)
-            agent, owning = self.agents.agent(turn, route), self.agents.owning(caller, intent)
+        self.agents.enter(request, route)
+        caller = await self._identify(request, route.server, entrance, routing.AGENTS, route.alias)
+        intent = await self.agents.understand(request, route)
+        with self._admitted(request, begins=True):
+            decision = self._decide(request, caller, intent.call)
+            agent, owning = self.agents.agent(request, route), self.agents.owning(caller, intent)
             if agent.unable(intent.operation) is None:  # otherwise no task may be disclosed
                 await owning.check()
-                turn.record.task_id = owning.task
+                request.record.task_id = owning.task
             agent.account.breaker.check()
-            async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
-                return await self.agents.carry_out(turn, agent, decision, intent, owning, lease, timeout_s)
+            async with self._charged(request, caller, intent.call, decision) as (lease, timeout_s):
+                return await self.agents.carry_out(request, agent, decision, intent, owning, lease, timeout_s)
 
-    async def _task(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+    async def _task(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Carries out a request of the task API; the stages run on its operation."""
-        caller = await self._identify(turn, route.server, entrance, routing.TASK_API)
-        asked = await self.task_front.understand(turn, caller, route)
-        with self._admitted(turn, begins=True):
-            decision = self._decide(turn, caller, asked.call)
-            await self.task_front.check(turn, caller, asked)
-            async with self._charged(turn, caller, asked.call, decision, here=asked.here) as (lease, timeout_s):
-                return await self.task_front.carry_out(turn, caller, decision, asked, lease, timeout_s)
+        caller = await self._identify(request, route.server, entrance, routing.TASK_API)
+        asked = await self.task_front.understand(request, caller, route)
+        with self._admitted(request, begins=True):
+            decision = self._decide(request, caller, asked.call)
+            await self.task_front.check(request, caller, asked)
+            async with self._charged(request, caller, asked.call, decision, here=asked.here) as (lease, timeout_s):
+                return await self.task_front.carry_out(request, caller, decision, asked, lease, timeout_s)
 
-    async def _card(self, turn: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+    async def _card(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Serves an agent's card, which is public; authenticated callers see more."""
-        name = self.agents.name_of(turn, route)  # one agent has one audience, under all its names
-        if turn.now.identity.is_nobodys(self._present(turn, entrance, turn.now.audience(name, routing.AGENTS))):
-            caller = turn.record.caller = STRANGER
+        name = self.agents.name_of(request, route)  # one agent has one audience, under all its names
+        if request.now.identity.is_nobodys(
+            self._present(request, entrance, request.now.audience(name, routing.AGENTS))
+        ):
+            caller = request.record.caller = STRANGER
         else:
-            caller = await self._identify(turn, name, entrance, routing.AGENTS, route.alias)
+            caller = await self._identify(request, name, entrance, routing.AGENTS, route.alias)
         try:
-            self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
+            self._refuse_disabled(request, caller, self.agents.card_call(request, route))
         except Refusal:
             if not caller.is_anonymous:
                 raise
             raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
-        with self._admitted(turn, begins=True):
-            return await self.agents.card(turn, route, caller)
+        with self._admitted(request, begins=True):
+            return await self.agents.card(request, route, caller)
 
     @asynccontextmanager
     async def _charged(
-        self, turn: RequestContext, caller: Caller, call: Call, decision: Decision, *, here: bool = False
+        self, request: RequestContext, caller: Caller, call: Call, decision: Decision, *, here: bool = False
     ) -> AsyncIterator[tuple[Lease, float | None]]:
         """Reserves the call's limits and records the decision before the upstream is called. A reservation that was not
         forwarded is returned; a call answered `here` takes no slot at the upstream."""
-        await turn.breathe()
-        plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
-        turn.plan = plan = plan.at_creation if here else plan
-        async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
-            turn.lease = lease
-            turn.record.limits, turn.record.charged = lease.states, lease.charged
-            if lease.degraded and not turn.shadow:
-                turn.record.enforcement = "degraded"
-            turn.record.mark("limits")
-            await turn.record.decided()
-            turn.record.mark("audit")
+        await request.breathe()
+        plan = plan_charges(request.now.budgets, caller.chain, request.now.engine.roles_of, call, decision)
+        request.plan = plan = plan.at_creation if here else plan
+        async with self.limiter.reserve(plan, request.record.decision_id, excuse=request.excuse) as lease:
+            request.lease = lease
+            request.record.limits, request.record.charged = lease.states, lease.charged
+            if lease.degraded and not request.shadow:
+                request.record.enforcement = "degraded"
+            request.record.mark("limits")
+            await request.record.decided()
+            request.record.mark("audit")
             try:
-                await turn.breathe()
+                await request.breathe()
                 yield lease, plan.timeout_s
             except Refusal as refusal:
                 if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or _unreached(refusal):
@@ -355,42 +357,42 @@ class Pipeline:
                 raise
             finally:
                 if not lease.forwarded:
-                    turn.record.charged = 0  # the charge is returned
-                turn.record.mark("upstream")
+                    request.record.charged = 0  # the charge is returned
+                request.record.mark("upstream")
 
-    async def _spread(self, turn: RequestContext, caller: Caller, spread: SpreadIntent) -> web.StreamResponse:
+    async def _spread(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> web.StreamResponse:
         """Carries out a call to all servers; each server is decided on separately."""
-        servers = self.fronts.federation.enter(turn, caller, spread)
+        servers = self.fronts.federation.enter(request, caller, spread)
         for _ in servers if spread.asks_each else servers[:1]:  # charged as many calls as at the servers' own addresses
-            self._charge_session_call(turn, caller, spread.call)
-        turn.record.mark("limits")
-        await turn.record.decided()  # the decision is recorded before the upstreams are called
-        turn.record.mark("audit")
+            self._charge_session_call(request, caller, spread.call)
+        request.record.mark("limits")
+        await request.record.decided()  # the decision is recorded before the upstreams are called
+        request.record.mark("audit")
         try:
-            return await self.fronts.federation.carry_out(turn, caller, spread, servers)
+            return await self.fronts.federation.carry_out(request, caller, spread, servers)
         finally:
-            turn.record.mark("upstream")
+            request.record.mark("upstream")
 
     @contextmanager
-    def _admitted(self, turn: RequestContext, *, begins: bool) -> Iterator[None]:
+    def _admitted(self, request: RequestContext, *, begins: bool) -> Iterator[None]:
         """Admits a request unless the process is draining or overloaded. A request with `begins` false belongs to work
         in progress and is always admitted: a call that waits for its caller's answer would otherwise never end."""
         if begins:
             if self.draining:
                 raise Refusal(Reason.DRAINING)
             self.pressure.or_refuse()
-            self._check_refusals(turn)
+            self._check_refusals(request)
         self.inside += 1
         try:
             yield
         finally:
             self.inside -= 1
 
-    def _check_refusals(self, turn: RequestContext) -> None:
+    def _check_refusals(self, request: RequestContext) -> None:
         try:
-            self.refusals.check(turn.record.caller)
+            self.refusals.check(request.record.caller)
         except Refusal as refusal:
-            if not turn.excuse(refusal):
+            if not request.excuse(refusal):
                 raise
 
     async def drain(self, grace_s: float) -> None:
@@ -402,8 +404,8 @@ class Pipeline:
         await self._wait_for_answers(grace_s, self.exchanges.drain)
         self.exchanges.cut_off()
         await self._wait_for_answers(LAST_EVENTS_S, self.exchanges.cut_off)
-        for task, turn in self._under_way.items():
-            turn.cut = True
+        for task, request in self._under_way.items():
+            request.cut = True
             task.cancel()
         await self._wait_for_answers(LAST_EVENTS_S, lambda: None)
 
@@ -412,58 +414,58 @@ class Pipeline:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while any(
-                    turn.started_s <= now_s for turn in self._under_way.values()
+                    request.started_s <= now_s for request in self._under_way.values()
                 ):  # a request that arrives now is refused at once
                     again()
                     await asyncio.sleep(DRAIN_LOOK_S)
 
     async def _identify(
-        self, turn: RequestContext, server: str, entrance: Entrance, folder: str = routing.MCP, alias: str = ""
+        self, request: RequestContext, server: str, entrance: Entrance, folder: str = routing.MCP, alias: str = ""
     ) -> Caller:
-        turn.enter(server, folder, alias)
-        audience = turn.now.audience(server, folder)
-        caller = await turn.now.identity.identify(self._present(turn, entrance, audience), audience)
-        turn.record.caller = caller
-        turn.record.mark("auth")
+        request.enter(server, folder, alias)
+        audience = request.now.audience(server, folder)
+        caller = await request.now.identity.identify(self._present(request, entrance, audience), audience)
+        request.record.caller = caller
+        request.record.mark("auth")
         return caller
 
-    def _present(self, turn: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
+    def _present(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
         """Returns the credentials that the caller presented."""
         own = audience.gate.header if audience.gate is not None else ""
-        presented = routing.presented_by(turn.request, turn.headers, entrance, turn.now.base_url, own)
-        turn.presented = turn.now.identity.admit(presented)
-        return turn.presented
+        presented = routing.presented_by(request.http, request.headers, entrance, request.now.base_url, own)
+        request.presented = request.now.identity.admit(presented)
+        return request.presented
 
-    def _decide(self, turn: RequestContext, caller: Caller, call: Call) -> Decision:
+    def _decide(self, request: RequestContext, caller: Caller, call: Call) -> Decision:
         now_s = self.clock()
-        self._refuse_disabled(turn, caller, call)
-        decision = turn.now.decide(caller.chain, call, now_s)
-        turn.record.decision = decision
-        turn.record.mark("policy")
-        if not turn.shadow:
+        self._refuse_disabled(request, caller, call)
+        decision = request.now.decide(caller.chain, call, now_s)
+        request.record.decision = decision
+        request.record.mark("policy")
+        if not request.shadow:
             decision.or_refuse()
         if call.session:
-            self._charge_session_call(turn, caller, call)
-        elif call.method != "tools/call" and (key := _similar_key(turn, call, decision)) is not None:
+            self._charge_session_call(request, caller, call)
+        elif call.method != "tools/call" and (key := _similar_key(request, call, decision)) is not None:
             raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
         return decision
 
-    def _refuse_disabled(self, turn: RequestContext, caller: Caller, call: Call) -> None:
-        for disabled in (self.switch.disabled, turn.now.disabled):
+    def _refuse_disabled(self, request: RequestContext, caller: Caller, call: Call) -> None:
+        for disabled in (self.switch.disabled, request.now.disabled):
             if disabled.entries:
                 disabled.refuse(caller.chain, call, self.clock())
 
-    async def _ask_again(self, turn: RequestContext, caller: Caller, call: Call, decision: Decision) -> Decision:
+    async def _ask_again(self, request: RequestContext, caller: Caller, call: Call, decision: Decision) -> Decision:
         """Decides again on what created the tasks that the call names: a caller that has lost that permission has lost
         the task. A task whose tool is switched off can only be ended."""
         now_s, questions = self.clock(), await ownership.created_by(self.tasks, caller, call)
         for question in questions:
-            again = turn.now.engine.reconsider(caller.chain, question, now_s)
-            decision = turn.record.decision = ownership.joined(decision, again)
-            if not turn.shadow:
+            again = request.now.engine.reconsider(caller.chain, question, now_s)
+            decision = request.record.decision = ownership.joined(decision, again)
+            if not request.shadow:
                 decision.or_refuse()
         if len(call.tasks) == 1:
-            turn.record.task_id = call.tasks[0]
+            request.record.task_id = call.tasks[0]
         if questions and call.method != task_messages.CANCEL:
             self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision
@@ -476,17 +478,17 @@ class Pipeline:
         params = {**intent.message.params, "requestState": state}
         return intent._replace(message=intent.message._replace(params=params))
 
-    def _charge_session_call(self, turn: RequestContext, caller: Caller, call: Call) -> None:
+    def _charge_session_call(self, request: RequestContext, caller: Caller, call: Call) -> None:
         # Reopened streams have their own limit, so that they do not use up the caller's lists and pings (threats S10).
         streams = " streams" if call.method == mcp_requests.STREAM else ""
         try:
             self.session_calls.charge(caller.last.name + streams)
         except Refusal as refusal:
-            if not turn.excuse(refusal):
+            if not request.excuse(refusal):
                 raise
 
     async def _check_arguments(
-        self, turn: RequestContext, service: Service, intent: Intent, decision: Decision
+        self, request: RequestContext, service: Service, intent: Intent, decision: Decision
     ) -> None:
         """Checks the arguments of a tool call. No call reaches a tool unvalidated."""
         if not isinstance(intent, AskIntent):
@@ -499,9 +501,9 @@ class Pipeline:
         tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
         if tool.schema is None:
             raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
-        if not turn.now.approves(question.server, tool.name, tool.definition.digest):
+        if not request.now.approves(question.server, tool.name, tool.definition.digest):
             raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
-        similar = _similar_key(turn, intent.call, decision, tool.schema.keys)
+        similar = _similar_key(request, intent.call, decision, tool.schema.keys)
         violation = (
             Violation(similar, SIMILAR_KEY) if similar is not None else tool.schema.violation(question.arguments)
         )
@@ -510,75 +512,77 @@ class Pipeline:
             data = {"pointer": pointer, "keyword": violation.keyword}
             raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
         if tool.param_headers:
-            if intent.era is Era.STATELESS and not turn.plain:
-                eras.check_parameter_headers(routing.head_of(turn.headers), tool.param_headers, question.arguments)
-            turn.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
-        turn.record.mark("arguments")
+            if intent.era is Era.STATELESS and not request.plain:
+                eras.check_parameter_headers(routing.head_of(request.headers), tool.param_headers, question.arguments)
+            request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
+        request.record.mark("arguments")
 
-    def _turn(self, request: web.BaseRequest) -> RequestContext:
-        headers = routing.headers_of(request)
+    def _received(self, http: web.BaseRequest) -> RequestContext:
+        headers = routing.headers_of(http)
         record = self.audit.recording(
-            protocol=routing.protocol_of(routing.origin_form(request.raw_path), self.live.current.aliases),
-            peer=request.remote or "local",
+            protocol=routing.protocol_of(routing.origin_form(http.raw_path), self.live.current.aliases),
+            peer=http.remote or "local",
             trace_id=routing.trace_id_of(headers),
             run_id=routing.correlation_of(headers, "x-run-id"),
             thread_id=routing.correlation_of(headers, "x-thread-id"),
         )
-        turn = RequestContext(request, self.live.take(), headers, record, self.pace, record.protocol)
-        if turn.now.shadows(self.clock()):
-            turn.shadow, record.enforcement = True, "shadow"
-        return turn
+        request = RequestContext(http, self.live.take(), headers, record, self.pace, record.protocol)
+        if request.now.shadows(self.clock()):
+            request.shadow, record.enforcement = True, "shadow"
+        return request
 
-    def _closes(self, turn: RequestContext, refusal: Refusal) -> bool:
+    def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
         """Counts a refusal. Returns whether the connection is closed without answer or record. A decided call always
         gets a record."""
-        record = turn.record
+        record = request.record
         if record.done or record.is_decided or not self.refusals.closes(record.caller, record.peer, refusal):
             return False
-        record.done = turn.unanswered = True
-        turn.refusal = refusal
+        record.done = request.unanswered = True
+        request.refusal = refusal
         return True
 
-    def _only_counts(self, turn: RequestContext, refusal: Refusal) -> bool:
+    def _only_counts(self, request: RequestContext, refusal: Refusal) -> bool:
         """Reports whether a refusal is answered without its own record. A decided call always gets a record."""
-        record = turn.record
+        record = request.record
         if record.done or record.is_decided or not self.refusals.only_counts(record.caller, record.peer, refusal):
             return False
-        record.done, turn.refusal = True, refusal
+        record.done, request.refusal = True, refusal
         return True
 
-    async def _refuse(self, turn: RequestContext, refusal: Refusal) -> web.StreamResponse:
-        if self._closes(turn, refusal):
+    async def _refuse(self, request: RequestContext, refusal: Refusal) -> web.StreamResponse:
+        if self._closes(request, refusal):
             return SilentResponse()
-        told = self._told(turn, refusal)
-        recorded = refusal if self._only_counts(turn, refusal) else await turn.remember(refusal, told.status)
-        if turn.begun is not None:  # a stream has begun: no second answer may follow, only its end
-            turn.break_off()
-            return turn.begun
+        told = self._told(request, refusal)
+        recorded = refusal if self._only_counts(request, refusal) else await request.remember(refusal, told.status)
+        if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
+            request.break_off()
+            return request.begun
         if recorded is not refusal:
-            told = self._told(turn, recorded)
+            told = self._told(request, recorded)
         response = WholeResponse(told.status, told.body, told.content_type, told.headers)
-        if turn.front is None:  # a proxy in front may read the rest of this connection differently
+        if request.front is None:  # a proxy in front may read the rest of this connection differently
             response.force_close()
         return response
 
-    def _told(self, turn: RequestContext, refusal: Refusal) -> ErrorResponse:
-        metadata_url = "" if turn.front is None else turn.now.metadata_url(turn.front, turn.folder, turn.alias)
-        if turn.dialect is not None:
-            return turn.dialect.tell(
+    def _told(self, request: RequestContext, refusal: Refusal) -> ErrorResponse:
+        metadata_url = (
+            "" if request.front is None else request.now.metadata_url(request.front, request.folder, request.alias)
+        )
+        if request.dialect is not None:
+            return request.dialect.tell(
                 refusal,
-                decision_id=turn.record.decision_id,
-                request_id=turn.request_id,
-                manner=turn.now.manner,
+                decision_id=request.record.decision_id,
+                request_id=request.request_id,
+                manner=request.now.manner,
                 resource_metadata=metadata_url,
             )
         return tell(
             refusal,
-            turn.shape,
-            decision_id=turn.record.decision_id,
-            request_id=turn.request_id,
-            method=turn.method,
-            manner=turn.now.manner,
+            request.shape,
+            decision_id=request.record.decision_id,
+            request_id=request.request_id,
+            method=request.method,
+            manner=request.now.manner,
             resource_metadata=metadata_url,
         )
 
@@ -589,13 +593,13 @@ def _unreached(refusal: Refusal) -> bool:
     return isinstance(refusal.__cause__, ConnectFailed | QueueFull)
 
 
-def _similar_key(turn: RequestContext, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
+def _similar_key(request: RequestContext, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
     """Returns a pointer to a key that a rule, or the upstream, may confuse with another one. In a message to an agent
     only the keys that a rule reads matter."""
-    upstream = turn.now.settings.upstreams.get(call.upstream)
+    upstream = request.now.settings.upstreams.get(call.upstream)
     if upstream is not None and upstream.similar_keys == "allow":
         return None
-    reads = turn.now.engine.names_read(decision)
+    reads = request.now.engine.names_read(decision)
     return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
 
 

@@ -93,7 +93,7 @@ class Reauthorization:
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
             return Reason.EXPIRED  # otherwise the rules would only report a missing grant
         if exchange.endless and exchange.judged_by is not now:
-            exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
+            exchange.judged_by = exchange.request.now = self.live.renew(exchange.request.now)
         decision = now.decide(chain, call, now_s)
         exchange.until = end_of(exchange.caller, decision, now)
         if decision.allowed or now.shadows(now_s):
@@ -123,7 +123,7 @@ class Reauthorization:
             return
         if outlet.bytes_out != exchange.told_bytes:
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
-        elif mono_s - exchange.told_s >= exchange.turn.now.settings.streams.keep_alive_s:
+        elif mono_s - exchange.told_s >= exchange.request.now.settings.streams.keep_alive_s:
             await outlet.keep_alive()
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
 
@@ -177,7 +177,7 @@ def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
     if not now.identity.vouches_for(exchange.caller):
         return Reason.BAD_CREDENTIAL
     try:
-        check_caller(exchange.caller, now.audience(exchange.call.upstream, exchange.turn.folder))
+        check_caller(exchange.caller, now.audience(exchange.call.upstream, exchange.request.folder))
     except Refusal as refusal:
         return refusal.reason
     return None

@@ -80,7 +80,7 @@ class RequestContext:
     enough to delay the loop. `alias` is the agent's own path, if it was called by one.
     """
 
-    request: web.BaseRequest
+    http: web.BaseRequest
     now: Snapshot
     headers: Headers
     record: Recording
@@ -121,11 +121,11 @@ class RequestContext:
     @property
     def raw_path(self) -> str:
         """Path and query, for every form of the request target."""
-        return origin_form(self.request.raw_path)
+        return origin_form(self.http.raw_path)
 
     @property
     def verb(self) -> str:
-        return self.request.method
+        return self.http.method
 
     @property
     def presented_kind(self) -> str:
@@ -137,7 +137,7 @@ class RequestContext:
         """Returns the whole body once it is admitted. Raises Refusal, as `routing.read_body` and `BodyAdmission.wait`
         do."""
         with self._room() as room:
-            raw = await read_body(self.request, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
+            raw = await read_body(self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
             self.record.bytes_in = len(raw)
             self.large = await self.pace.wait(room.who, cost_of(raw))
         return raw
@@ -237,8 +237,8 @@ class RequestContext:
 
     def break_off(self) -> None:
         """Ends a stream so that its reader sees that it is incomplete."""
-        if self.request.transport is not None:
-            self.request.transport.abort()
+        if self.http.transport is not None:
+            self.http.transport.abort()
 
     async def remember(self, refusal: Refusal, status: int) -> Refusal:
         """Records a refusal unless the call has a final record. A refusal that cannot be recorded becomes
@@ -268,7 +268,7 @@ class RequestContext:
         """Opens the event stream of the answer. Raises Refusal(CALLER_GONE)."""
         if self.paired is not None:
             return self.paired.outlet()
-        outlet = await open_stream(self.request, self.shared)
+        outlet = await open_stream(self.http, self.shared)
         self.begun = outlet.response
         return outlet
 
@@ -296,7 +296,7 @@ class WatchedExchange:
     sent by when.
     """
 
-    turn: RequestContext
+    request: RequestContext
     caller: Caller
     call: Call
     timeout_s: float | None
@@ -322,7 +322,7 @@ class WatchedExchange:
 
     @property
     def _ends_at(self) -> float | None:
-        return None if self.timeout_s is None else self.turn.started_s + self.timeout_s
+        return None if self.timeout_s is None else self.request.started_s + self.timeout_s
 
     @property
     def left_s(self) -> float | None:
@@ -390,19 +390,19 @@ class UpstreamExchange(WatchedExchange):
     @property
     def asked(self) -> PendingRequest:
         """The pending request that an answer belongs to, also if it comes on another stream."""
-        return asked_of(self.call, self.turn.record)
+        return asked_of(self.call, self.request.record)
 
     def wait_for_caller(self) -> None:
         """Extends the call's deadline to at least `sessions.question_timeout_s` from now, because the server's request
         to the caller may need a person to answer."""
         if self.deadline.at is not None:
-            patience_s = self.turn.now.settings.sessions.question_timeout_s
+            patience_s = self.request.now.settings.sessions.question_timeout_s
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     def progressed(self) -> None:
         """Handles a progress notification, which restarts the call's deadline if the server's settings say so."""
         if self.deadline.at is not None and self.timeout_s is not None and self.longest_s > self.timeout_s:
-            again = min(asyncio.get_running_loop().time() + self.timeout_s, self.turn.started_s + self.longest_s)
+            again = min(asyncio.get_running_loop().time() + self.timeout_s, self.request.started_s + self.longest_s)
             self.deadline.at = max(self.deadline.at, again)
 
     async def post(self, message: Message) -> UpstreamAnswer:
@@ -422,7 +422,7 @@ class UpstreamExchange(WatchedExchange):
             self.session.upstream_id if self.session else None,
             self.caller,
             last_event_id,
-            trace_headers(self.turn.headers) + (self.turn.parameter_headers if verb == "POST" else []),
+            trace_headers(self.request.headers) + (self.request.parameter_headers if verb == "POST" else []),
             self.endless,
         )
 

@@ -28,25 +28,27 @@ AUTHENTICATION = frozenset(
 BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was evaluated
 
 
-def measure(metrics: Metrics, turn: RequestContext) -> None:
-    record, refusal = turn.record, turn.refusal
-    if turn.unanswered:
-        metrics.request_unanswered(turn.protocol)
+def measure(metrics: Metrics, request: RequestContext) -> None:
+    record, refusal = request.record, request.refusal
+    if request.unanswered:
+        metrics.request_unanswered(request.protocol)
         if refusal is not None and refusal.reason in AUTHENTICATION:
-            metrics.auth_failed(turn.presented_kind, refusal.reason)
+            metrics.auth_failed(request.presented_kind, refusal.reason)
         return
     status = refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
-    metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
-    judged(metrics, JudgedRequest(record, turn.plan, refusal, turn.excused, turn.shadow))
+    metrics.request_finished(
+        request.protocol, request.server, request.method, status, record.duration_s, record.stages_s
+    )
+    judged(metrics, JudgedRequest(record, request.plan, refusal, request.excused, request.shadow))
     if refusal is not None and refusal.reason in AUTHENTICATION:
-        metrics.auth_failed(turn.presented_kind, refusal.reason)
+        metrics.auth_failed(request.presented_kind, refusal.reason)
     if refusal is not None and refusal.reason is Reason.BAD_ARGUMENTS:
-        metrics.schema_violated(turn.server)
+        metrics.schema_violated(request.server)
     upstream_s = record.stages_s.get("upstream")
-    if not turn.server:  # a call to no server, or to all of them: the aggregate frontend counts each server
+    if not request.server:  # a call to no server, or to all of them: the aggregate frontend counts each server
         return
     if upstream_s is not None:
-        metrics.upstream_answered(turn.server, upstream_s)
+        metrics.upstream_answered(request.server, upstream_s)
 
 
 class JudgedRequest(NamedTuple):

@@ -107,9 +107,9 @@ class ResponseFilter:
         result = response.result if isinstance(response.result, dict) else None
         failed = response.error is not None or (result is not None and result.get("isError") is True)
         if failed and not self.exchange.call.session:
-            self.exchange.turn.tool_failed()
+            self.exchange.request.tool_failed()
         if result is None or task_messages.created_in(result) is None:
-            self.exchange.turn.answered(result)
+            self.exchange.request.answered(result)
 
     def _earlier(self, request_id: Id) -> PendingRequest | None:
         """Returns the earlier call that is answered, None if it is this exchange's call. Raises Refusal for an id that
@@ -144,7 +144,7 @@ class ResponseFilter:
             if self.switch.switched_off.find(question.object, now_s) is None:
                 return None
             decision = decision._replace(allowed=False, reason=Reason.TOOL_DISABLED)
-        await exchange.turn.record.judged(question, decision)
+        await exchange.request.record.judged(question, decision)
         return decision.reason
 
     @property
@@ -326,7 +326,7 @@ class ResponseFilter:
         question = messages.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
         shadow = exchange.judged_by.shadows(now_s)
-        await exchange.turn.record.judged(question, decision, "shadow" if shadow else "enforce")
+        await exchange.request.record.judged(question, decision, "shadow" if shadow else "enforce")
         return decision._replace(allowed=True) if shadow else decision
 
     async def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> FilteredMessage:

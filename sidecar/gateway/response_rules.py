@@ -33,7 +33,7 @@ class ResponseRules:
     async def settle(self, passed: FilteredMessage) -> None:
         """Records the redactions of a filtered message, and stores the result if required. Raises Refusal:
         RESPONSE_REFUSED for a result too large to store, AUDIT_UNAVAILABLE."""
-        record = self.exchange.turn.record
+        record = self.exchange.request.record
         record.replaced(self.replaced)
         if self.result is not None and passed.out is not None:
             await record.keep(

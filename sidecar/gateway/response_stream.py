@@ -142,7 +142,7 @@ class ResponseStream:
         """Returns the error that replaces the answer to an earlier call."""
         refusal, request_id = Refusal(reason), message.id if isinstance(message, jsonrpc.Response) else None
         return error_body(
-            refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.turn.now.manner)
+            refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.request.now.manner)
         )
 
     async def respond(self, passed: FilteredMessage, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
@@ -175,7 +175,7 @@ class ResponseStream:
         if not isinstance(said, jsonrpc.Response) or said.error is None:
             return refusal
         error = said.error
-        own = jsonrpc.Response(self.exchange.turn.request_id, error=error)
+        own = jsonrpc.Response(self.exchange.request.request_id, error=error)
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             await inspection.settle(FilteredMessage())
         return in_words_of(refusal, error)
@@ -187,27 +187,27 @@ class ResponseStream:
             raise refusal_of(answer)
         # The error belongs to this exchange's request, whatever its id: the official 1.x server writes "server-error"
         # as the id, and a client that probes for the era must receive its 400.
-        own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
-        self.exchange.turn.answered()
+        own = jsonrpc.Response(self.exchange.request.request_id, error=message.error)
+        self.exchange.request.answered()
         if not self.exchange.call.session:
-            self.exchange.turn.tool_failed()
+            self.exchange.request.tool_failed()
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             await inspection.settle(FilteredMessage())
         return own
 
     async def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
-        await self.exchange.turn.ended(status, len(body))
+        await self.exchange.request.ended(status, len(body))
         return WholeResponse(status, body, JSON, headers)
 
     async def _stream(self, source: Closable, passing: Passing, *, until_answer: bool) -> web.StreamResponse:
         """Sends a stream. `passing` writes the events of `source`, and returns whether the answer was among them."""
-        sent = await self.exchange.turn.open_outlet()
+        sent = await self.exchange.request.open_outlet()
         try:
             complete = await self._events(source, passing, sent, until_answer)
             if until_answer and not complete and not sent.resumable:
                 raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
             if not self._record.done:
-                await self.exchange.turn.ended(200, sent.bytes_out)
+                await self.exchange.request.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:
             await self._caller_left(sent)
@@ -224,20 +224,20 @@ class ResponseStream:
         if not self.exchange.endless or self._record.done:
             return
         try:
-            await self.exchange.turn.ended(200, sent.bytes_out)
+            await self.exchange.request.ended(200, sent.bytes_out)
         except Refusal as unrecorded:
-            await self.exchange.turn.remember(unrecorded, 499)
+            await self.exchange.request.remember(unrecorded, 499)
 
     async def _break_off(self, refusal: Refusal, sent: EventStream, until_answer: bool) -> None:
         """Ends a stream with a refusal in the protocol, as the answer or as the last event, because the status line was
         sent."""
-        told = await self.exchange.turn.remember(refusal, 200)
+        told = await self.exchange.request.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return
-        facts = facts_of(told, self._record.decision_id, self.exchange.turn.now.manner)
+        facts = facts_of(told, self._record.decision_id, self.exchange.request.now.manner)
         try:
             if until_answer:
-                await sent.write(sse.encode_event(error_body(told, self.exchange.turn.request_id, facts)))
+                await sent.write(sse.encode_event(error_body(told, self.exchange.request.request_id, facts)))
             else:
                 await sent.write(sse.encode_farewell(str(facts.get("reason", "denied"))))
             await sent.end()
@@ -323,7 +323,7 @@ class ResponseStream:
         final = until_answer and passed.final
         written = sse.encode_event(passed.out, id=event_id)
         if final:  # recorded before the answer is complete
-            await self.exchange.turn.ended(200, sent.bytes_out + len(written))
+            await self.exchange.request.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
 
@@ -335,11 +335,11 @@ class ResponseStream:
 
     @property
     def _record(self) -> Recording:
-        return self.exchange.turn.record
+        return self.exchange.request.record
 
     @property
     def _max_bytes(self) -> int:
-        return self.exchange.turn.now.bounds.max_response_bytes
+        return self.exchange.request.now.bounds.max_response_bytes
 
     def _sealed(self, event_id: str | None) -> str | None:
         session, outward = self.exchange.session, self.exchange.outward

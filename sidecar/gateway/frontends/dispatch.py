@@ -37,79 +37,79 @@ class FrontendDispatch:
     recall: Callable[[RequestContext, Caller], Awaitable[None]]
     """Loads the session that a request names, at whichever replica it began. Raises Refusal."""
 
-    async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Intent | SpreadIntent:
+    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Intent | SpreadIntent:
         """Reads era, session, method and parameters. Only parsed content is passed on. Raises Refusal for a request
         that is malformed or unknown, or names no session of the caller."""
-        if turn.front == routing.EVERY:
-            return _understood(turn, await self._at_all(turn, caller))
-        if turn.plain:
-            return _understood(turn, await self._plainly(turn, route))
-        understanding = self._understanding(turn, caller)
-        if turn.verb == "POST":
-            message = await self._read(turn, caller, understanding)
-            return _understood(turn, understanding.of_message(message))
-        turn.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
-        await self.recall(turn, caller)
+        if request.front == routing.EVERY:
+            return _understood(request, await self._at_all(request, caller))
+        if request.plain:
+            return _understood(request, await self._plainly(request, route))
+        understanding = self._understanding(request, caller)
+        if request.verb == "POST":
+            message = await self._read(request, caller, understanding)
+            return _understood(request, understanding.of_message(message))
+        request.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
+        await self.recall(request, caller)
         if route.kind == routing.SSE:
-            return _understood(turn, understanding.of_stream())
-        return _understood(turn, understanding.of_verb(turn.verb))
+            return _understood(request, understanding.of_stream())
+        return _understood(request, understanding.of_verb(request.verb))
 
-    def understand_paired(self, turn: RequestContext, caller: Caller, session: Session, message: Message) -> Intent:
+    def understand_paired(self, request: RequestContext, caller: Caller, session: Session, message: Message) -> Intent:
         """Reads a message that was posted to an HTTP+SSE session."""
-        understanding = self._understanding(turn, caller)
+        understanding = self._understanding(request, caller)
         understanding.paired = session
-        return _understood(turn, understanding.of_message(message))
+        return _understood(request, understanding.of_message(message))
 
-    async def _at_all(self, turn: RequestContext, caller: Caller) -> Intent | SpreadIntent:
-        understanding = self.federation.understanding(turn, caller)
-        if turn.verb == "POST":
-            return understanding.of_message(await self._read(turn, caller, understanding))
-        turn.shape = AnswerShape.PLAIN
-        await self.recall(turn, caller)
-        return understanding.of_verb(turn.verb)
+    async def _at_all(self, request: RequestContext, caller: Caller) -> Intent | SpreadIntent:
+        understanding = self.federation.understanding(request, caller)
+        if request.verb == "POST":
+            return understanding.of_message(await self._read(request, caller, understanding))
+        request.shape = AnswerShape.PLAIN
+        await self.recall(request, caller)
+        return understanding.of_verb(request.verb)
 
     async def _read(
-        self, turn: RequestContext, caller: Caller, understanding: RequestReader | AggregateReader
+        self, request: RequestContext, caller: Caller, understanding: RequestReader | AggregateReader
     ) -> Message:
         """Reads the message of a POST and loads its session. Raises Refusal. The message is read first, so that an
         error about its session carries the message's id; an invalid request is answered in its session if it exists."""
         try:
-            message = await read(turn)
+            message = await read(request)
         except Refusal:
-            if turn.request_id is not None and turn.shape is AnswerShape.SESSION:
+            if request.request_id is not None and request.shape is AnswerShape.SESSION:
                 with suppress(Refusal):
-                    await self.recall(turn, caller)
+                    await self.recall(request, caller)
                     understanding.session()
             raise
-        await self.recall(turn, caller)
+        await self.recall(request, caller)
         return message
 
-    async def _plainly(self, turn: RequestContext, route: Route) -> Intent:
-        turn.asks("tools/list" if route.kind == routing.TOOLS else "tools/call")
-        routing.check_no_query(turn.raw_path)
+    async def _plainly(self, request: RequestContext, route: Route) -> Intent:
+        request.asks("tools/list" if route.kind == routing.TOOLS else "tools/call")
+        routing.check_no_query(request.raw_path)
         if route.kind == routing.TOOLS:
             return self.plain.listing(route.server)
-        return self.plain.calling(route.server, route.rest, await turn.body())
+        return self.plain.calling(route.server, route.rest, await request.body())
 
-    def _understanding(self, turn: RequestContext, caller: Caller) -> RequestReader:
-        head = routing.head_of(turn.headers)
-        return RequestReader(self.sessions, caller, turn.server, turn.headers, head, turn.in_session)
+    def _understanding(self, request: RequestContext, caller: Caller) -> RequestReader:
+        head = routing.head_of(request.headers)
+        return RequestReader(self.sessions, caller, request.server, request.headers, head, request.in_session)
 
 
-async def read(turn: RequestContext) -> Message:
+async def read(request: RequestContext) -> Message:
     """Reads the message in the request's body. Raises Refusal: malformed, too large, or of another media type."""
-    envelope, head = jsonrpc.parse_json(await turn.body()), routing.head_of(turn.headers)
+    envelope, head = jsonrpc.parse_json(await request.body()), routing.head_of(request.headers)
     try:
         message = jsonrpc.message_from(envelope)
     except Refusal:
-        turn.address_faulty(envelope, head)
+        request.address_faulty(envelope, head)
         raise
-    turn.address(message, head)
+    request.address(message, head)
     return message
 
 
-def _understood(turn: RequestContext, intent: Wanted) -> Wanted:
-    turn.goes_to(intent.call.upstream)
-    turn.record.call = intent.call
-    turn.record.mark("parse")
+def _understood(request: RequestContext, intent: Wanted) -> Wanted:
+    request.goes_to(intent.call.upstream)
+    request.record.call = intent.call
+    request.record.mark("parse")
     return intent

@@ -101,37 +101,37 @@ class TaskFrontend:
         """Returns the runner of tasks."""
         return self.orders.runner
 
-    async def understand(self, turn: RequestContext, caller: Caller, route: Route) -> Asked:
+    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Asked:
         """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
         if route.kind == routing.TASKS:
-            return self._understood(turn, caller, await self._at_all(turn, caller))
+            return self._understood(request, caller, await self._at_all(request, caller))
         verb = GET if route.kind == routing.TASK else None
-        turn.asks("tasks/get" if verb is GET else "tasks/cancel")
-        routing.check_no_query(turn.raw_path)
-        if verb is None and turn.request.body_exists:
-            await turn.body()  # the body is read and ignored
+        request.asks("tasks/get" if verb is GET else "tasks/cancel")
+        routing.check_no_query(request.raw_path)
+        if verb is None and request.http.body_exists:
+            await request.body()  # the body is read and ignored
         record = await self._own(caller, route.rest)
         asked: Asked = ShowTask(gets(record), record) if verb is GET else CancelTask(cancels(record), record)
-        return self._understood(turn, caller, asked)
+        return self._understood(request, caller, asked)
 
-    async def _at_all(self, turn: RequestContext, caller: Caller) -> Asked:
-        if turn.verb == "GET":
-            turn.asks(LIST.action)
-            return wanted_in(turn.now, turn.raw_path.partition("?")[2])
-        turn.asks("message/send")
-        routing.check_no_query(turn.raw_path)
-        order, task_id = order_in(turn.now, caller, await turn.body()), self.new_id()
-        turn.record.request_id = turn.record.task_id = task_id
+    async def _at_all(self, request: RequestContext, caller: Caller) -> Asked:
+        if request.verb == "GET":
+            request.asks(LIST.action)
+            return wanted_in(request.now, request.raw_path.partition("?")[2])
+        request.asks("message/send")
+        routing.check_no_query(request.raw_path)
+        order, task_id = order_in(request.now, caller, await request.body()), self.new_id()
+        request.record.request_id = request.record.task_id = task_id
         return CreateTask(sends(task_id, order.target, order.task_type, order.input), order, task_id)
 
-    def _understood(self, turn: RequestContext, caller: Caller, asked: Asked) -> Asked:
+    def _understood(self, request: RequestContext, caller: Caller, asked: Asked) -> Asked:
         if isinstance(asked, ShowTask | CancelTask):
-            turn.record.request_id = turn.record.task_id = asked.record.id
-        turn.goes_to(asked.call.upstream)
-        turn.record.call = asked.call
-        turn.record.mark("parse")
+            request.record.request_id = request.record.task_id = asked.record.id
+        request.goes_to(asked.call.upstream)
+        request.record.call = asked.call
+        request.record.mark("parse")
         if asked.call.upstream:  # the same check as at the agent's own address
-            check_caller(caller, turn.now.audience(asked.call.upstream, routing.AGENTS))
+            check_caller(caller, request.now.audience(asked.call.upstream, routing.AGENTS))
         return asked
 
     async def _own(self, caller: Caller, task_id: str) -> Task:
@@ -147,17 +147,17 @@ class TaskFrontend:
         """Accepts no further tasks."""
         self.orders.closed = True
 
-    async def check(self, turn: RequestContext, caller: Caller, asked: Asked) -> None:
+    async def check(self, request: RequestContext, caller: Caller, asked: Asked) -> None:
         """Checks that the request can be carried out, before anything is charged. Raises Refusal."""
         if not isinstance(asked, CreateTask):
             return
-        await self.orders.check(turn.now, caller, asked.intent)
+        await self.orders.check(request.now, caller, asked.intent)
         if asked.order.callback_url:
             await self.check_url(asked.order.callback_url, caller.binding)
 
     async def carry_out(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         caller: Caller,
         decision: Decision,
         asked: Asked,
@@ -166,33 +166,33 @@ class TaskFrontend:
     ) -> web.StreamResponse:
         """Carries out the request and returns the response, after the audit record. Raises Refusal."""
         if isinstance(asked, CreateTask):
-            return await self._create(turn, caller, asked, lease)
+            return await self._create(request, caller, asked, lease)
         if isinstance(asked, CancelTask):
-            return await self._cancel(turn, caller, decision, asked, lease, timeout_s)
+            return await self._cancel(request, caller, decision, asked, lease, timeout_s)
         lease.forwarded = True
         if isinstance(asked, ShowTask):
-            return await _respond(turn, 200, shown(asked.record, turn.now))
-        return await self._list(turn, caller, asked)
+            return await _respond(request, 200, shown(asked.record, request.now))
+        return await self._list(request, caller, asked)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _create(
-        self, turn: RequestContext, caller: Caller, asked: CreateTask, lease: Lease
+        self, request: RequestContext, caller: Caller, asked: CreateTask, lease: Lease
     ) -> web.StreamResponse:
         record = self.orders.new(caller, asked.order, asked.task_id)
         body = orjson.dumps(created(record))
-        if not await self.orders.keep(record, lease, partial(turn.ended, 201, len(body))):
+        if not await self.orders.keep(record, lease, partial(request.ended, 201, len(body))):
             raise ValueError("an id came twice")  # a task must not be returned to another caller
-        return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{turn.prefix}/a2a/tasks/{record.id}"})
+        return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{request.prefix}/a2a/tasks/{record.id}"})
 
-    async def _list(self, turn: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
+    async def _list(self, request: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
         now_s = self.runner.means.live.clock()
-        names = [wanted.target] if wanted.target else sorted(turn.now.agents)
-        may = turn.now.engine.may_list
+        names = [wanted.target] if wanted.target else sorted(request.now.agents)
+        may = request.now.engine.may_list
         shows = [
             name
             for name in names
-            if turn.shadow
+            if request.shadow
             or all(may(caller.chain, Question(f"nhi:{name}", one.action, ""), now_s) for one in (LIST, GET))
         ]
         page = RecordPage(shows, wanted.state, wanted.limit, wanted.offset)
@@ -200,14 +200,14 @@ class TaskFrontend:
             records, total = await self.runner.means.store.page(caller.binding, page)
         except RecordStoreOut as out:
             raise unavailable(out) from None
-        entries = _within([shown(one, turn.now) for one in records], turn.now.bounds.max_response_bytes)
+        entries = _within([shown(one, request.now) for one in records], request.now.bounds.max_response_bytes)
         return await _respond(
-            turn, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
+            request, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
         )
 
     async def _cancel(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         caller: Caller,
         decision: Decision,
         asked: CancelTask,
@@ -216,7 +216,7 @@ class TaskFrontend:
     ) -> web.StreamResponse:
         """Ends a task that has not been sent at once. A task that is being sent must be sent first, because only then
         does it have an id at the agent."""
-        limit_s = min(turn.now.agent(asked.record.target).timeout_s, timeout_s or float("inf"))
+        limit_s = min(request.now.agent(asked.record.target).timeout_s, timeout_s or float("inf"))
         record, pause_s = asked.record, LOOK_AGAIN_S
         try:
             async with asyncio.timeout(limit_s):
@@ -224,13 +224,13 @@ class TaskFrontend:
                     if record.is_over:
                         raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
                     if record.step is TaskStep.SENT:
-                        said = await self._cancel_there(turn, caller, decision, record, lease, limit_s)
-                        return await _respond(turn, 200, cancelled(await self._cancelled(caller, record, said)))
+                        said = await self._cancel_there(request, caller, decision, record, lease, limit_s)
+                        return await _respond(request, 200, cancelled(await self._cancelled(caller, record, said)))
                     ended = (
                         await self.runner.end(record, TaskState.CANCELLED) if record.step is TaskStep.UNSENT else None
                     )
                     if ended is not None:
-                        return await _respond(turn, 200, cancelled(ended))
+                        return await _respond(request, 200, cancelled(ended))
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, pause_s * 2)
                     record = await self._own(caller, record.id)
@@ -238,16 +238,16 @@ class TaskFrontend:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "the agent has not answered yet") from None
 
     async def _cancel_there(
-        self, turn: RequestContext, caller: Caller, decision: Decision, record: Task, lease: Lease, limit_s: float
+        self, request: RequestContext, caller: Caller, decision: Decision, record: Task, lease: Lease, limit_s: float
     ) -> str:
         """Cancels the task at the agent; returns its state there. Raises Refusal."""
-        agent, intent = turn.now.agent(record.target), cancels(record)
+        agent, intent = request.now.agent(record.target), cancels(record)
         agent.account.breaker.check()
-        until = end_of(caller, decision, turn.now)
-        overseen = WatchedExchange(turn, caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)
+        until = end_of(caller, decision, request.now)
+        overseen = WatchedExchange(request, caller, intent.call, limit_s, self.exchanges.streams, request.now, until)
         lease.forwarded = True
         async with overseen.under_way(self.exchanges.oversight.calls):
-            extra = routing.trace_headers(turn.headers)
+            extra = routing.trace_headers(request.headers)
             outgoing = OutgoingOperation(intent.operation, intent.params, caller, overseen.left_s or limit_s, (), extra)
             answer = await agent.wire.ask(outgoing)
             if isinstance(answer, AgentError):
@@ -286,7 +286,7 @@ def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
     return entries
 
 
-async def _respond(turn: RequestContext, status: int, said: Mapping[str, Any]) -> WholeResponse:
+async def _respond(request: RequestContext, status: int, said: Mapping[str, Any]) -> WholeResponse:
     body = orjson.dumps(said)
-    await turn.ended(status, len(body))
+    await request.ended(status, len(body))
     return WholeResponse(status, body, JSON, _PRIVATE)

@@ -61,46 +61,46 @@ class AgentFrontend:
     pages: TaskPages
     written: cards.CardText = field(default_factory=cards.CardText)
 
-    def greet(self, turn: RequestContext) -> None:
+    def greet(self, request: RequestContext) -> None:
         """Sets the writer of a caller that did not come by HTTP, so that every refusal is in its protocol."""
-        if (called := _called(turn)) is not None:
-            turn.dialect = called.dialect
+        if (called := _called(request)) is not None:
+            request.dialect = called.dialect
 
-    def enter(self, turn: RequestContext, route: Route) -> None:
+    def enter(self, request: RequestContext, route: Route) -> None:
         """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
-        turn.dialect = turn.dialect or _dialect_at(route, version_said(turn.headers))
+        request.dialect = request.dialect or _dialect_at(route, version_said(request.headers))
 
-    async def understand(self, turn: RequestContext, route: Route) -> AgentOperation:
+    async def understand(self, request: RequestContext, route: Route) -> AgentOperation:
         """Returns the operation requested. Raises Refusal, in the caller's version and binding as far as they are
         known."""
-        called = _called(turn)
+        called = _called(request)
         if called is not None:
-            await turn.came(called.body)
-            return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
+            await request.came(called.body)
+            return _understood(request, read_call(route.server, called, extensions_of(request.headers)))
         if route.rest in _OF_RPC:
-            return await self._rpc(turn, route)
-        return await self._http(turn, route)
+            return await self._rpc(request, route)
+        return await self._http(request, route)
 
-    async def _rpc(self, turn: RequestContext, route: Route) -> AgentOperation:
-        dialect = turn.dialect
+    async def _rpc(self, request: RequestContext, route: Route) -> AgentOperation:
+        dialect = request.dialect
         assert isinstance(dialect, JsonRpcWriter)
-        if turn.verb != "POST":
+        if request.verb != "POST":
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        envelope = jsonrpc.parse_json(await turn.body(a2a=True))
-        dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.request_id_in(envelope)
+        envelope = jsonrpc.parse_json(await request.body(a2a=True))
+        dialect.request_id = request.request_id = request.record.request_id = jsonrpc.request_id_in(envelope)
         # a refusal of the version also carries the request's id
-        dialect.version = version_of(turn.headers, _query(turn))
+        dialect.version = version_of(request.headers, _query(request))
         message = jsonrpc.message_from(envelope)
-        return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
+        return _understood(request, read_rpc(route.server, dialect, message, extensions_of(request.headers)))
 
-    async def _http(self, turn: RequestContext, route: Route) -> AgentOperation:
-        query = _query(turn)
-        dialect = turn.dialect
+    async def _http(self, request: RequestContext, route: Route) -> AgentOperation:
+        query = _query(request)
+        dialect = request.dialect
         assert isinstance(dialect, HttpJsonWriter)
         version = dialect.version
-        said = version_of(turn.headers, query)
+        said = version_of(request.headers, query)
         try:
-            address = http.address_of(turn.verb, route.rest, said)
+            address = http.address_of(request.verb, route.rest, said)
         except UnreadableMessage as error:
             raise malformed(str(error), INVALID_PARAMS) from None
         if said != version and not (said == "1.0" and address is not None):
@@ -110,28 +110,28 @@ class AgentFrontend:
             raise Refusal(Reason.ROUTE_UNKNOWN)
         if address.operation is None or address.route is None:
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=address.allowed)
-        turn.asks(address.operation.action)
-        body = await _json(turn, address.operation) if address.route.has_body else None
-        extensions = extensions_of(turn.headers)
-        return _understood(turn, read_http(route.server, dialect, address, query, body, extensions))
+        request.asks(address.operation.action)
+        body = await _json(request, address.operation) if address.route.has_body else None
+        extensions = extensions_of(request.headers)
+        return _understood(request, read_http(route.server, dialect, address, query, body, extensions))
 
-    def card_call(self, turn: RequestContext, route: Route) -> Call:
+    def card_call(self, request: RequestContext, route: Route) -> Call:
         """Returns the call that reads a card, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""
-        agent = cards.named(turn.now, route.server)
-        turn.goes_to(agent.name)
-        turn.asks("card")
+        agent = cards.named(request.now, route.server)
+        request.goes_to(agent.name)
+        request.asks("card")
         return Call("a2a", "1.0", agent.name, "card", (Question(f"nhi:{agent.name}", CARD.action, ""),))
 
-    def name_of(self, turn: RequestContext, route: Route) -> str:
+    def name_of(self, request: RequestContext, route: Route) -> str:
         """Returns the name of the agent whose card is requested; for an unknown agent, the name in the address."""
         try:
-            return cards.named(turn.now, route.server).name
+            return cards.named(request.now, route.server).name
         except Refusal:
             return route.server
 
-    async def card(self, turn: RequestContext, route: Route, caller: Caller) -> web.StreamResponse:
+    async def card(self, request: RequestContext, route: Route, caller: Caller) -> web.StreamResponse:
         """Answers with an agent's card, as this caller may see it. Raises Refusal."""
-        agent = cards.named(turn.now, route.server)
+        agent = cards.named(request.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
         now_s = self.exchanges.live.clock()
         try:
@@ -140,9 +140,9 @@ class AgentFrontend:
             if chain:
                 raise
             raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
-        place = cards.place_of(turn.now, agent, route.alias, turn.base)
-        view = cards.view_of(turn.now, agent, card, chain, place, now_s)
-        signer = cards.signer_of(turn.now)
+        place = cards.place_of(request.now, agent, route.alias, request.base)
+        view = cards.view_of(request.now, agent, card, chain, place, now_s)
+        signer = cards.signer_of(request.now)
 
         def write() -> dict[str, Any]:
             canonical = cards.ours(agent, card, view)
@@ -150,15 +150,15 @@ class AgentFrontend:
             return documents.seed_card(canonical) if is_seeds else documents.document(canonical, signer)
 
         body = self.written.of(card, (agent.name, route.kind, signer.kid if signer else "", view), write)
-        known = ",".join(turn.headers.get("if-none-match", ()))
+        known = ",".join(request.headers.get("if-none-match", ()))
         proofs = cards.proofs_of(view)
-        return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
+        return await _whole(request, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
 
-    def agent(self, turn: RequestContext, route: Route) -> AgentUpstream:
+    def agent(self, request: RequestContext, route: Route) -> AgentUpstream:
         """Returns the agent that was called. Runs after policy, so that only callers with permission learn what the
         agent speaks. Raises Refusal: UPSTREAM_UNKNOWN, or ROUTE_UNKNOWN for a binding that it does not have."""
-        agent = turn.now.agent(route.server)
-        if not turn.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(turn).binding]):
+        agent = request.now.agent(route.server)
+        if not request.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(request).binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
         return agent
 
@@ -168,7 +168,7 @@ class AgentFrontend:
 
     async def carry_out(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         agent: AgentUpstream,
         decision: Decision,
         intent: AgentOperation,
@@ -179,21 +179,23 @@ class AgentFrontend:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
         call that is refused before anything was sent to the agent costs nothing."""
         if (unable := agent.unable(intent.operation)) is not None:
-            return await _whole(turn, _dialect(turn).error(unable))
+            return await _whole(request, _dialect(request).error(unable))
         limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
-        until = end_of(owning.caller, decision, turn.now)
-        overseen = WatchedExchange(turn, owning.caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)
+        until = end_of(owning.caller, decision, request.now)
+        overseen = WatchedExchange(
+            request, owning.caller, intent.call, limit_s, self.exchanges.streams, request.now, until
+        )
         outgoing = OutgoingOperation(
             intent.operation,
             intent.params,
             owning.caller,
             overseen.left_s or limit_s,
             intent.extensions,
-            routing.trace_headers(turn.headers),
+            routing.trace_headers(request.headers),
             owning.admit,
         )
         if intent.operation.streams:
-            with self.exchanges.places.place(owning.caller, turn.now.settings.streams):
+            with self.exchanges.places.place(owning.caller, request.now.settings.streams):
                 return await self._stream(overseen, agent, outgoing, owning, lease, timeout_s)
         async with overseen.under_way(self.exchanges.oversight.calls):
             await agent.cards.prepare()
@@ -209,21 +211,21 @@ class AgentFrontend:
                 lease.forwarded = True
                 answer = await agent.wire.ask(outgoing._replace(params=owning.outward(params)))
                 if isinstance(answer, AgentError):
-                    CostReader(turn).failed()
-                    return await _whole(turn, _dialect(turn).error(answer))
-                costing = CostReader(turn)
+                    CostReader(request).failed()
+                    return await _whole(request, _dialect(request).error(answer))
+                costing = CostReader(request)
                 costing.hear(answer)
                 costing.end()
-                admitted = await self._admitted(turn, owning, answer)
+                admitted = await self._admitted(request, owning, answer)
                 await pushing.settle(admitted)
-                return await _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
+                return await _whole(request, _dialect(request).result(intent.operation, await pushing.shown(admitted)))
             finally:
                 await pushing.undo()
 
-    async def _admitted(self, turn: RequestContext, owning: TaskOwnership, result: dict[str, Any]) -> dict[str, Any]:
+    async def _admitted(self, request: RequestContext, owning: TaskOwnership, result: dict[str, Any]) -> dict[str, Any]:
         """Returns what the caller may see of an answer or an event; the audit record names its task."""
         admitted = await owning.admit(result)
-        turn.record.task_id = owning.task
+        request.record.task_id = owning.task
         return admitted
 
     async def _listed(
@@ -238,29 +240,29 @@ class AgentFrontend:
             lease.forwarded = True
             return await agent.wire.ask(outgoing._replace(params=params, deadline_s=overseen.left_s or 0.001))
 
-        page, dialect = await self.pages.page(owning, ask), _dialect(overseen.turn)
+        page, dialect = await self.pages.page(owning, ask), _dialect(overseen.request)
         lease.forwarded = True
         told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
-        return await _whole(overseen.turn, told)
+        return await _whole(overseen.request, told)
 
     async def _extended(
         self, overseen: WatchedExchange, agent: AgentUpstream, outgoing: OutgoingOperation
     ) -> web.StreamResponse:
         """Answers an authenticated caller with the agent's extended card, or with its rewritten card if it has none."""
-        turn, now = overseen.turn, overseen.turn.now
+        request, now = overseen.request, overseen.request.now
         card: dict[str, Any] | AgentError = await agent.cards.card()
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
             card = await agent.wire.ask(outgoing)
         if isinstance(card, AgentError):
-            return await _whole(turn, _dialect(turn).error(card))
+            return await _whole(request, _dialect(request).error(card))
         try:
             documents.check(card)
         except UnreadableMessage as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
-        place = cards.place_of(now, agent, turn.alias, turn.base)
+        place = cards.place_of(now, agent, request.alias, request.base)
         view = cards.view_of(now, agent, card, overseen.caller.chain, place, self.exchanges.live.clock())
         shown = cards.ours(agent, card, view)
-        return await _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
+        return await _whole(request, _dialect(request).result(CARD, documents.signed(shown, cards.signer_of(now))))
 
     async def _stream(
         self,
@@ -273,7 +275,7 @@ class AgentFrontend:
     ) -> web.StreamResponse:
         """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
         refusal, and the call is watched as one that waits for an answer."""
-        turn, dialect, calls = overseen.turn, _dialect(overseen.turn), self.exchanges.oversight.calls
+        request, dialect, calls = overseen.request, _dialect(overseen.request), self.exchanges.oversight.calls
         # lasts as long as the task, unless a budget ends it earlier
         overseen.endless, overseen.timeout_s = True, timeout_s
         pushing = PushRewriter(self.pushes, owning.caller, owning.intent)
@@ -289,9 +291,9 @@ class AgentFrontend:
             await pushing.undo()
             raise
         if isinstance(heard, AgentError):
-            CostReader(turn).failed()
+            CostReader(request).failed()
             await pushing.undo()
-            return await _whole(turn, dialect.error(heard))
+            return await _whole(request, dialect.error(heard))
         try:
             async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
                 async with overseen.under_way(calls):
@@ -299,27 +301,27 @@ class AgentFrontend:
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
                     if isinstance(first, AgentError):
-                        CostReader(turn).failed()
-                        return await _whole(turn, dialect.error(first))
-                    first = await self._admitted(turn, owning, first)
+                        CostReader(request).failed()
+                        return await _whole(request, dialect.error(first))
+                    first = await self._admitted(request, owning, first)
                     await pushing.settle(first)
                 return await self._passed_on(overseen, heard, events, first, owning)
         finally:
             heard.close()
             await pushing.undo()
 
-    async def pushed(self, turn: RequestContext, route: Route) -> web.StreamResponse:
+    async def pushed(self, request: RequestContext, route: Route) -> web.StreamResponse:
         """Accepts an agent's push notification. The agent authenticates with the secret that it received with the
         address."""
-        turn.asks("push")
-        token, authorization = (turn.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
+        request.asks("push")
+        token, authorization = (request.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
         if len(token) > 1 or len(authorization) > 1:
             raise malformed("a credential is there more than once")
         record = await self.pushes.knocked(route.server, "".join(token), "".join(authorization))
-        turn.goes_to(record.server)
-        turn.record.caller = record.caller
-        await self.pushes.pushed(record, await turn.body(a2a=True))
-        await turn.record.outcome(http_status=204, bytes_out=0)
+        request.goes_to(record.server)
+        request.record.caller = record.caller
+        await self.pushes.pushed(record, await request.body(a2a=True))
+        await request.record.outcome(http_status=204, bytes_out=0)
         return WholeResponse(204)
 
     async def _passed_on(
@@ -330,10 +332,10 @@ class AgentFrontend:
         first: dict[str, Any],
         owning: TaskOwnership,
     ) -> web.StreamResponse:
-        turn, dialect, operation = overseen.turn, _dialect(overseen.turn), owning.intent.operation
-        called, costing = _called(turn), CostReader(turn)
+        request, dialect, operation = overseen.request, _dialect(overseen.request), owning.intent.operation
+        called, costing = _called(request), CostReader(request)
         costing.hear(first)
-        sent = await turn.open_outlet() if called is None else called.outlet()
+        sent = await request.open_outlet() if called is None else called.outlet()
         try:
             with overseen.streaming(heard, sent):
                 await sent.write(dialect.event(operation, first))
@@ -341,29 +343,29 @@ class AgentFrontend:
                     if event is None:
                         await sent.write(KEEP_ALIVE)
                     elif isinstance(event, AgentError):
-                        turn.tool_failed()
+                        request.tool_failed()
                         await sent.write(dialect.error_event(event))
                         break
                     else:
                         costing.hear(event)
-                        await sent.write(dialect.event(operation, await self._admitted(turn, owning, event)))
+                        await sent.write(dialect.event(operation, await self._admitted(request, owning, event)))
             costing.end()
-            await turn.ended(200, sent.bytes_out)
+            await request.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:
-            if not turn.record.done:
-                await turn.ended(200, sent.bytes_out)  # a reader ends a stream by disconnecting
+            if not request.record.done:
+                await request.ended(200, sent.bytes_out)  # a reader ends a stream by disconnecting
             raise
         except Refusal as refusal:
-            told = await turn.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
+            told = await request.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
             if told.reason is not Reason.CALLER_GONE:
-                await self._last_word(turn, sent, dialect, told)
+                await self._last_word(request, sent, dialect, told)
         return sent.response
 
-    async def _last_word(self, turn: RequestContext, sent: Any, dialect: ResponseWriter, told: Refusal) -> None:
+    async def _last_word(self, request: RequestContext, sent: Any, dialect: ResponseWriter, told: Refusal) -> None:
         """Ends a stream with a refusal in the protocol, because the status line has been sent."""
         try:
-            await sent.write(dialect.refusal_event(told, turn.record.decision_id, turn.now.manner))
+            await sent.write(dialect.refusal_event(told, request.record.decision_id, request.now.manner))
             await sent.end()
         except Refusal:  # the caller disconnected; the outcome is recorded
             return
@@ -387,37 +389,37 @@ def _dialect_at(route: Route, said: Version | None) -> ResponseWriter:
     return HttpJsonWriter("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
 
 
-def _dialect(turn: RequestContext) -> ResponseWriter:
-    return cast(ResponseWriter, turn.dialect)  # set by `enter`
+def _dialect(request: RequestContext) -> ResponseWriter:
+    return cast(ResponseWriter, request.dialect)  # set by `enter`
 
 
-def _called(turn: RequestContext) -> CalledName | None:
-    request: object = turn.request
-    return request if isinstance(request, CalledName) else None
+def _called(request: RequestContext) -> CalledName | None:
+    http: object = request.http
+    return http if isinstance(http, CalledName) else None
 
 
-def _query(turn: RequestContext) -> Any:
+def _query(request: RequestContext) -> Any:
     try:
-        return http.query_of(turn.raw_path.partition("?")[2])
+        return http.query_of(request.raw_path.partition("?")[2])
     except UnreadableMessage as error:
         raise malformed(str(error), INVALID_PARAMS) from None
 
 
-async def _json(turn: RequestContext, operation: Operation) -> Any:
+async def _json(request: RequestContext, operation: Operation) -> Any:
     """Reads the body of an HTTP+JSON request. It may be absent if the address holds all parameters."""
-    if not turn.request.body_exists and operation in (CANCEL, RESUBSCRIBE):
+    if not request.http.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
-    return jsonrpc.parse_json(await turn.body(a2a=True))
+    return jsonrpc.parse_json(await request.body(a2a=True))
 
 
-def _understood(turn: RequestContext, intent: AgentOperation) -> AgentOperation:
-    turn.asks(intent.call.method)
-    turn.record.call = intent.call
-    turn.record.mark("parse")
+def _understood(request: RequestContext, intent: AgentOperation) -> AgentOperation:
+    request.asks(intent.call.method)
+    request.record.call = intent.call
+    request.record.mark("parse")
     return intent
 
 
-async def _whole(turn: RequestContext, told: Any) -> WholeResponse:
+async def _whole(request: RequestContext, told: Any) -> WholeResponse:
     """Sends a complete answer, which is recorded first."""
-    await turn.ended(told.status, len(told.body))
+    await request.ended(told.status, len(told.body))
     return WholeResponse(told.status, told.body, told.content_type, told.headers)

@@ -20,12 +20,12 @@ UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", 
 class CostReader:
     """Reads the cost from the results or events of one call."""
 
-    turn: RequestContext
+    request: RequestContext
     whole: bool = False
 
     def hear(self, result: Mapping[str, Any]) -> None:
-        if self.turn.lease is not None:
-            self.turn.lease.heard(result)
+        if self.request.lease is not None:
+            self.request.lease.heard(result)
         if "message" in result:
             self.whole = True
         for part in ("task", "statusUpdate"):
@@ -33,12 +33,12 @@ class CostReader:
                 state = result[part].get("status", {}).get("state", "TASK_STATE_UNSPECIFIED")
                 self.whole = state not in UNDER_WAY
                 if state in FAILED:
-                    self.turn.tool_failed()
+                    self.request.tool_failed()
 
     def failed(self) -> None:
-        self.turn.answered()
-        self.turn.tool_failed()
+        self.request.answered()
+        self.request.tool_failed()
 
     def end(self) -> None:
         if self.whole:
-            self.turn.answered()
+            self.request.answered()

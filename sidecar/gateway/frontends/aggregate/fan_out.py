@@ -82,7 +82,7 @@ class FanOut:
     metrics: Metrics
 
     async def each(
-        self, turn: RequestContext, servers: Sequence[Service], ask: Callable[[Service], Awaitable[GatheredPage]]
+        self, request: RequestContext, servers: Sequence[Service], ask: Callable[[Service], Awaitable[GatheredPage]]
     ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
         """Returns the page of every server that answered, in the order of the servers, and the servers that did not.
         Raises Refusal if none answered."""
@@ -100,7 +100,7 @@ class FanOut:
                 task.cancel()
         pages = [one for one in found if isinstance(one, GatheredPage)]
         missing = [one for one in found if isinstance(one, UnavailableServer)]
-        note(turn, servers, missing)
+        note(request, servers, missing)
         if missing and not pages:
             told = {"unavailable": [one.told for one in missing]}
             raise Refusal(missing[0].refusal.reason, "none of the servers answered", data=told)
@@ -128,38 +128,38 @@ class FanOut:
             self.metrics.federation_missed(server, found.refusal.reason.value)
 
     async def page(
-        self, turn: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, params: dict[str, Any]
+        self, request: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, params: dict[str, Any]
     ) -> GatheredPage:
         """Returns one server's answer to a fan-out request, with names of this address. Raises Refusal."""
         assert isinstance(spread.message, Request)
-        request = spread.message._replace(params=params)
+        message = spread.message._replace(params=params)
         service.account.breaker.check()  # before waiting for its tools
-        if request.method == "tools/list":
+        if message.method == "tools/list":
             await service.catalogue.learn(patience_of(service))  # a listed tool must be callable
         try:
-            return await self._ask(turn, service, caller, spread, request)
+            return await self._ask(request, service, caller, spread, message)
         except SessionLost:  # a list may be requested again in a new session
-            return await self._ask(turn, service, caller, spread, request)
+            return await self._ask(request, service, caller, spread, message)
 
     async def _ask(
-        self, turn: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, request: Request
+        self, request: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, message: Request
     ) -> GatheredPage:
         patience_s, part = patience_of(service), None
         if spread.session is not None:
-            part = await self.parts.at(turn, service, caller, spread.session, patience_s)
+            part = await self.parts.at(request, service, caller, spread.session, patience_s)
         version = part.version if part is not None else spread.call.protocol_version
-        question = messages.server_question(service.name, request.method)
+        question = messages.server_question(service.name, message.method)
         call = spread.call._replace(upstream=service.name, questions=(question,), protocol_version=version)
-        exchange = opened_exchange(turn, service, caller, call, part, self.exchanges, patience_s)
+        exchange = opened_exchange(request, service, caller, call, part, self.exchanges, patience_s)
         names = exchange.outward = AggregateNames(service.name)
         if part is not None:
-            part.remember(request.id, exchange.asked)
-        with await exchange.post(request) as answer:
+            part.remember(message.id, exchange.asked)
+        with await exchange.post(message) as answer:
             if part is not None:
                 self.exchanges.check_alive(part, answer)
             if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
                 return GatheredPage(service.name, _nothing(await _protocol_error(answer)))
-            passed = await self.exchanges.relay(exchange, (request.id,)).whole(answer)
+            passed = await self.exchanges.relay(exchange, (message.id,)).whole(answer)
         return GatheredPage(service.name, _checked(passed), names.left_out)
 
 
@@ -168,9 +168,9 @@ def patience_of(service: Service) -> float:
     return min(service.timeout_s, PATIENCE_S)
 
 
-def note(turn: RequestContext, servers: Sequence[Service], missing: Sequence[UnavailableServer]) -> None:
+def note(request: RequestContext, servers: Sequence[Service], missing: Sequence[UnavailableServer]) -> None:
     """Notes the servers called and those that did not answer, for the audit record."""
-    turn.record.federation = {
+    request.record.federation = {
         "servers": [service.name for service in servers[:MAX_NAMED]],
         "unavailable": [one.told for one in missing[:MAX_NAMED]],
     }

@@ -99,56 +99,56 @@ class AggregateFrontend:
 
     # --- what every call here goes through ----------------------------------------------------------------------------
 
-    def understanding(self, turn: RequestContext, caller: Caller) -> AggregateReader:
+    def understanding(self, request: RequestContext, caller: Caller) -> AggregateReader:
         """Returns the reader of one request's messages."""
-        return AggregateReader(self.sessions, caller, turn.headers, head_of(turn.headers), turn.in_session)
+        return AggregateReader(self.sessions, caller, request.headers, head_of(request.headers), request.in_session)
 
-    def enter(self, turn: RequestContext, caller: Caller, spread: SpreadIntent) -> Sequence[Service]:
+    def enter(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> Sequence[Service]:
         """Returns the servers that the request may reach, which are recorded. Raises Refusal if policy denies it, or
         leaves none."""
         now_s, switch = self.live.clock(), self.exchanges.switch
-        for disabled in (switch.disabled, turn.now.disabled):
+        for disabled in (switch.disabled, request.now.disabled):
             disabled.refuse(caller.chain, spread.call, now_s)
-        view = view_of(turn.now, caller, spread, now_s, switch, shadow=turn.shadow)
-        turn.record.call = spread.call._replace(questions=view.questions)
-        turn.record.decision = view.decision
-        turn.record.mark("policy")
-        if not turn.shadow or not view.servers:
+        view = view_of(request.now, caller, spread, now_s, switch, shadow=request.shadow)
+        request.record.call = spread.call._replace(questions=view.questions)
+        request.record.decision = view.decision
+        request.record.mark("policy")
+        if not request.shadow or not view.servers:
             view.decision.or_refuse()
-        note(turn, view.servers, ())
+        note(request, view.servers, ())
         return view.servers
 
-    async def attach(self, turn: RequestContext, service: Service, caller: Caller, intent: Intent) -> Intent:
+    async def attach(self, request: RequestContext, service: Service, caller: Caller, intent: Intent) -> Intent:
         """Prepares a call of one server: opens that server's session and maps its names. Raises Refusal if the
         credential does not meet the server's requirements, or the server begins no session."""
-        turn.outward = AggregateNames(service.name)
+        request.outward = AggregateNames(service.name)
         session = intent.session
         if not isinstance(intent, AskIntent) or session is None or not is_whole(session):
             return intent
-        part = await self.parts.at(turn, service, caller, session, service.timeout_s)
+        part = await self.parts.at(request, service, caller, session, service.timeout_s)
         part.remember(
-            intent.message.id, asked_of(intent.call, turn.record)
+            intent.message.id, asked_of(intent.call, request.record)
         )  # registered before it is sent, so that its cancellation finds it
         return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
 
-    def admit(self, turn: RequestContext, service: Service, caller: Caller) -> None:
+    def admit(self, request: RequestContext, service: Service, caller: Caller) -> None:
         """Checks the credential as at the server's own address. Raises Refusal."""
-        note(turn, (service,), ())
-        check_caller(caller, turn.now.audience(service.name))
+        note(request, (service,), ())
+        check_caller(caller, request.now.audience(service.name))
 
     async def carry_out(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
         """Returns the answer to a request that names no server. Raises Refusal."""
         way = self._ways.get(spread.call.method)
         if way is None:
             raise Refusal(Reason.METHOD_UNKNOWN)
-        return await way(turn, caller, spread, servers)
+        return await way(request, caller, spread, servers)
 
     # --- hello --------------------------------------------------------------------------------------------------------
 
     async def _begin(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
         message = _request(spread)
         declared = messages.forwarded_params(message, "", tasks=False)
@@ -168,14 +168,14 @@ class AggregateFrontend:
             self.exchanges.say_farewell(other)
         try:
             await self.exchanges.roaming.keep(session)
-            return await _respond(turn, message, result, {"Mcp-Session-Id": session.id})
+            return await _respond(request, message, result, {"Mcp-Session-Id": session.id})
         except Refusal:
             self.sessions.end(session)
             self.exchanges.roaming.forget_soon(session)
             raise
 
     async def _discover(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
         result = {
             "resultType": "complete",
@@ -186,7 +186,7 @@ class AggregateFrontend:
             "cacheScope": "private",
             "_meta": {"io.modelcontextprotocol/serverInfo": _SERVER_INFO},
         }
-        return await _respond(turn, _request(spread), result)
+        return await _respond(request, _request(spread), result)
 
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
         """Returns the union of the servers' capabilities. A server that has not reported its own is assumed to have
@@ -203,14 +203,14 @@ class AggregateFrontend:
         return union
 
     async def _ping(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        return await _respond(turn, _request(spread), {})
+        return await _respond(request, _request(spread), {})
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
     async def _list(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
         message = _request(spread)
         params, cursors, asked = params_without(message, "cursor"), dict[str, str](), servers
@@ -220,9 +220,9 @@ class AggregateFrontend:
 
         async def page(service: Service) -> GatheredPage:
             own = {**params, "cursor": cursors[service.name]} if service.name in cursors else params
-            return await self.gathering.page(turn, service, caller, spread, own)
+            return await self.gathering.page(request, service, caller, spread, own)
 
-        pages, missing = await self.gathering.each(turn, asked, page)
+        pages, missing = await self.gathering.each(request, asked, page)
         member = LISTED[message.method]
         result: dict[str, Any] = {member: [entry for one in pages for entry in one.result.get(member, ())]}
         more = {one.server: one.cursor for one in pages if one.cursor is not None}
@@ -231,12 +231,12 @@ class AggregateFrontend:
         if spread.era is Era.STATELESS:
             result |= {"resultType": "complete", "ttlMs": _ttl_ms(pages, missing), "cacheScope": "private"}
         meta = _meta(pages, missing)
-        return await _respond(turn, message, {**result, "_meta": meta} if meta else result)
+        return await _respond(request, message, {**result, "_meta": meta} if meta else result)
 
     # --- what goes to the sessions behind one -------------------------------------------------------------------------
 
     async def _set_level(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
         message, session = _request(spread), _session(spread)
         level = message.params.get("level")
@@ -248,29 +248,29 @@ class AggregateFrontend:
         reached = [service for service in servers if service.name in session.parts]
 
         async def told(service: Service) -> GatheredPage:
-            return await self.gathering.page(turn, service, caller, spread, set_level(level).params)
+            return await self.gathering.page(request, service, caller, spread, set_level(level).params)
 
         missing: list[UnavailableServer] = []
         if reached:
-            _, missing = await self.gathering.each(turn, reached, told)
+            _, missing = await self.gathering.each(request, reached, told)
         meta = _meta((), missing)
-        return await _respond(turn, message, {"_meta": meta} if meta else {})
+        return await _respond(request, message, {"_meta": meta} if meta else {})
 
     async def _tell(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
         """Sends a notification to the member sessions that it concerns, and acknowledges it to the client."""
         session, message = _session(spread), spread.message
         assert isinstance(message, Notification)
         concerned = [service for service in servers if _concerns(message, session.parts.get(service.name))]
-        await asyncio.gather(*(self._notify(turn, service, caller, spread) for service in concerned))
-        return await empty(turn, 202)
+        await asyncio.gather(*(self._notify(request, service, caller, spread) for service in concerned))
+        return await empty(request, 202)
 
-    async def _notify(self, turn: RequestContext, service: Service, caller: Caller, spread: SpreadIntent) -> None:
+    async def _notify(self, request: RequestContext, service: Service, caller: Caller, spread: SpreadIntent) -> None:
         part, message = _session(spread).parts[service.name], spread.message
         assert isinstance(message, Notification)
         call = spread.call._replace(upstream=service.name, protocol_version=part.version)
-        exchange = opened_exchange(turn, service, caller, call, part, self.exchanges, service.timeout_s)
+        exchange = opened_exchange(request, service, caller, call, part, self.exchanges, service.timeout_s)
         with suppress(Refusal):  # a notification has no answer
             answer = await exchange.post(
                 Notification(message.method, messages.forwarded_params(message, "", tasks=False))
@@ -278,19 +278,19 @@ class AggregateFrontend:
             answer.close()
 
     async def _leave(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        return await self.exchanges.leave(turn, _session(spread))
+        return await self.exchanges.leave(request, _session(spread))
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
     async def _listen(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        session, exchange = _session(spread), self._stream(turn, caller, spread, servers)
+        session, exchange = _session(spread), self._stream(request, caller, spread, servers)
         close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
         session.open_stream(close)
-        merging = self._merging(turn, caller, spread)
+        merging = self._merging(request, caller, spread)
         self._heard.setdefault(session.id, set()).add(merging)
         try:
             with self.exchanges.place(exchange):
@@ -303,37 +303,37 @@ class AggregateFrontend:
                 del self._heard[session.id]
 
     async def _subscribe(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        exchange = self._stream(turn, caller, spread, servers)
+        exchange = self._stream(request, caller, spread, servers)
         with self.exchanges.place(exchange):
-            async with self._merging(turn, caller, spread).running(servers) as answer:
+            async with self._merging(request, caller, spread).running(servers) as answer:
                 return await ResponseStream(exchange, None).answer(answer)
 
     def _stream(
-        self, turn: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
+        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
     ) -> UpstreamExchange:
         """Returns the caller's stream. Its session is the aggregate session; any of the servers stands for all of
         them."""
         exchange = UpstreamExchange(
-            turn,
+            request,
             caller,
             spread.call,
             None,
             self.exchanges.streams,
-            turn.now,
+            request.now,
             None,
             service=servers[0],
             session=spread.session,
         )
-        if turn.record.decision is not None:
-            exchange.until = end_of(caller, turn.record.decision, turn.now)
+        if request.record.decision is not None:
+            exchange.until = end_of(caller, request.record.decision, request.now)
         exchange.has_no_end()
         return exchange
 
-    def _merging(self, turn: RequestContext, caller: Caller, spread: SpreadIntent) -> StreamMerge:
+    def _merging(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> StreamMerge:
         see = partial(self._seen, caller, spread)
-        return StreamMerge(turn, caller, spread, self.exchanges, self.gathering, self.live, see)
+        return StreamMerge(request, caller, spread, self.exchanges, self.gathering, self.live, see)
 
     def _seen(self, caller: Caller, spread: SpreadIntent, now: Snapshot) -> Sequence[Service]:
         now_s = self.live.clock()
@@ -407,8 +407,8 @@ def _session(spread: SpreadIntent) -> Session:
 
 
 async def _respond(
-    turn: RequestContext, message: Request, result: dict[str, Any], headers: Mapping[str, str] | None = None
+    request: RequestContext, message: Request, result: dict[str, Any], headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     body = jsonrpc.encode_response(Response(message.id, result))
-    await turn.ended(200, len(body))
+    await request.ended(200, len(body))
     return WholeResponse(200, body, JSON, headers or {})

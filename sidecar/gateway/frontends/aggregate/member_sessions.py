@@ -36,7 +36,7 @@ class MemberSessions:
     _opening: dict[tuple[str, str], asyncio.Task[Session]] = field(default_factory=dict)
 
     async def at(
-        self, turn: RequestContext, service: Service, caller: Caller, whole: Session, timeout_s: float
+        self, request: RequestContext, service: Service, caller: Caller, whole: Session, timeout_s: float
     ) -> Session:
         """Returns the member session at one server. Raises Refusal."""
         part = whole.parts.get(service.name)
@@ -45,7 +45,7 @@ class MemberSessions:
         key = (whole.id, service.name)
         task = self._opening.get(key)
         if task is None:
-            task = asyncio.create_task(self._open(turn, service, caller, whole, timeout_s))
+            task = asyncio.create_task(self._open(request, service, caller, whole, timeout_s))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._landed(key, done))
         return await asyncio.shield(task)  # one waiting call may be cancelled while others still wait
@@ -56,10 +56,10 @@ class MemberSessions:
             task.exception()  # retrieved even if no call is waiting, so that asyncio logs nothing
 
     async def _open(
-        self, turn: RequestContext, service: Service, caller: Caller, whole: Session, timeout_s: float
+        self, request: RequestContext, service: Service, caller: Caller, whole: Session, timeout_s: float
     ) -> Session:
         call = Call("mcp", "", service.name, "initialize", (messages.server_question(service.name, "initialize"),))
-        exchange = opened_exchange(turn, service, caller, call, None, self.exchanges, timeout_s)
+        exchange = opened_exchange(request, service, caller, call, None, self.exchanges, timeout_s)
         upstream_id, version = None, whole.version
         try:
             with await exchange.post(Request(HELLO, "initialize", dict(whole.declared))) as answer:
@@ -97,7 +97,7 @@ def set_level(level: str) -> Request:
 
 
 def opened_exchange(
-    turn: RequestContext,
+    request: RequestContext,
     service: Service,
     caller: Caller,
     call: Call,
@@ -106,14 +106,14 @@ def opened_exchange(
     timeout_s: float,
 ) -> UpstreamExchange:
     """Returns one of several exchanges of one request, with its own deadline."""
-    elapsed_s = asyncio.get_running_loop().time() - turn.started_s
+    elapsed_s = asyncio.get_running_loop().time() - request.started_s
     return UpstreamExchange(
-        turn,
+        request,
         caller,
         call,
         elapsed_s + timeout_s,
         exchanges.streams,
-        turn.now,
+        request.now,
         caller.expires_at,
         service=service,
         session=part,

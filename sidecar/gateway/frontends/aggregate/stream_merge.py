@@ -60,7 +60,7 @@ class StreamMerge:
     """Merges the servers' streams into one caller's stream. `see` returns the visible servers under the current
     rules."""
 
-    turn: RequestContext
+    request: RequestContext
     caller: Caller
     spread: SpreadIntent
     exchanges: Forwarder
@@ -180,7 +180,7 @@ class StreamMerge:
         missing = [self._failed[name] for name in sorted(self._failed)]
         for one in missing:
             self.gathering.count(one.server, one)
-        note(self.turn, servers, missing)
+        note(self.request, servers, missing)
         meta = {UNAVAILABLE: [one.told for one in missing]} if missing else {}
         self._say(ACKNOWLEDGED, {"notifications": self._honored()}, meta)
         self._acknowledged.set()
@@ -254,7 +254,7 @@ class StreamMerge:
             ),
             protocol_version=part.version if part is not None else self.spread.call.protocol_version,
         )
-        exchange = opened_exchange(self.turn, service, self.caller, call, part, self.exchanges, service.timeout_s)
+        exchange = opened_exchange(self.request, service, self.caller, call, part, self.exchanges, service.timeout_s)
         exchange.outward = AggregateNames(service.name)
         exchange.has_no_end()
         return exchange

@@ -62,7 +62,7 @@ class RestFrontend:
 
     async def carry_out(
         self,
-        turn: RequestContext,
+        request: RequestContext,
         service: Service,
         caller: Caller,
         decision: Decision,
@@ -71,7 +71,7 @@ class RestFrontend:
     ) -> web.StreamResponse:
         """Sends and records the answer to the caller. Raises Refusal as `Forwarder.carry_out` does."""
         assert isinstance(intent, AskIntent)
-        exchange = self.exchanges.opened(turn, service, caller, decision, intent, timeout_s)
+        exchange = self.exchanges.opened(request, service, caller, decision, intent, timeout_s)
         async with exchange.under_way(self.exchanges.oversight.calls):
             if intent.message.method == "tools/list":
                 return await self._list(exchange, intent.message)
@@ -82,7 +82,7 @@ class RestFrontend:
         begun_s = loop.time()
         passed = await self._ask(exchange, message)
         latency_ms = round((loop.time() - begun_s) * 1000, 3)
-        call_id = exchange.turn.record.decision_id
+        call_id = exchange.request.record.decision_id
         if passed.result is None:
             return await _respond(exchange, _server_error(passed, call_id))
         result = {name: value for name, value in passed.result.items() if name != "resultType"}
@@ -92,7 +92,7 @@ class RestFrontend:
 
     async def _list(self, exchange: UpstreamExchange, message: Request) -> web.StreamResponse:
         tools: list[McpTool] = []
-        cursor, room_bytes = None, exchange.turn.now.bounds.max_response_bytes
+        cursor, room_bytes = None, exchange.request.now.bounds.max_response_bytes
         for _ in range(MAX_PAGES):
             more: dict[str, Any] = {}
             if cursor is not None:
@@ -100,7 +100,7 @@ class RestFrontend:
                 more = {"cursor": cursor}
             passed = await self._ask(exchange, message._replace(params={**message.params, **more}))
             if passed.result is None:
-                return await _respond(exchange, _server_error(passed, exchange.turn.record.decision_id))
+                return await _respond(exchange, _server_error(passed, exchange.request.record.decision_id))
             tools += _tools_in(passed.result)
             room_bytes -= len(passed.out or b"")
             cursor = _cursor_in(passed.result)
@@ -115,7 +115,7 @@ class RestFrontend:
         try:
             self.session_calls.charge(exchange.caller.last.name)
         except Refusal as refusal:
-            if not exchange.turn.excuse(refusal):
+            if not exchange.request.excuse(refusal):
                 raise
 
     async def _ask(self, exchange: UpstreamExchange, message: Request) -> FilteredMessage:
@@ -225,5 +225,5 @@ async def _respond(
         body = orjson.dumps({"tools": [_without_none(tool) for tool in said.tools]})
     else:
         body = orjson.dumps(said)
-    await exchange.turn.ended(status, len(body))
+    await exchange.request.ended(status, len(body))
     return WholeResponse(status, body, media, headers or {})
