@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from sidecar.errors import Reason, Refusal
 
@@ -260,3 +260,10 @@ class Decision(NamedTuple):
         """Raises the refusal of a denied decision; does nothing for an allowed one."""
         if not self.allowed:
             raise Refusal(self.reason or Reason.NO_MATCHING_RULE)
+
+
+class Witness(Protocol):
+    """Records an action of an operator or of the sidecar as a control record. Raises Refusal(AUDIT_UNAVAILABLE) or
+    SettingsError if it cannot be recorded."""
+
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...

@@ -22,6 +22,7 @@ from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.stored_policy import StoredPolicy
+from sidecar.vocabulary import Witness
 
 RETIRE_LOOK_S = 0.1
 UNRECORDED, UNFORESEEN = "A111", "R101"
@@ -29,12 +30,6 @@ MAX_TOLD = 50
 BY_WATCH = "file change"
 
 log = logging.getLogger("sidecar.app.reload")
-
-
-class ReloadWitness(Protocol):
-    """Records a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""
-
-    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class BuildSnapshot(Protocol):
@@ -53,7 +48,7 @@ class Reloader:
     build: BuildSnapshot
     watcher: FileWatcher
     metrics: Metrics
-    witness: ReloadWitness
+    witness: Witness
     serves: Callable[[], Awaitable[None]]
     loaded_at: float = field(default_factory=time.time)
     trouble: tuple[str, ...] = ()

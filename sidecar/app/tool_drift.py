@@ -14,13 +14,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sidecar.errors import ConfigError
 from sidecar.gateway.snapshot import Live, Service, Snapshot
 from sidecar.observability.metrics import Metrics
 from sidecar.upstreams import ToolCatalogue
 from sidecar.upstreams.mcp.pins import Defined, Definition, Drift, Mode, Pins, drift_between
+from sidecar.vocabulary import Witness
 
 # A server may change as often as it likes; the log and the audit must bear the reports.
 MAX_TOLD: Final = 20
@@ -28,12 +29,6 @@ TELL_EVERY_S: Final = 5.0
 MAX_DRIFTS: Final = 4_000  # for one server: twice the size of the largest list
 
 log = logging.getLogger("sidecar.app.tool_drift")
-
-
-class DriftWitness(Protocol):
-    """Records a drift. Raises ConfigError if it cannot be recorded."""
-
-    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 @dataclass(slots=True)
@@ -57,7 +52,7 @@ class ToolDrift:
 
     live: Live
     metrics: Metrics
-    witness: DriftWitness
+    witness: Witness
     clock_mono: Callable[[], float]
     _watched: dict[str, _Watched] = field(default_factory=dict)
 

@@ -28,7 +28,6 @@ from typing import Final, NamedTuple
 
 from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
 from sidecar.audit.chain import UnfitHead
-from sidecar.audit.otlp_messages import export_request, rejected
 from sidecar.errors import SettingsError
 from sidecar.http.client.failures import EgressError, InvalidRequest
 from sidecar.http.client.http1 import RequestForm, ResponseReader
@@ -78,6 +77,8 @@ class OtlpCarrier:
         self._form: RequestForm | None = None
 
     def carry(self, append: AppendLines) -> None:
+        from sidecar.audit.otlp_messages import export_request  # slow to import, so only when used
+
         body = export_request(append.lines, self._resource)
         if self._compress:
             body = gzip.compress(body, compresslevel=1, mtime=0)
@@ -118,17 +119,18 @@ class OtlpCarrier:
             if unsure:
                 raise UnsureError(why, again=False)
             raise UnfitHead(errno.EMSGSIZE, why) if said.status == TOO_LARGE else OSError(errno.EPROTO, why)
+        from sidecar.audit.otlp_messages import rejected
+
         try:
             no = rejected(said.media_type, said.body)
         except ValueError as error:
             raise UnsureError(str(error), again=False) from None
-        if no.records > 0:
-            log.error(
-                "the receiver rejected evidence", extra={"of": count, "rejected": no.records, "why": no.message[:500]}
-            )
-            raise UnsureError(f"{no.records} of {count} records were rejected", again=False)
-        if no.message:
-            log.warning("the receiver took the evidence, and says", extra={"what": no.message[:500]})
+        if (lost := no.rejected_log_records) > 0:
+            why = no.error_message[:500]
+            log.error("the receiver rejected audit records", extra={"of": count, "rejected": lost, "why": why})
+            raise UnsureError(f"{lost} of {count} records were rejected", again=False)
+        if no.error_message:
+            log.warning("the receiver accepted the audit records, and warns", extra={"what": no.error_message[:500]})
 
     def _post(self, body: bytes) -> OtlpReply:
         until = time.monotonic() + self._attempt_s

@@ -6,13 +6,14 @@ It reports availability, latency, lost and restored counters, and whether this i
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidecar.errors import Refusal
 from sidecar.limits import CounterStore
 from sidecar.limits.store import Forgot
 from sidecar.observability.metrics import Metrics
+from sidecar.vocabulary import Witness
 
 DEGRADED = "the store is out: each limit admits at most {} calls here per window, and budgets of money admit none"
 UNTOLD = (
@@ -31,7 +32,7 @@ class StoreMonitor:
     down."""
 
     metrics: Metrics
-    witness: Callable[..., Awaitable[None]]
+    witness: Witness
     most: int | None
     _degraded: bool = False
     _up: bool = True

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Refusal
 from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, Disabled, SwitchEntry, is_name, is_object, is_reason
 from sidecar.gateway.kill_switch.ledger import MAX_FLIPS, SwitchLedger
 from sidecar.gateway.kill_switch.switch_versions import SwitchVersion, decode, encode
 from sidecar.storage.redis_script import script_text
+from sidecar.vocabulary import Witness
 
 EVERY_S = 1.0
 KEY = "disabled"
@@ -29,12 +30,6 @@ log = logging.getLogger("sidecar.gateway.kill_switch")
 Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
 """Runs a script on one key that all replicas share; None if there is no such store. Raises ConnectionError if the store
 does not answer."""
-
-
-class SwitchWitness(Protocol):
-    """Records what was done to a principal, and by whom. Raises Refusal if it cannot."""
-
-    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class SwitchError(Exception):
@@ -72,9 +67,7 @@ class _Listed(NamedTuple):
 class KillSwitch:
     """The kill switch of one replica. `clock` returns seconds since the epoch."""
 
-    def __init__(
-        self, ledger: SwitchLedger, *, share: Share, witness: SwitchWitness, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, ledger: SwitchLedger, *, share: Share, witness: Witness, clock: Callable[[], float]) -> None:
         self._ledger = ledger
         self._share = share
         self._witness = witness

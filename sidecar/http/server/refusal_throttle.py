@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.http.server.connection_limits import peer_of
 from sidecar.settings.refusal_limits import RefusalSettings
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Caller, Witness
 
 MINUTE_S: Final = 60.0
 MAX_NAMES: Final = 10_000  # some 2 MB; far more than occur within one minute in normal operation
@@ -38,9 +38,6 @@ OTHERS: Final = "others"
 CLOSED: Final = "refusals-closed"  # the name of the control records
 COUNTED: Final = "refusals-counted"
 LABEL: Final = "refusals_per_minute"  # the name of the limit
-
-
-Witness = Callable[..., Awaitable[None]]
 
 
 class ClosingCounts(Protocol):

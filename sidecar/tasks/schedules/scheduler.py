@@ -28,7 +28,7 @@ from sidecar.tasks.schedules.due_times import OwedTime, owed, was_wrong
 from sidecar.tasks.schedules.fit_checks import check_fits
 from sidecar.tasks.schedules.schedule_state import OWNER, Added, ScheduledRun, ScheduleStanding
 from sidecar.tasks.schedules.transitions import DueResult, ScheduleState
-from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal
+from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal, Witness
 
 LOOK_EVERY_S: Final = 1.0
 TAKE_EVERY_S: Final = 3.0
@@ -73,12 +73,6 @@ class ScheduleCounts(Protocol):
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None: ...
     def schedule_succeeded(self, schedule: str, at_s: float) -> None: ...
     def schedules_added(self, schedules: Collection[str]) -> None: ...
-
-
-class ScheduleWitness(Protocol):
-    """Writes an operator's action to the audit log. Raises Refusal(AUDIT_UNAVAILABLE)."""
-
-    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class Conflict(Exception):
@@ -152,7 +146,7 @@ class Scheduler:
     live: Live
     store: RecordStore[ScheduleStanding]
     orders: TaskOrders
-    witness: ScheduleWitness
+    witness: Witness
     metrics: ScheduleCounts
     holder: str
     new_id: Callable[[], str]

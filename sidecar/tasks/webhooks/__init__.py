@@ -30,8 +30,9 @@ from sidecar.storage.webhooks.push_config import PushRecord
 from sidecar.storage.webhooks.redis import RedisPushStore
 from sidecar.storage.webhooks.sqlite import SqliteDeliveryStore, check_callback_file
 from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
-from sidecar.tasks.webhooks.outbox import DeliveryCounts, DeliveryWitness, Objection, Outbox
+from sidecar.tasks.webhooks.outbox import DeliveryCounts, Objection, Outbox
 from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
+from sidecar.vocabulary import Witness
 
 __all__ = [
     "PATH",
@@ -99,7 +100,7 @@ def callbacks_from(
     base_url: Callable[[], str],
     counts: DeliveryCounts,
     objection: Objection,
-    witness: DeliveryWitness,
+    witness: Witness,
     is_anothers: IsAnothers,
     shows: Shows,
     run: Run,

@@ -33,6 +33,7 @@ from sidecar.storage.webhooks.delivery import (
 from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
 from sidecar.tasks.webhooks.delivery_order import DeliveryOrder
 from sidecar.tasks.webhooks.signature import CallbackKey
+from sidecar.vocabulary import Witness
 
 LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
 STORE_REST_S: Final = 1.0  # between two tries at a store that is out
@@ -52,12 +53,6 @@ Objection = Callable[[Kind, OnBehalfOf], Reason | None]
 """Returns why a delivery may not be sent any more; None if it may."""
 
 log = logging.getLogger("sidecar.tasks.webhooks")
-
-
-class DeliveryWitness(Protocol):
-    """Writes an audit record of what the sidecar did on its own. Raises Refusal if it cannot."""
-
-    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class DeliveryCounts(Protocol):
@@ -80,7 +75,7 @@ class Outbox:
     store: DeliveryStore
     post: Post
     objection: Objection
-    witness: DeliveryWitness
+    witness: Witness
     rules: Callable[[], CallbackSettings]
     key: Callable[[], CallbackKey]
     counts: DeliveryCounts

@@ -201,7 +201,7 @@ def test_the_official_messages_are_read(count: int, message: str) -> None:
     said = ExportLogsServiceResponse()
     said.partial_success.rejected_log_records = count
     said.partial_success.error_message = message
-    assert rejected(PROTOBUF, said.SerializeToString()) == (count, message)
+    assert rejected(PROTOBUF, said.SerializeToString()) == said.partial_success
 
 
 @given(st.binary(max_size=64))
