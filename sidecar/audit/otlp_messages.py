@@ -42,7 +42,7 @@ def rejected(media_type: str, body: bytes) -> ExportLogsPartialSuccess:
     response = ExportLogsServiceResponse()
     try:
         if body and media_type == "application/json":
-            ParseDict(dict(orjson.loads(body)), response, ignore_unknown_fields=True)
+            ParseDict({**orjson.loads(body)}, response, ignore_unknown_fields=True)
         elif body and media_type == "application/x-protobuf":
             response.ParseFromString(body)
         elif body:
