@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sidecar.errors import PolicyError
 from sidecar.limits.amounts import MOST, in_units, millionths, path_of
@@ -25,7 +25,7 @@ from sidecar.settings.agent_endpoints import AgentOffer
 from sidecar.settings.field_types import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.rates import PerSecond, Quota, burst_of, interval_us, rate_faults
 from sidecar.settings.uris import normal_object
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_document import read_document
 
 PERIODS = ("per_hour", "per_day", "per_month")
@@ -68,17 +68,13 @@ def _a_day(quota: int | None) -> LimitCap | None:
 def _object_pattern(text: str) -> str:
     if not re.fullmatch(r"\*|(tool|prompt|resource|nhi):\S{1,512}", text):
         hint = "write tool:<server>/<tool>, prompt:…, resource:… or nhi:…; * matches any run"
-        reject(ValidationFinding("this names no object", hint=hint))
+        reject("this names no object", hint=hint)
     return normal_object(text)
 
 
 def _principal_pattern(text: str) -> str:
     if not re.fullmatch(r"\*|anonymous|(user|nhi|role):[!#-&(-+\--{}~]{1,512}", text):
-        reject(
-            ValidationFinding(
-                "this names no principal", hint="write user:<id>, nhi:<id> or role:<name>; * matches any run"
-            )
-        )
+        reject("this names no principal", hint="write user:<id>, nhi:<id> or role:<name>; * matches any run")
     return text
 
 
@@ -87,28 +83,20 @@ def _amount(value: object) -> int:
         return millionths(value)
     except ValueError:
         hint = "write 5, 0.002 or '0.002': below 1000000000, with six decimal places at most"
-        reject(ValidationFinding("this is no amount", "Y103", hint))
+        reject("this is no amount", "Y103", hint)
 
 
 def _result_path(text: str) -> str:
     try:
         path_of(text)
     except ValueError:
-        reject(
-            ValidationFinding(
-                "this is no path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost"
-            )
-        )
+        reject("this is no path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost")
     return text
 
 
 def _unit(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", text):
-        reject(
-            ValidationFinding(
-                "this names no unit", hint="write usd, tokens or another word of letters, digits, _ and -"
-            )
-        )
+        reject("this names no unit", hint="write usd, tokens or another word of letters, digits, _ and -")
     return text
 
 
@@ -154,12 +142,7 @@ class ToolEntry(Section):
     seed_concurrency: Count | None = Field(None, alias="concurrencyLimit")
     seed_quota: Quota | None = Field(None, alias="dailyQuota")
 
-    @model_validator(mode="after")
-    def _said_once(self) -> ToolEntry:
-        reject_any(self._contradictions())
-        return self
-
-    def _contradictions(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         pairs = (
             (self.requests_per_second, self.seed_rate, "requests_per_second", "rateLimit"),
             (self.burst, self.seed_rate, "burst", "rateLimit"),
@@ -168,7 +151,7 @@ class ToolEntry(Section):
         )
         for ours, seeds, name, seed_name in pairs:
             if ours is not None and seeds is not None:
-                yield ValidationFinding(
+                yield Finding(
                     f"{seed_name} says again what {name} says", hint="keep one of them", at=(seed_name,), on_key=True
                 )
         yield from rate_faults(*self._said_rate)
@@ -214,11 +197,7 @@ class PrincipalEntry(Section):
 
 def _seed_tool(text: str) -> str:
     if not re.fullmatch(rf"{SLUG}|(tool|prompt|resource|nhi):\S{{1,512}}", text):
-        reject(
-            ValidationFinding(
-                "this names no tool", hint="write the server's name, such as github, or an object such as tool:github/*"
-            )
-        )
+        reject("this names no tool", hint="write the server's name, such as github, or an object such as tool:github/*")
     return text
 
 
@@ -233,11 +212,10 @@ class SeedEntry(ToolEntry):
         tool = self.tool or ""
         return tool if ":" in tool else f"tool:{tool}/*"
 
-    @model_validator(mode="after")
-    def _has_a_tool(self) -> SeedEntry:
+    def _faults(self) -> Iterator[Finding]:
+        yield from super()._faults()
         if self.tool is None:
-            reject(ValidationFinding('the key "tool" is missing', "Y102"))
-        return self
+            yield Finding('the key "tool" is missing', "Y102")
 
 
 class CostEntry(Section):
@@ -252,21 +230,16 @@ class CostEntry(Section):
     max_per_call: Amount | None = None
     """The maximum cost. It is reserved before the call; a higher reported cost is clamped to it."""
 
-    @model_validator(mode="after")
-    def _bounded(self) -> CostEntry:
-        reject_any(self._contradictions())
-        return self
-
-    def _contradictions(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if self.per_call is None and self.from_result is None:
-            yield ValidationFinding('neither "per_call" nor "from_result" says what it costs', "Y102")
+            yield Finding('neither "per_call" nor "from_result" says what it costs', "Y102")
         if self.from_result is not None and self.max_per_call is None:
             hint = "it is what is reserved before the call, so that no budget is overspent"
-            yield ValidationFinding("from_result needs max_per_call", "Y102", hint, at=("from_result",), on_key=True)
+            yield Finding("from_result needs max_per_call", "Y102", hint, at=("from_result",), on_key=True)
         if self.from_result is None and self.max_per_call is not None:
-            yield ValidationFinding("max_per_call needs from_result", "Y102", at=("max_per_call",), on_key=True)
+            yield Finding("max_per_call needs from_result", "Y102", at=("max_per_call",), on_key=True)
         if None not in (self.per_call, self.max_per_call) and (self.per_call or 0) > (self.max_per_call or 0):
-            yield ValidationFinding("per_call is more than max_per_call", at=("per_call",))
+            yield Finding("per_call is more than max_per_call", at=("per_call",))
 
     def compiled(self) -> CallCost:
         """Compile this entry."""
@@ -289,21 +262,16 @@ class BudgetEntry(Section):
     shared: bool = False
     """All matching principals share one counter."""
 
-    @model_validator(mode="after")
-    def _limits(self) -> BudgetEntry:
-        reject_any(self._contradictions())
-        return self
-
-    def _contradictions(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         periods = {name: getattr(self, name) for name in PERIODS}
         if all(most is None for most in periods.values()):
-            yield ValidationFinding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
+            yield Finding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
         for name, most in periods.items():
             if most == 0:  # a daily_quota of 0 means unlimited, so 0 would be ambiguous here
-                yield ValidationFinding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
+                yield Finding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
         if self.shared and self.principal is None:
             hint = "without a principal all share one counter already"
-            yield ValidationFinding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
+            yield Finding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
 
     def compiled(self) -> BudgetRule:
         """Compile this entry."""
@@ -338,13 +306,11 @@ class BudgetsFile(Section):
     budgets: Many[EitherEntry] = ()
     costs: Many[CostEntry] = ()
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> BudgetsFile:
-        reject_any(self._repeated())
-        reject_any(self._without_costs())
-        return self
+    def _faults(self) -> Iterator[Finding]:
+        yield from self._repeated()
+        yield from self._without_costs()
 
-    def _repeated(self) -> Iterator[ValidationFinding]:
+    def _repeated(self) -> Iterator[Finding]:
         known: set[object] = set(self.tools)
         for index, entry in enumerate(self.budgets):
             seed = isinstance(entry, SeedEntry)
@@ -352,12 +318,10 @@ class BudgetsFile(Section):
             if what in known:
                 name = what if seed else "this principal, object and unit"
                 place = "tool" if seed else "unit"
-                yield ValidationFinding(
-                    f"{name} has an entry already", hint="keep one of them", at=("budgets", index, place)
-                )
+                yield Finding(f"{name} has an entry already", hint="keep one of them", at=("budgets", index, place))
             known.add(what)
 
-    def _without_costs(self) -> Iterator[ValidationFinding]:
+    def _without_costs(self) -> Iterator[Finding]:
         """Report budgets to which nothing is ever charged, which would allow everything, and budgets into which no call
         fits, which would allow nothing."""
         least: dict[str, int] = {}
@@ -369,11 +333,9 @@ class BudgetsFile(Section):
                 continue
             if entry.unit not in least:
                 hint = f"units that have costs: {', '.join(sorted(least))}" if least else "costs: says what calls cost"
-                yield ValidationFinding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))
+                yield Finding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))
             for name in PERIODS:
                 most = getattr(entry, name)
                 if most and most < least.get(entry.unit, 0):
                     reserved = in_units(least[entry.unit])
-                    yield ValidationFinding(
-                        f"no call fits: each reserves {reserved} or more", at=("budgets", index, name)
-                    )
+                    yield Finding(f"no call fits: each reserves {reserved} or more", at=("budgets", index, name))

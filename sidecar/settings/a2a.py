@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.agent_endpoints import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport
 from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS
 from sidecar.settings.field_types import Count, HeaderName, HeaderValue, HttpUrl, Many, Seconds, Section, split_url
-from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.validation_errors import Finding
 
 CARD_PATH = "/.well-known/agent-card.json"
 
@@ -80,29 +80,20 @@ class A2aUpstream(Section):
         parts = urlsplit(self.url)
         return "" if parts.scheme.startswith("grpc") else urlunsplit((parts.scheme, parts.netloc, CARD_PATH, "", ""))
 
-    @model_validator(mode="after")
-    def _fitting(self) -> A2aUpstream:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         over_grpc = self.url.startswith("grpc")
         if self.binding is not None and (self.binding == "grpc") is not over_grpc:
             hint = "write url: grpc://host:port" if self.binding == "grpc" else "write binding: grpc, or leave it out"
-            yield ValidationFinding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
+            yield Finding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
         if over_grpc and urlsplit(self.url).path not in ("", "/"):
-            yield ValidationFinding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
+            yield Finding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
         for name in self.headers:
             if name.lower() in RESERVED_HEADERS or name.lower().startswith("a2a-"):
                 hint = "remove it"
-                yield ValidationFinding(
-                    f"{name} is written by the sidecar itself", "S114", hint, ("headers", name), on_key=True
-                )
+                yield Finding(f"{name} is written by the sidecar itself", "S114", hint, ("headers", name), on_key=True)
             elif name.lower() in CREDENTIAL_HEADERS:
                 hint = "credential: {bearer_path: ...}, or header: with value_path:"
-                yield ValidationFinding(
-                    f"{name} is a credential's header", "S114", hint, ("headers", name), on_key=True
-                )
+                yield Finding(f"{name} is a credential's header", "S114", hint, ("headers", name), on_key=True)
             elif over_grpc and name.lower().endswith("-bin"):
                 what = f"{name} holds bytes in gRPC, and no text"
-                yield ValidationFinding(what, "S114", "give it another name", ("headers", name), on_key=True)
+                yield Finding(what, "S114", "give it another name", ("headers", name), on_key=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from sidecar.settings.validation_errors import ValidationFinding, reject
+from sidecar.settings.validation_errors import reject
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 bytes on Linux, with the final NUL
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]/@]*)):(?P<port>[0-9]{1,5})")
@@ -58,22 +58,14 @@ def parse_address(text: str, folder: Path | None = None) -> ListenAddress | Unix
         return _unix_address(text.removeprefix("unix:"), folder)
     found = _HOST_AND_PORT.fullmatch(text)
     if not found:
-        reject(
-            ValidationFinding(
-                "this is no address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"'
-            )
-        )
+        reject("this is no address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"')
     host = found["v6"] or found["host"]
     if not host:
-        reject(
-            ValidationFinding(
-                "the host is missing", hint=f"write 127.0.0.1{text}, or 0.0.0.0{text} for every interface"
-            )
-        )
+        reject("the host is missing", hint=f"write 127.0.0.1{text}, or 0.0.0.0{text} for every interface")
     if int(found["port"]) > 65535:
-        reject(ValidationFinding("a port is at most 65535"))
+        reject("a port is at most 65535")
     if not _is_host(host, v6=found["v6"] is not None):
-        reject(ValidationFinding(f'"{host}" is no host'))
+        reject(f'"{host}" is no host')
     return ListenAddress(host, int(found["port"]))
 
 
@@ -121,12 +113,8 @@ def _is_host(host: str, *, v6: bool) -> bool:
 
 def _unix_address(path: str, folder: Path | None) -> UnixAddress:
     if not path:
-        reject(ValidationFinding("the path is missing", hint='write "unix:/path/to.sock"'))
+        reject("the path is missing", hint='write "unix:/path/to.sock"')
     whole = (folder or Path()) / path
     if len(str(whole).encode()) > MAX_SOCKET_PATH_BYTES:
-        reject(
-            ValidationFinding(
-                f"a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes", hint="choose a shorter folder"
-            )
-        )
+        reject(f"a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes", hint="choose a shorter folder")
     return UnixAddress(whole)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Final, Literal, Protocol
 from uuid import UUID
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from sidecar.settings.credentials import RESERVED_HEADERS
 from sidecar.settings.field_types import Count, HeaderName, NhiName, PathField, Section, VariableName, named
 from sidecar.settings.rates import PerSecond, Quota, rate_faults
 from sidecar.settings.secrets import fault_of_secret, read_secret
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_nodes import Loc
 
 Transport = Literal["json_rpc", "http_json", "grpc"]
@@ -48,7 +48,7 @@ def _usual_path(path: object) -> object:
 def _own_path(path: str) -> str:
     if path.split("/")[1].lower() in OURS:
         hint = "such as /tools/summarise; at /agents/<name> it is anyway"
-        reject(ValidationFinding(f"/{path.split('/')[1]} leads to addresses of the sidecar's own", "S174", hint))
+        reject(f"/{path.split('/')[1]} leads to addresses of the sidecar's own", "S174", hint)
     return path
 
 
@@ -85,13 +85,13 @@ class EndpointAuth(Section):
 
     _token: str = PrivateAttr("")
 
-    def read_from(self, environ: Mapping[str, str]) -> ValidationFinding | None:
+    def read_from(self, environ: Mapping[str, str]) -> Finding | None:
         """Read the token of `token_env`. Returns what is wrong with it."""
         if self.token_env is None:
             return None
         self._token = environ.get(self.token_env, "")
         if not self._token:
-            return ValidationFinding(f"the variable {self.token_env} is not set", "S204", "set it, or write token_path")
+            return Finding(f"the variable {self.token_env} is not set", "S204", "set it, or write token_path")
         return fault_of_secret(self._token, "ours")
 
     def token(self) -> str:
@@ -105,47 +105,35 @@ class EndpointAuth(Section):
             return BEARER_HEADER if self.type == "bearer_token" else KEY_HEADER
         return self.header_name.lower()
 
-    @model_validator(mode="after")
-    def _whole(self) -> EndpointAuth:
-        reject_any(self._without_token() if self.type == "none" else (*self._missing(), *self._misplaced()))
-        return self
+    def _faults(self) -> Iterator[Finding]:
+        yield from self._without_token() if self.type == "none" else (*self._missing(), *self._misplaced())
 
-    def _without_token(self) -> Iterator[ValidationFinding]:
+    def _without_token(self) -> Iterator[Finding]:
         for key in ("token_path", "token_env", "header_name", "principal"):
             if getattr(self, key) is not None:
-                yield ValidationFinding(
-                    f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True
-                )
+                yield Finding(f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True)
         if self.required and "required" in self.model_fields_set:
-            yield ValidationFinding("there is no token to require", "S171", "remove it", ("required",), on_key=True)
+            yield Finding("there is no token to require", "S171", "remove it", ("required",), on_key=True)
 
-    def _missing(self) -> Iterator[ValidationFinding]:
+    def _missing(self) -> Iterator[Finding]:
         if self.principal is None:
-            yield ValidationFinding(
-                'the key "principal" is missing', "Y102", f"type: {self.type} needs it", on_key=True
-            )
+            yield Finding('the key "principal" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
         if self.token_path is None and self.token_env is None:
-            yield ValidationFinding(
-                'the key "token_path" is missing', "Y102", f"type: {self.type} needs it", on_key=True
-            )
+            yield Finding('the key "token_path" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
         elif self.token_path is not None and self.token_env is not None:
-            yield ValidationFinding(
-                "the token is in a file or in a variable", "S171", "remove one of them", ("token_env",)
-            )
+            yield Finding("the token is in a file or in a variable", "S171", "remove one of them", ("token_env",))
 
-    def _misplaced(self) -> Iterator[ValidationFinding]:
+    def _misplaced(self) -> Iterator[Finding]:
         name, at = (self.header_name or "").lower(), ("header_name",)
         if self.type == "bearer_token" and name not in ("", BEARER_HEADER):
             hint = "write type: api_key, or leave the header out"
-            yield ValidationFinding("a bearer token is in Authorization", "S171", hint, at)
+            yield Finding("a bearer token is in Authorization", "S171", hint, at)
         elif self.type == "api_key" and name == BEARER_HEADER:
-            yield ValidationFinding("Authorization bears a bearer token", "S171", "write type: bearer_token", at)
+            yield Finding("Authorization bears a bearer token", "S171", "write type: bearer_token", at)
         elif name in _TAKEN or name.startswith(_TAKEN_BEGINNINGS):
-            yield ValidationFinding(f"{self.header_name} says something else", "S171", "such as X-Agent-Token", at)
+            yield Finding(f"{self.header_name} says something else", "S171", "such as X-Agent-Token", at)
         elif name.endswith("-bin"):
-            yield ValidationFinding(
-                f"{self.header_name} holds bytes in gRPC, and no text", "S171", "such as X-Agent-Token", at
-            )
+            yield Finding(f"{self.header_name} holds bytes in gRPC, and no text", "S171", "such as X-Agent-Token", at)
 
 
 class RateLimiting(Section):
@@ -161,10 +149,8 @@ class RateLimiting(Section):
     per_principal: bool = False
     """Whether each caller has all of that."""
 
-    @model_validator(mode="after")
-    def _countable(self) -> RateLimiting:
-        reject_any(rate_faults(self.requests_per_second, self.burst))
-        return self
+    def _faults(self) -> Iterator[Finding]:
+        yield from rate_faults(self.requests_per_second, self.burst)
 
 
 class AgentOffer(Protocol):
@@ -184,32 +170,28 @@ class AgentOffer(Protocol):
     def rate_limiting(self) -> RateLimiting | None: ...
 
 
-def offer_faults(offer: AgentOffer, at: Loc, *, anonymous: bool) -> Iterator[ValidationFinding]:
+def offer_faults(offer: AgentOffer, at: Loc, *, anonymous: bool) -> Iterator[Finding]:
     """The contradictions in an offer. `anonymous`: whether callers without a credential reach the agent."""
     spoken, auth = offer.transport_protocols, offer.authentication
     if not spoken:
         hint = "json_rpc, http_json, grpc; without the key it is all three"
-        yield ValidationFinding("nothing is spoken at its addresses", "S174", hint, (*at, "transport_protocols"))
+        yield Finding("nothing is spoken at its addresses", "S174", hint, (*at, "transport_protocols"))
     elif offer.grpc_port is not None and "grpc" not in spoken:
         hint = "add grpc to transport_protocols, or remove it"
-        yield ValidationFinding("no gRPC is spoken at its addresses", "S174", hint, (*at, "grpc_port"), on_key=True)
+        yield Finding("no gRPC is spoken at its addresses", "S174", hint, (*at, "grpc_port"), on_key=True)
     if offer.base_path is not None and spoken == ("grpc",):
-        yield ValidationFinding("gRPC has no paths", "S174", "remove it", (*at, "base_path"), on_key=True)
+        yield Finding("gRPC has no paths", "S174", "remove it", (*at, "base_path"), on_key=True)
     if auth is None:
         return
     if auth.type == "none" and not anonymous:
         hint = "write anonymous: true beside it; rules must still allow anonymous"
-        yield ValidationFinding(
-            "callers without a credential are anonymous", "S171", hint, (*at, "authentication", "type")
-        )
+        yield Finding("callers without a credential are anonymous", "S171", hint, (*at, "authentication", "type"))
     if auth.type != "none" and auth.required and anonymous:
         hint = "write required: false, or remove anonymous"
-        yield ValidationFinding(
-            "callers without a credential have no token either", "S171", hint, (*at, "authentication")
-        )
+        yield Finding("callers without a credential have no token either", "S171", hint, (*at, "authentication"))
 
 
-def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[ValidationFinding]:
+def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Finding]:
     """Conflicts between base paths: two agents with the same path, or one below the other's."""
     seen: dict[str, str] = {}
     for at, offer in offers:
@@ -219,20 +201,16 @@ def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Validation
         for other, where in seen.items():
             if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
                 what = f"{path} and {other} of {where} are one address of two agents"
-                yield ValidationFinding(
-                    what, "S174", "give each a path of its own, none below another", (*at, "base_path")
-                )
+                yield Finding(what, "S174", "give each a path of its own, none below another", (*at, "base_path"))
                 break
         seen.setdefault(path, ".".join(map(str, at)))
 
 
-def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) -> Iterator[ValidationFinding]:
+def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) -> Iterator[Finding]:
     """Agents with only gRPC and no gRPC port. `shared` is the port of `server.grpc`, or None. Ports chosen by the
     system are refused, because cards could not name them."""
     for at, offer in offers:
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:
             hint = "write server: {grpc: ...} with a port, or allow json_rpc or http_json"
-            yield ValidationFinding(
-                "nobody finds an address where gRPC is spoken", "S174", hint, (*at, "transport_protocols")
-            )
+            yield Finding("nobody finds an address where gRPC is spoken", "S174", hint, (*at, "transport_protocols"))

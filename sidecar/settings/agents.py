@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from uuid import UUID
 
 import jsonschema_rs
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.agent_endpoints import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport, offer_faults
 from sidecar.settings.field_types import (
@@ -29,7 +29,7 @@ from sidecar.settings.field_types import (
 )
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 
 Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
@@ -71,12 +71,10 @@ MAX_READ_ONLY: Final = 4  # the default: programs cost far more than requests
 
 def _template(text: str) -> str:
     if not text or "/" in text or "\0" in text or text in (".", ".."):
-        reject(ValidationFinding("a file's template is a name, not a path", hint="such as input-{execution_id}.md"))
+        reject("a file's template is a name, not a path", hint="such as input-{execution_id}.md")
     left = text.replace("{execution_id}", "")
     if "{" in left or "}" in left:
-        reject(
-            ValidationFinding("a file's template knows {execution_id} alone", hint="such as input-{execution_id}.md")
-        )
+        reject("a file's template knows {execution_id} alone", hint="such as input-{execution_id}.md")
     return text
 
 
@@ -87,12 +85,12 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)  # compiled alone first, so that it cannot close the group around it
     except re.error as error:
-        reject(ValidationFinding(f"this is no regular expression: {error}"))
+        reject(f"this is no regular expression: {error}")
     try:
         _matcher(text)
     except jsonschema_rs.ValidationError:
         hint = "no look-around and no back-references"
-        reject(ValidationFinding("this is no regular expression of the linear-time kind, or too large", hint=hint))
+        reject("this is no regular expression of the linear-time kind, or too large", hint=hint)
     return text
 
 
@@ -117,11 +115,9 @@ class Allowed(Section):
     """A regular expression as in JSON Schema, without look-around and back-references. It must match the whole value,
     which has at most 256 characters."""
 
-    @model_validator(mode="after")
-    def _one_way(self) -> Allowed:
+    def _faults(self) -> Iterator[Finding]:
         if bool(self.values) == (self.matches is not None):
-            reject(ValidationFinding("write values or matches, one of them", "S170", on_key=True))
-        return self
+            yield Finding("write values or matches, one of them", "S170", on_key=True)
 
     @property
     def is_flag(self) -> bool:
@@ -367,12 +363,7 @@ class CliAgent(Section):
         rests = sum(min(retries.backoff_s * 2.0**n, retries.max_backoff_s) for n in range(self.tries - 1))
         return self.queue_timeout + self.tries * (self.timeout + 10.0) + 1.2 * rests
 
-    @model_validator(mode="after")
-    def _fitting(self) -> CliAgent:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         yield from self._faults_of_patterns()
         yield from self._faults_of_conversation()
         yield from self._faults_of_places()
@@ -380,17 +371,13 @@ class CliAgent(Section):
         ids = [skill.id for skill in self.a2a.skills]
         for index, name in enumerate(ids):
             if name in ids[:index]:  # rules refer to it by this name
-                yield ValidationFinding(
-                    f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id")
-                )
+                yield Finding(f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id"))
         for name in self.per_call.cli_args:
             if not _OPTION.fullmatch(name):
                 hint = "such as --language; a call chooses values of options, never more arguments"
-                yield ValidationFinding(
-                    f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True
-                )
+                yield Finding(f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True)
 
-    def _faults_of_patterns(self) -> Iterator[ValidationFinding]:
+    def _faults_of_patterns(self) -> Iterator[Finding]:
         told, said = TYPES.get(self.agent_type or "", (None, None))
         for key, chosen, typed in (
             ("input_pattern", self.input_pattern, told),
@@ -398,55 +385,51 @@ class CliAgent(Section):
         ):
             if chosen is not None and typed is not None and chosen != typed:
                 what = f"agent_type: {self.agent_type} means {key}: {typed}"
-                yield ValidationFinding(what, "S172", "remove one of them", (key,))
+                yield Finding(what, "S172", "remove one of them", (key,))
         patterns = self.patterns
         if patterns.input == "json-rpc" and patterns.output == "stdout":
             hint = "write output_pattern: json-rpc, or file"
-            yield ValidationFinding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
+            yield Finding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
         if patterns.output == "json-rpc" and patterns.input != "json-rpc":
-            yield ValidationFinding(
-                "JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True
-            )
+            yield Finding("JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True)
 
-    def _faults_of_conversation(self) -> Iterator[ValidationFinding]:
+    def _faults_of_conversation(self) -> Iterator[Finding]:
         patterns = self.patterns
         if self.mode == "interactive" and patterns.input in ("args", "file") and self.keep_alive:
             hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
             at = ("input_pattern",) if self.input_pattern is not None else ()
-            yield ValidationFinding("a process that runs is told nothing by arguments or files", "S172", hint, at)
+            yield Finding("a process that runs is told nothing by arguments or files", "S172", hint, at)
         if not (self.keeps_processes and patterns.input == "stdin"):
             for key in ("turn_end", "newlines", "greets"):
                 if key in self.model_fields_set:
                     what = f"{key} is for a conversation on standard input, and this is none"
-                    yield ValidationFinding(what, "S172", "remove it", (key,), on_key=True)
+                    yield Finding(what, "S172", "remove it", (key,), on_key=True)
 
-    def _faults_of_places(self) -> Iterator[ValidationFinding]:
+    def _faults_of_places(self) -> Iterator[Finding]:
         patterns = self.patterns
         if patterns == ("file", "file") and self.input_file_template == self.output_file_template:
             # Without output in the file, its prompt would be returned as the response.
             at = ("output_file_template",)
-            yield ValidationFinding("both files have the same name", "S172", "give them two", at, on_key=True)
+            yield Finding("both files have the same name", "S172", "give them two", at, on_key=True)
         for word, pattern, key in _PLACES:
             for index, argument in enumerate(self.args):
                 if word in argument and (argument != word or getattr(patterns, key) != pattern):
                     why = "must be a whole argument" if argument != word else f"is for {key}_pattern: {pattern}"
-                    yield ValidationFinding(f"{word} {why}", "S172", at=("args", index))
+                    yield Finding(f"{word} {why}", "S172", at=("args", index))
 
-    def _faults_of_access(self) -> Iterator[ValidationFinding]:
+    def _faults_of_access(self) -> Iterator[Finding]:
         many = self.max_concurrent_executions
         if self.writes and many not in (None, 1):
             hint = "write 1, or access_type: read-only"
-            yield ValidationFinding(
-                "a read-write agent runs once at a time", "S173", hint, ("max_concurrent_executions",)
-            )
+            yield Finding("a read-write agent runs once at a time", "S173", hint, ("max_concurrent_executions",))
         says = self.a2a.capabilities.concurrent_execution
         if says is not None and says is not (self.places > 1):
             what = f"{self.places} at once is not concurrent_execution: {str(says).lower()}"
-            yield ValidationFinding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
+            yield Finding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
         if self.keeps_processes and self.max_sessions < self.places:
             what = f"{self.places} conversations may speak at once, and max_sessions is {self.max_sessions}"
-            yield ValidationFinding(what, "S173", f"write at least {self.places}", ("max_sessions",))
+            yield Finding(what, "S173", f"write at least {self.places}", ("max_sessions",))
         if self.retries.retry_read_write and not self.writes:
             at = ("retries", "retry_read_write")
-            yield ValidationFinding("this agent is read-only", "S173", "remove it", at, on_key=True)
+            yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)
         yield from offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous)

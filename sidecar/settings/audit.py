@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.credentials import RESERVED_HEADERS
@@ -26,7 +26,7 @@ from sidecar.settings.field_types import (
     named,
 )
 from sidecar.settings.store import StoreSettings
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 
 WRONG = "S150"
 GOES_ON = frozenset({"file", "redis"})  # sinks whose chain continues after a restart
@@ -34,7 +34,7 @@ GOES_ON = frozenset({"file", "redis"})  # sinks whose chain continues after a re
 
 def _otlp_url(text: str) -> str:
     if urlsplit(text).path in ("", "/"):
-        reject(ValidationFinding("the path is missing", hint="write the whole address: http://127.0.0.1:4318/v1/logs"))
+        reject("the path is missing", hint="write the whole address: http://127.0.0.1:4318/v1/logs")
     return text
 
 
@@ -61,22 +61,15 @@ class OtlpSink(Section):
     compression: Literal["gzip", "none"] = "gzip"
     """How what is sent is packed."""
 
-    @model_validator(mode="after")
-    def _safe(self) -> OtlpSink:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         parts = urlsplit(self.url)
         if self.header_paths and parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-            yield ValidationFinding(
+            yield Finding(
                 "what these headers hold would cross the network in the clear", WRONG, "use https://", ("url",)
             )
         for name in self.header_paths:
             if name.lower() in RESERVED_HEADERS:
-                yield ValidationFinding(
-                    f"{name} is ours to write", WRONG, "remove it", ("header_paths", name), on_key=True
-                )
+                yield Finding(f"{name} is ours to write", WRONG, "remove it", ("header_paths", name), on_key=True)
 
 
 class CheckpointSettings(Section):
@@ -115,7 +108,7 @@ def _no_secret(pointer: str) -> str:
     for name in pointer.split("/"):
         words = [word.lower() for word in _WORD.findall(name)]
         if any(part in "".join(words) for part in _SECRET_PARTS) or not _SECRET_WORDS.isdisjoint(words):
-            reject(ValidationFinding(f"{name} sounds like a credential", WRONG, "none is recorded: choose another"))
+            reject(f"{name} sounds like a credential", WRONG, "none is recorded: choose another")
     return pointer
 
 
@@ -181,39 +174,26 @@ class AuditSettings(Section):
         if self.checkpoints.known_path is not None:
             yield ("checkpoints", "known_path"), self.checkpoints.known_path
 
-    @model_validator(mode="after")
-    def _fits(self) -> AuditSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if self.sink != "file":
             if self.path is not None:
-                yield ValidationFinding(
-                    f"there is no file with sink: {self.sink}", WRONG, "remove it", ("path",), on_key=True
-                )
+                yield Finding(f"there is no file with sink: {self.sink}", WRONG, "remove it", ("path",), on_key=True)
             if self.durability == "disk":
                 hint = "strict waits until the sink has acknowledged it"
-                yield ValidationFinding(f"nobody knows of a disk behind {self.sink}", WRONG, hint, ("durability",))
+                yield Finding(f"nobody knows of a disk behind {self.sink}", WRONG, hint, ("durability",))
             if self.rotate != RotationSettings():
-                yield ValidationFinding("only a file is set aside", WRONG, "remove it", ("rotate",), on_key=True)
+                yield Finding("only a file is set aside", WRONG, "remove it", ("rotate",), on_key=True)
             if self.also is not None:
-                yield ValidationFinding(
-                    "only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True
-                )
+                yield Finding("only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True)
         if "stdout" in self.places and "stdout" in self.checkpoints.to:
             hint = "remove it: the records there have their checkpoints among them"
-            yield ValidationFinding("standard output is the evidence's alone", WRONG, hint, ("checkpoints", "to"))
+            yield Finding("standard output is the evidence's alone", WRONG, hint, ("checkpoints", "to"))
         if self.checkpoints.known_path is not None and self.sink not in GOES_ON:
             loc = ("checkpoints", "known_path")
-            yield ValidationFinding(
-                f"with sink: {self.sink} each process begins a chain", WRONG, "remove it", loc, on_key=True
-            )
+            yield Finding(f"with sink: {self.sink} each process begins a chain", WRONG, "remove it", loc, on_key=True)
         for name in ("redis", "otlp"):
             if getattr(self, name) is not None and name not in self.places:
-                yield ValidationFinding(
-                    "nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True
-                )
+                yield Finding("nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True)
         if "otlp" in self.places and self.otlp is None:
             where = "sink" if self.sink == "otlp" else "also"
-            yield ValidationFinding("nobody says where the receiver is", WRONG, "write otlp: {url: ...}", (where,))
+            yield Finding("nobody says where the receiver is", WRONG, "write otlp: {url: ...}", (where,))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from sidecar.settings.addresses import is_host_name
 from sidecar.settings.field_types import Bytes, Count, Many, PathField, Seconds, Section
-from sidecar.settings.validation_errors import ValidationFinding, reject
+from sidecar.settings.validation_errors import reject
 
 Network = IPv4Network | IPv6Network
 
@@ -41,10 +41,10 @@ def _place_from(value: object) -> object:
         return value
     found = _PLACE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        reject(ValidationFinding("this is no host to call back", hint=_HINT))
+        reject("this is no host to call back", hint=_HINT)
     host, port = found["host"].lower(), found["port"]
     if port not in (None, "*") and int(port) > 65535:
-        reject(ValidationFinding("a port is at most 65535"))
+        reject("a port is at most 65535")
     return CallbackPlace(_host(host), -1 if port == "*" else int(port or 0))
 
 
@@ -56,9 +56,9 @@ def _host(host: str) -> str:
         try:
             return str(ip_address(host.strip("[]")))
         except ValueError:
-            reject(ValidationFinding(f'"{host}" is no address', hint=_HINT))
+            reject(f'"{host}" is no address', hint=_HINT)
     if not is_host_name(name):
-        reject(ValidationFinding(f'"{host}" is no host', hint=_HINT))
+        reject(f'"{host}" is no host', hint=_HINT)
     return host
 
 
@@ -68,11 +68,7 @@ def _network_from(value: object) -> object:
     try:
         return ip_network(value if isinstance(value, str) else "")
     except ValueError:
-        reject(
-            ValidationFinding(
-                "this is no network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length"
-            )
-        )
+        reject("this is no network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length")
 
 
 PlaceField = Annotated[

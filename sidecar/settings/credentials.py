@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic.functional_validators import AfterValidator
 
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.field_types import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, split_url
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_nodes import Loc
 
 # Headers of message framing, routing and the protocol, which only the sidecar sets.
@@ -34,7 +34,7 @@ KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signe
 def _token_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject(ValidationFinding("secrets go to a token endpoint over https only", hint="use https://"))
+        reject("secrets go to a token endpoint over https only", hint="use https://")
     return text
 
 
@@ -65,20 +65,13 @@ class TokenClient(Section):
     resource: Word | None = None
     """The `resource` to ask for (RFC 8707): as a rule the upstream's url."""
 
-    @model_validator(mode="after")
-    def _provable(self) -> TokenClient:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         needed, other = ("key_path", "secret_path") if self.auth == "private_key_jwt" else ("secret_path", "key_path")
         if getattr(self, needed) is None:
-            yield ValidationFinding(
-                f'the key "{needed}" is missing', "Y102", f"auth: {self.auth} needs it", on_key=True
-            )
+            yield Finding(f'the key "{needed}" is missing', "Y102", f"auth: {self.auth} needs it", on_key=True)
         for key in (other, *(("key_id", "assertion_audience") if needed == "secret_path" else ())):
             if getattr(self, key) is not None:
-                yield ValidationFinding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
+                yield Finding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
 
 
 class ClientCredentials(TokenClient):
@@ -151,27 +144,20 @@ class UpstreamCredential(Section):
             named.append((("token_exchange", "actor_token_path"), self.token_exchange.actor_token_path))
         yield from ((loc, path) for loc, path in named if path is not None)
 
-    @model_validator(mode="after")
-    def _one_way(self) -> UpstreamCredential:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         kinds = [kind for kind in KINDS if getattr(self, kind)]
         if self.value_path is not None and self.header is None:
             kinds.append("header")
         if len(kinds) != 1:
             hint = "bearer_path: ..., or header: X-Api-Key with value_path: ..., or one of " + ", ".join(KINDS[2:])
             what = f"{' and '.join(kinds)} at once" if kinds else "nothing"
-            yield ValidationFinding(f"a credential is of one kind, and this is {what}", "S113", hint, on_key=True)
+            yield Finding(f"a credential is of one kind, and this is {what}", "S113", hint, on_key=True)
         elif kinds == ["header"] and (self.header is None or self.value_path is None):
             missing = "header" if self.header is None else "value_path"
-            yield ValidationFinding(f'the key "{missing}" is missing', "Y102", on_key=True)
+            yield Finding(f'the key "{missing}" is missing', "Y102", on_key=True)
         if self.own_bearer_path is not None and not self.passthrough:
-            yield ValidationFinding(
-                "own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",)
-            )
+            yield Finding("own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",))
         if self.header and self.header.lower() in RESERVED_HEADERS:
-            yield ValidationFinding(
+            yield Finding(
                 f"{self.header} is written by the sidecar itself", "S114", "choose another header", ("header",)
             )

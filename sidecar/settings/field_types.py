@@ -7,9 +7,9 @@ at the folder of the file, which is `folder` in the validation context.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Self, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic import (
     PlainSerializer,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic.functional_validators import AfterValidator
 
@@ -32,13 +33,22 @@ from sidecar.settings.addresses import (
     is_target,
     parse_address,
 )
-from sidecar.settings.validation_errors import ValidationFinding, reject
+from sidecar.settings.validation_errors import Finding, reject, reject_any
 
 
 class Section(BaseModel):
     """A section of sidecar.yaml: immutable, without unknown keys or type conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    def _faults(self) -> Iterable[Finding]:
+        """Return what is wrong with the section as a whole."""
+        return ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        reject_any(self._faults())
+        return self
 
 
 T = TypeVar("T")
@@ -58,9 +68,7 @@ def seconds_from(value: object) -> object:
     """Parse a number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as a float. Other values are left to pydantic."""
     if isinstance(value, str):
         if not (found := _DURATION.fullmatch(value)):
-            reject(
-                ValidationFinding("this is no duration", "Y103", "write seconds as a number, or 500ms, 30s, 5m, 1h, 2d")
-            )
+            reject("this is no duration", "Y103", "write seconds as a number, or 500ms, 30s, 5m, 1h, 2d")
         return float(found[1]) * _SECONDS[found[2]]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -69,7 +77,7 @@ def bytes_from(value: object) -> object:
     """Parse a number of bytes, or `64KiB`, `1MiB`, `1GiB`, into an int."""
     if isinstance(value, str):
         if not (found := _SIZE.fullmatch(value)):
-            reject(ValidationFinding("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB"))
+            reject("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB")
         return int(found[1]) * _BYTES[found[2]]
     return value
 
@@ -103,13 +111,13 @@ def _folder(info: ValidationInfo) -> Path:
 
 def _path_from(value: object, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path):
-        reject(ValidationFinding("expected a path", "Y103"))
+        reject("expected a path", "Y103")
     if not str(value):
-        reject(ValidationFinding("the path is empty"))
+        reject("the path is empty")
     if any(character < " " for character in str(value)):
-        reject(ValidationFinding("a path holds no control characters"))
+        reject("a path holds no control characters")
     if str(value).startswith("~"):
-        reject(ValidationFinding("~ is not expanded", hint="write the whole path"))
+        reject("~ is not expanded", hint="write the whole path")
     return _folder(info) / value
 
 
@@ -117,7 +125,7 @@ def _listen_from(value: object, info: ValidationInfo) -> object:
     if isinstance(value, ListenAddress | UnixAddress):
         return value
     if not isinstance(value, str):
-        reject(ValidationFinding("expected an address", "Y103", "write host:port such as 127.0.0.1:8080"))
+        reject("expected an address", "Y103", "write host:port such as 127.0.0.1:8080")
     return parse_address(value, _folder(info))
 
 
@@ -139,7 +147,7 @@ def _command_from(value: object, info: ValidationInfo) -> object:
     starts in another folder; links are kept, because a program such as a virtual environment's Python finds its files
     by the path it was called with."""
     if value == "":
-        reject(ValidationFinding("the command is empty"))
+        reject("the command is empty")
     if isinstance(value, str) and "/" in value:
         return str(_path_from(value, info).absolute())
     return value
@@ -147,7 +155,7 @@ def _command_from(value: object, info: ValidationInfo) -> object:
 
 def _argument(text: str) -> str:
     if "\0" in text:
-        reject(ValidationFinding("no program can be given a NUL character"))
+        reject("no program can be given a NUL character")
     return text
 
 
@@ -163,24 +171,16 @@ def split_url(text: str, *schemes: str) -> SplitResult:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        reject(ValidationFinding("this is no URL"))
+        reject("this is no URL")
     if parts.scheme not in schemes:
-        reject(
-            ValidationFinding(
-                "this is no URL of a known scheme", hint=f"it must begin with {' or '.join(f'{s}://' for s in schemes)}"
-            )
-        )
+        reject("this is no URL of a known scheme", hint=f"it must begin with {' or '.join(f'{s}://' for s in schemes)}")
     plain = text.isascii() and not any(c <= " " or c == "\x7f" for c in text) and is_target(parts.path, parts.query)
     if port == 0 or not plain or not is_destination(parts.hostname or ""):
-        reject(ValidationFinding("this is no URL", hint="write scheme://host[:port]/path in plain ASCII"))
+        reject("this is no URL", hint="write scheme://host[:port]/path in plain ASCII")
     if "@" in parts.netloc:
-        reject(
-            ValidationFinding(
-                "a URL must not carry credentials", hint="put them into a file and name it under credential"
-            )
-        )
+        reject("a URL must not carry credentials", hint="put them into a file and name it under credential")
     if "#" in text:
-        reject(ValidationFinding("a URL must not have a fragment here"))
+        reject("a URL must not have a fragment here")
     return parts
 
 
@@ -193,31 +193,23 @@ def _key_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
         # Over http, an attacker on the network could replace the keys.
-        reject(ValidationFinding("keys may be fetched over https only", hint="use https://, or jwks_path with a file"))
+        reject("keys may be fetched over https only", hint="use https://, or jwks_path with a file")
     return text
 
 
 def _public_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.query or "?" in text:
-        reject(ValidationFinding("the public URL must not have a query"))
+        reject("the public URL must not have a query")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject(
-            ValidationFinding(
-                "callers beyond this machine need https", hint=f"write https://{parts.netloc}{parts.path}"
-            )
-        )
+        reject("callers beyond this machine need https", hint=f"write https://{parts.netloc}{parts.path}")
     return text.rstrip("/")
 
 
 def _origin(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.path or "?" in text:
-        reject(
-            ValidationFinding(
-                "an origin is scheme://host[:port] and nothing more", hint=f"write {parts.scheme}://{parts.netloc}"
-            )
-        )
+        reject("an origin is scheme://host[:port] and nothing more", hint=f"write {parts.scheme}://{parts.netloc}")
     return text.lower()
 
 
@@ -226,11 +218,7 @@ def _host(text: str) -> str:
     name = host if colon and port.isdigit() else text
     bracketed = name.startswith("[") and name.endswith("]")
     if not (bracketed or is_host_name(name)):
-        reject(
-            ValidationFinding(
-                "this is no host name", hint="write the Host header's value: gw.acme.example or gw.acme.example:8443"
-            )
-        )
+        reject("this is no host name", hint="write the Host header's value: gw.acme.example or gw.acme.example:8443")
     return text.lower()
 
 
@@ -243,11 +231,9 @@ def _grpc_url(text: str) -> str:
     named = place.replace(f"{AGENT_PLACE}.", "agent.", 1) if place.startswith(AGENT_PLACE) else place
     if scheme.lower() not in (("http", "https") if slashes else ("",)) or not is_host_name(named.partition(":")[0]):
         hint = "such as https://grpc.acme.example, https://{agent}.grpc.acme.example or grpc.acme.example:443"
-        reject(ValidationFinding("this is no address of gRPC", "S127", hint))
+        reject("this is no address of gRPC", "S127", hint)
     if not re.fullmatch(r"[^/?#:]*(:[0-9]{1,5})?", named) or (not slashes and ":" not in named):
-        reject(
-            ValidationFinding("an address of gRPC is a host and a port, and nothing more", "S127", "write host:port")
-        )
+        reject("an address of gRPC is a host and a port, and nothing more", "S127", "write host:port")
     return text
 
 
@@ -268,7 +254,7 @@ def named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not compiled.fullmatch(text):
-            reject(ValidationFinding(f"this is no {what}", hint=hint))
+            reject(f"this is no {what}", hint=hint)
         return text
 
     return check

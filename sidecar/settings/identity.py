@@ -23,7 +23,7 @@ from sidecar.settings.field_types import (
     is_caller,
     is_nhi,
 )
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject, reject_any
 
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")  # SPIFFE-ID 2.1
 _SPIFFE_PATH = re.compile(r"(?=.{1,2048}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)+")  # SPIFFE-ID 2.2
@@ -55,24 +55,20 @@ FURTHER_OF_PRESET: Mapping[str, Mapping[str, Any]] = {
 
 def _trust_domain(text: str) -> str:
     if not _TRUST_DOMAIN.fullmatch(text):
-        reject(
-            ValidationFinding(
-                "this is no trust domain", hint="write acme.example: lower case, without spiffe:// and slashes"
-            )
-        )
+        reject("this is no trust domain", hint="write acme.example: lower case, without spiffe:// and slashes")
     return text
 
 
 def _spiffe_path(text: str) -> str:
     if not _SPIFFE_PATH.fullmatch(text):
-        reject(ValidationFinding("this is no path of a SPIFFE ID", hint="write /ns/prod/sa/planner"))
+        reject("this is no path of a SPIFFE ID", hint="write /ns/prod/sa/planner")
     return text
 
 
 def _spiffe_pattern(text: str) -> str:
     segments = text.split("/")
     if segments.count("{id}") != 1:
-        reject(ValidationFinding("one segment must be {id}, which becomes the NHI's id", hint="write /ns/prod/sa/{id}"))
+        reject("one segment must be {id}, which becomes the NHI's id", hint="write /ns/prod/sa/{id}")
     _spiffe_path("/".join("x" if segment in ("{id}", "*") else segment for segment in segments))
     return text
 
@@ -91,7 +87,7 @@ def _certificate_name(text: str) -> str:
     kind, _, rest = text.partition(":")
     if kind not in ("uri", "dns", "subject") or not rest or not text.isprintable():
         hint = "write spiffe://<trust domain>/<path>, uri:<URI>, dns:<host> or subject:CN=planner,O=Acme"
-        reject(ValidationFinding("this is no name in a certificate", hint=hint))
+        reject("this is no name in a certificate", hint=hint)
     return f"dns:{rest.lower()}" if kind == "dns" else text
 
 
@@ -99,7 +95,7 @@ def _proxy_address(text: str) -> str:
     try:
         return text if text == "unix" else str(ip_network(text))
     except ValueError:
-        reject(ValidationFinding("this is no address or network", hint="write 10.0.0.5, 10.1.0.0/24, fd00::/8 or unix"))
+        reject("this is no address or network", hint="write 10.0.0.5, 10.1.0.0/24, fd00::/8 or unix")
 
 
 CertificateName = Annotated[str, Field(max_length=2100), AfterValidator(_certificate_name)]
@@ -137,12 +133,10 @@ class SpiffeSettings(Section):
     workloads: Mapping[SpiffePath, NhiName] = {}
     """Path → `nhi:<name>`, before `path` is looked at."""
 
-    @model_validator(mode="after")
-    def _names_somebody(self) -> SpiffeSettings:
+    def _faults(self) -> Iterator[Finding]:
         if self.path is None and not self.workloads:
             hint = 'write path: "/ns/prod/sa/{id}", or workloads: {/ns/prod/sa/planner: nhi:planner}'
-            reject(ValidationFinding("of this trust domain nobody has a name", "S123", hint, ("trust_domain",)))
-        return self
+            yield Finding("of this trust domain nobody has a name", "S123", hint, ("trust_domain",))
 
 
 class CertificateDomain(SpiffeSettings):
@@ -163,23 +157,18 @@ class CertificateSettings(Section):
     others: Literal["refuse", "ignore"] = "refuse"
     """What one that names nobody is: a bad credential, or nothing but the key that a token may be bound to."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> CertificateSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if not self.spiffe and not self.names and self.others == "refuse":
             hint = "write spiffe: [...] or names: {...}, or others: ignore"
-            yield ValidationFinding("every certificate would be refused", "S125", hint)
+            yield Finding("every certificate would be refused", "S125", hint)
         bare = {entry.trust_domain for entry in self.spiffe if entry.namespace is None}
         if len(bare) > 1:
             hint = "of several trust domains all but one need a namespace of their own"
-            yield ValidationFinding("two trust domains could name the same NHI", "S125", hint, ("spiffe",))
+            yield Finding("two trust domains could name the same NHI", "S125", hint, ("spiffe",))
         for name, principal in self.names.items():
             if not is_caller(principal):
                 hint = "write nhi:<id> or user:<id>"
-                yield ValidationFinding("a certificate belongs to an NHI or a user", hint=hint, at=("names", name))
+                yield Finding("a certificate belongs to an NHI or a user", hint=hint, at=("names", name))
 
 
 class TrustedProxy(Section):
@@ -192,12 +181,10 @@ class TrustedProxy(Section):
     element: Literal["last", "first"] = "last"
     """Which element is the caller's: `first` only where this proxy takes the header from nobody."""
 
-    @model_validator(mode="after")
-    def _somebody(self) -> TrustedProxy:
+    def _faults(self) -> Iterator[Finding]:
         if self.address is None and self.certificate is None:
             hint = "write address: 10.0.0.5, or certificate: spiffe://acme.example/gateway"
-            reject(ValidationFinding("everybody would be this proxy", "S126", hint, on_key=True))
-        return self
+            yield Finding("everybody would be this proxy", "S126", hint, on_key=True)
 
 
 class IssuerSettings(Section):
@@ -256,7 +243,7 @@ class IssuerSettings(Section):
     def _no_shared_secret(cls, given: Any) -> Any:
         hint = "name what only the issuer can sign with: RS256, ES256, EdDSA"
         reject_any(
-            ValidationFinding(f"{name} is not accepted", "S106", hint, (index,))
+            Finding(f"{name} is not accepted", "S106", hint, (index,))
             for index, name in enumerate(given if isinstance(given, list) else [])
             if isinstance(name, str) and (name.upper().startswith("HS") or name.lower() == "none")
         )
@@ -266,71 +253,58 @@ class IssuerSettings(Section):
     @classmethod
     def _known_clients(cls, clients: Mapping[str, str]) -> Mapping[str, str]:
         reject_any(
-            ValidationFinding("a client is direct or an NHI", hint="write direct, or nhi:<id>", at=(client,))
+            Finding("a client is direct or an NHI", hint="write direct, or nhi:<id>", at=(client,))
             for client, means in clients.items()
             if means != "direct" and not is_nhi(means)
         )
         return clients
 
-    @model_validator(mode="after")
-    def _consistent(self) -> IssuerSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if (self.jwks_url is None) == (self.jwks_path is None):
             hint = "write jwks_url: https://... or jwks_path: keys.json"
-            yield ValidationFinding("an issuer needs exactly one of jwks_url and jwks_path", "S107", hint, ("issuer",))
+            yield Finding("an issuer needs exactly one of jwks_url and jwks_path", "S107", hint, ("issuer",))
         if self.actor_from not in (None, "act") and not self.clients:
             hint = "write clients: {<client id>: direct} or {<client id>: nhi:<name>}"
-            yield ValidationFinding("actor_from without clients refuses every token", "S108", hint, ("actor_from",))
+            yield Finding("actor_from without clients refuses every token", "S108", hint, ("actor_from",))
         if self.clients and (self.actor_from == "act" or (self.actor_from is None and self.preset is None)):
-            yield ValidationFinding(
-                "clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",)
-            )
+            yield Finding("clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",))
         if self.subject_kind and (self.kind_claim or set(self.kinds) != {"user", "nhi"}):
             hint = "it is for kinds: [user, nhi] without kind_claim"
-            yield ValidationFinding("subject_kind is not needed here", "S109", hint, ("subject_kind",))
+            yield Finding("subject_kind is not needed here", "S109", hint, ("subject_kind",))
         yield from self._peer_faults()
         yield from self._spiffe_faults()
         if "nhi" not in self.kinds and any(means != "direct" for means in self.clients.values()):
             hint = "write kinds: [user, nhi]"
-            yield ValidationFinding("this issuer may name no NHI", "S109", hint, ("clients",))
+            yield Finding("this issuer may name no NHI", "S109", hint, ("clients",))
 
-    def _peer_faults(self) -> Iterator[ValidationFinding]:
+    def _peer_faults(self) -> Iterator[Finding]:
         if self.preset == "sidecar" and not self.actors:
             hint = "write actors: [nhi:<name>], the agents whose sidecar it is"
-            yield ValidationFinding(
-                "a peer needs actors: without them it could speak for anybody", "S122", hint, ("issuer",)
-            )
+            yield Finding("a peer needs actors: without them it could speak for anybody", "S122", hint, ("issuer",))
         if self.relays and (not self.actors or self.namespace):
             hint = "relays is for an issuer with actors and without a namespace"
-            yield ValidationFinding("this issuer passes no names on", "S122", hint, ("relays",))
+            yield Finding("this issuer passes no names on", "S122", hint, ("relays",))
         if self.actors:
             for key in ("kind_claim", "subject_kind", "actor_from", "clients"):
                 if getattr(self, key):
                     hint = "a peer's tokens say kinds and actors themselves"
-                    yield ValidationFinding(f"{key} is not for an issuer with actors", "S122", hint, (key,))
+                    yield Finding(f"{key} is not for an issuer with actors", "S122", hint, (key,))
             if "nhi" not in self.kinds:
-                yield ValidationFinding("this issuer may name no NHI", "S109", "write kinds: [user, nhi]", ("kinds",))
+                yield Finding("this issuer may name no NHI", "S109", "write kinds: [user, nhi]", ("kinds",))
 
-    def _spiffe_faults(self) -> Iterator[ValidationFinding]:
+    def _spiffe_faults(self) -> Iterator[Finding]:
         if self.spiffe is None:
             if self.preset == "spiffe":
                 hint = 'write spiffe: {trust_domain: acme.example, path: "/ns/prod/sa/{id}"}'
-                yield ValidationFinding(
-                    "the preset spiffe needs spiffe: whose workloads are they", "S123", hint, ("issuer",)
-                )
+                yield Finding("the preset spiffe needs spiffe: whose workloads are they", "S123", hint, ("issuer",))
             return
         for key in ("kind_claim", "subject_kind", "actor_from", "clients", "actors"):
             if getattr(self, key):
-                yield ValidationFinding(f"{key} is not for SPIFFE IDs", "S123", "remove it", (key,))
+                yield Finding(f"{key} is not for SPIFFE IDs", "S123", "remove it", (key,))
         if self.kinds != ("nhi",):
-            yield ValidationFinding(
-                "a SPIFFE ID is a workload's, never a user's", "S123", "write kinds: [nhi]", ("kinds",)
-            )
+            yield Finding("a SPIFFE ID is a workload's, never a user's", "S123", "write kinds: [nhi]", ("kinds",))
         if self.preset == "spiffe" and "EdDSA" in self.algorithms:
-            yield ValidationFinding("a JWT-SVID is never signed with EdDSA", "S106", "remove it", ("algorithms",))
+            yield Finding("a JWT-SVID is never signed with EdDSA", "S106", "remove it", ("algorithms",))
 
 
 class IdentitySettings(Section):
@@ -353,12 +327,7 @@ class IdentitySettings(Section):
     max_proof_age_s: Annotated[Seconds, Field(le=MAX_PROOF_AGE_S)] = 60.0
     """How old the DPoP proof of a bound token may be."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> IdentitySettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         """Check that no issuer can mint names of another (CONTRACT 1.1)."""
         names = Counter(issuer.issuer for issuer in self.issuers)
         spaces = Counter(issuer.namespace for issuer in self.issuers)
@@ -368,16 +337,12 @@ class IdentitySettings(Section):
         for index, issuer in enumerate(self.issuers):
             at = ("issuers", index)
             if names[issuer.issuer] > 1:
-                yield ValidationFinding(
-                    "this issuer stands twice", "S110", "keep one entry for each issuer", (*at, "issuer")
-                )
+                yield Finding("this issuer stands twice", "S110", "keep one entry for each issuer", (*at, "issuer"))
             if issuer.namespace is None and index in minting and index != first_without:
                 hint = "of several issuers all but one need a namespace of their own"
-                yield ValidationFinding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
+                yield Finding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
             if issuer.namespace and spaces[issuer.namespace] > 1:
-                yield ValidationFinding(
-                    "two issuers share this namespace", "S111", "give each its own", (*at, "namespace")
-                )
+                yield Finding("two issuers share this namespace", "S111", "give each its own", (*at, "namespace"))
 
 
 def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:

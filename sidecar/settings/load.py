@@ -16,7 +16,7 @@ from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import WeakSecretError, checked_secret
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import NOTHING_YET, placed
-from sidecar.settings.validation_errors import ValidationFinding
+from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_document import Document, read_document
 from sidecar.settings.yaml_nodes import Loc, YamlNode, shown_line
 
@@ -264,7 +264,7 @@ def _no_program(document: Document, loc: Loc, command: str, env: str) -> Fault:
     return document.fault(loc, f"there is no program {command}", "S117", hint)
 
 
-def _weakness(path: Path) -> ValidationFinding | None:
+def _weakness(path: Path) -> Finding | None:
     try:
         checked_secret(path, "ours")
     except WeakSecretError as weak:

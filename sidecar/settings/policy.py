@@ -7,13 +7,13 @@ from pathlib import Path
 from time import time
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.field_types import Many, PathField, Section, Word
 from sidecar.settings.sources import PolicySourceSettings
 from sidecar.settings.timestamps import Moment, rfc3339
 from sidecar.settings.uris import normal_object
-from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.validation_errors import Finding
 
 DAY_S = 86_400
 MAX_SHADOW_S = 30 * DAY_S
@@ -53,26 +53,19 @@ class PolicySettings(Section):
     scopes: Many[PolicyScope] = ()
     """What the files of a folder may say; a file that no scope names may say anything."""
 
-    @model_validator(mode="after")
-    def _shadow_ends(self) -> PolicySettings:
-        reject_any(self._faults())
-        return self
-
     @property
     def folders(self) -> tuple[Path, ...]:
         """The folders in which operators edit models and rules. A policy from a source changes only with its source."""
         return () if self.source is not None else (self.models, self.path)
 
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         for name in ("models", "path") if self.source is not None else ():
             if name in self.model_fields_set:
                 hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"
-                yield ValidationFinding("models and rules come from policy.source", "S160", hint, (name,))
+                yield Finding("models and rules come from policy.source", "S160", hint, (name,))
         if self.mode == "shadow" and self.shadow_until is None:
             two_weeks = rfc3339((time() // DAY_S + 14) * DAY_S)
             hint = f"write when it ends, at most 30 days ahead: shadow_until: {two_weeks}"
-            yield ValidationFinding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
+            yield Finding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
         elif self.mode == "shadow" and self.shadow_until is not None and self.shadow_until > time() + MAX_SHADOW_S:
-            yield ValidationFinding(
-                "shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",)
-            )
+            yield Finding("shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sidecar.settings.validation_errors import ValidationFinding
+from sidecar.settings.validation_errors import Finding
 
 MAX_PER_SECOND = 10_000  # above it, rounding to whole microseconds is off by more than 1 %
 MAX_REFILL_S = 86_400  # a burst that takes longer to refill is a quota; also keeps Lua's numbers exact
@@ -28,10 +28,10 @@ def burst_of(per_second: float, burst: int | None) -> int:
     return burst or max(1, math.ceil(per_second))
 
 
-def rate_faults(per_second: float | None, burst: int | None) -> Iterator[ValidationFinding]:
+def rate_faults(per_second: float | None, burst: int | None) -> Iterator[Finding]:
     """The contradictions between a rate and its burst."""
     if per_second is None:
         if burst is not None:
-            yield ValidationFinding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
+            yield Finding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
     elif burst_of(per_second, burst) * interval_us(per_second) > MAX_REFILL_S * 1_000_000:
-        yield ValidationFinding("this burst would take more than a day to come back", hint="use daily_quota")
+        yield Finding("this burst would take more than a day to come back", hint="use daily_quota")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.field_types import Bytes, Many, Section, named
-from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.validation_errors import Finding
 
 ToolPattern = Annotated[
     str,
@@ -53,17 +53,9 @@ class RedactionSettings(Section):
     replace: Replacement = "[redacted]"
     """What stands there instead: up to 16 asterisks, or words in `[...]` or `<...>`."""
 
-    @model_validator(mode="after")
-    def _takes_something_out(self) -> RedactionSettings:
+    def _faults(self) -> Iterator[Finding]:
         if not (self.classes or self.prefixes or self.pointers):
-            reject_any(
-                [
-                    ValidationFinding(
-                        "this rule takes nothing out", "S130", "name classes, prefixes or pointers", on_key=True
-                    )
-                ]
-            )
-        return self
+            yield Finding("this rule takes nothing out", "S130", "name classes, prefixes or pointers", on_key=True)
 
 
 class ResponseSettings(Section):
@@ -82,14 +74,9 @@ class ResponseSettings(Section):
     evidence: Many[ToolPattern] = ()
     """Tools whose results are kept, redacted, in `evidence/evidence.jsonl` in the data folder."""
 
-    @model_validator(mode="after")
-    def _comes_to_rest(self) -> ResponseSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}
         for index, rule in enumerate(self.redact):
             if any(prefix in rule.replace for prefix in prefixes):
                 message = "a prefix is looked for that stands in this replacement"
-                yield ValidationFinding(message, "S131", "choose another replacement", ("redact", index, "replace"))
+                yield Finding(message, "S131", "choose another replacement", ("redact", index, "replace"))

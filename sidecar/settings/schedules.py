@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from sidecar.settings.cron import CronError, CronSchedule, calendar_from
 from sidecar.settings.field_types import NhiName, Seconds, Section, Slug
-from sidecar.settings.validation_errors import ValidationFinding, did_you_mean, reject
+from sidecar.settings.validation_errors import Finding, did_you_mean, reject
 from sidecar.settings.yaml_nodes import Loc
 
 MOST: Final = 1_000
@@ -32,7 +32,7 @@ def _zone(name: str) -> str:
         _zones.cache_clear()  # it may have been installed since
     if name not in _zones():
         hint = did_you_mean(name, _zones()) or "such as Europe/Berlin, or UTC"
-        reject(ValidationFinding(f"there is no time zone {name}", "S175", hint))
+        reject(f"there is no time zone {name}", "S175", hint)
     return name
 
 
@@ -40,7 +40,7 @@ def _cron(expression: str) -> str:
     try:
         calendar_from(expression)
     except CronError as error:
-        reject(ValidationFinding(str(error), "S176", error.hint))
+        reject(str(error), "S176", error.hint)
     return expression
 
 
@@ -97,7 +97,7 @@ def acts_as(key: str, schedule: ScheduleSettings) -> str:
 
 def schedule_faults(
     schedules: Mapping[str, ScheduleSettings], agents: Collection[str], names: Collection[str]
-) -> Iterator[ValidationFinding]:
+) -> Iterator[Finding]:
     """Faults of a schedule against other settings. `agents` are those that can be called, `names` all upstreams and
     agents."""
     seen: dict[tuple[str, str], str] = {}
@@ -105,18 +105,14 @@ def schedule_faults(
         if schedule.agent not in agents:
             what = f"there is no agent {schedule.agent} that is enabled"
             hint = did_you_mean(schedule.agent, agents) or "name one of agents, or an A2A agent of upstreams"
-            yield ValidationFinding(what, "S177", hint, ("schedules", key, "agent"))
+            yield Finding(what, "S177", hint, ("schedules", key, "agent"))
         who = acts_as(key, schedule)
         if who.removeprefix("nhi:") in names:
             at: Loc = ("schedules", key) if schedule.principal is None else ("schedules", key, "principal")
             hint = "write principal: nhi:… of its own" if schedule.principal is None else "give it a name of its own"
-            yield ValidationFinding(
-                f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2
-            )
+            yield Finding(f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2)
         for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
             other = seen.setdefault((field, value), key)
             if other != key:
                 at = ("schedules", key) if getattr(schedule, field) is None else ("schedules", key, field)
-                yield ValidationFinding(
-                    f"{value} is the {field} of schedule {other} too", "S178", at=at, on_key=len(at) == 2
-                )
+                yield Finding(f"{value} is the {field} of schedule {other} too", "S178", at=at, on_key=len(at) == 2)

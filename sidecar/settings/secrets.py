@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.settings.validation_errors import ValidationFinding
+from sidecar.settings.validation_errors import Finding
 
 MIN_CHARACTERS = 32  # 128 bits in hexadecimal digits
 MIN_DIFFERENT = 8  # of 32 random hexadecimal digits, fewer differ once in 25 million secrets
@@ -49,7 +49,7 @@ Whose = Literal["ours", "theirs"]
 class WeakSecretError(Exception):
     """The secret is weak. The text says why and never holds the secret."""
 
-    def __init__(self, finding: ValidationFinding) -> None:
+    def __init__(self, finding: Finding) -> None:
         super().__init__(finding.message)
         self.finding = finding
 
@@ -71,25 +71,23 @@ def checked_secret(path: Path, whose: Whose) -> str:
     return secret
 
 
-def fault_of_secret(secret: str, whose: Whose) -> ValidationFinding | None:
+def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
     """What is wrong with a secret, without showing it."""
     if not secret:
-        return ValidationFinding("the secret is empty", "S120")
+        return Finding("the secret is empty", "S120")
     if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
-        return ValidationFinding("the secret is not one line of printable ASCII", "S120")
+        return Finding("the secret is not one line of printable ASCII", "S120")
     if whose == "ours" and (weakness := weakness_of(secret)):
-        return ValidationFinding(weakness, "S121", "make one: openssl rand -hex 32")
+        return Finding(weakness, "S121", "make one: openssl rand -hex 32")
     return None
 
 
-def exposure_of(path: Path, mode: int) -> ValidationFinding | None:
+def exposure_of(path: Path, mode: int) -> Finding | None:
     """What is wrong with the mode of a secret file: readable by others than its owner and group, or writable by the
     group."""
     if not mode & OPEN_TO_OTHERS:
         return None
-    return ValidationFinding(
-        f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}"
-    )
+    return Finding(f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}")
 
 
 def check_private(path: Path) -> None:
@@ -127,11 +125,11 @@ def _text(path: Path) -> str:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or "unreadable").lower()
-        raise WeakSecretError(ValidationFinding(f"{path} cannot be read: {reason}", "S116")) from None
+        raise WeakSecretError(Finding(f"{path} cannot be read: {reason}", "S116")) from None
     if exposed is not None:
         raise WeakSecretError(exposed)
     if len(raw) > MAX_BYTES:
-        raise WeakSecretError(ValidationFinding(f"the secret is larger than {MAX_BYTES} bytes", "S120"))
+        raise WeakSecretError(Finding(f"the secret is larger than {MAX_BYTES} bytes", "S120"))
     return raw.decode("latin-1").removesuffix("\n").removesuffix("\r")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.field_types import (
@@ -23,7 +23,7 @@ from sidecar.settings.field_types import (
     Seconds,
     Section,
 )
-from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.validation_errors import Finding
 
 
 class TlsFiles(Section):
@@ -39,14 +39,10 @@ class TlsFiles(Section):
     """Whether a caller may come without one. One that no authority signed is never let in.
     The gRPC listener asks for none."""
 
-    @model_validator(mode="after")
-    def _asks_somebody(self) -> TlsFiles:
+    def _faults(self) -> Iterator[Finding]:
         if self.client_certificate == "required" and self.client_ca_path is None:
             hint = "write client_ca_path: the authorities that sign client certificates"
-            reject_any(
-                [ValidationFinding("no certificate could be good enough", "S124", hint, ("client_certificate",))]
-            )
-        return self
+            yield Finding("no certificate could be good enough", "S124", hint, ("client_certificate",))
 
 
 Rate = Annotated[int, Field(ge=0, le=2**20)]
@@ -117,32 +113,25 @@ class ServerSettings(Section):
         shared = self.listen.is_loopback or self.tls == "external"
         return 0 if shared else max(1, self.max_connections * 3 // 4)
 
-    @model_validator(mode="after")
-    def _beyond_loopback(self) -> ServerSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if self.grpc is not None and isinstance(self.tls, TlsFiles) and self.tls.client_certificate == "required":
             hint = "leave grpc out, or let client_certificate be optional"
-            yield ValidationFinding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
+            yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
         if isinstance(self.grpc, UnixAddress):
-            yield ValidationFinding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
+            yield Finding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
         for key in ("grpc_url", "grpc_authority_header"):
             if self.grpc is None and getattr(self, key) is not None:
-                yield ValidationFinding(
-                    f"{key} is for a gRPC listener, and there is none", "S127", "write grpc", at=(key,)
-                )
+                yield Finding(f"{key} is for a gRPC listener, and there is none", "S127", "write grpc", at=(key,))
         for name, address in (("listen", self.listen), ("grpc", self.grpc)):
             if address is None or address.is_loopback:
                 continue
             # Otherwise tokens would cross the network in clear, and audiences would be taken from the Host header.
             if self.public_url is None:
                 hint = "write public_url: https://<the name callers use>"
-                yield ValidationFinding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
+                yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
             if self.tls is None:
                 hint = "write tls: {cert_path: ..., key_path: ...}, or tls: external when a proxy in front ends TLS"
-                yield ValidationFinding("a listener beyond loopback needs tls", "S102", hint, at=(name,))
+                yield Finding("a listener beyond loopback needs tls", "S102", hint, at=(name,))
 
 
 class LocalListener(Section):
@@ -153,14 +142,10 @@ class LocalListener(Section):
     principal: NhiName
     """Who its callers are."""
 
-    @model_validator(mode="after")
-    def _only_here(self) -> LocalListener:
+    def _faults(self) -> Iterator[Finding]:
         if not self.listen.is_loopback:
             hint = "write unix:/path/to.sock or 127.0.0.1:<port>"
-            reject_any(
-                [ValidationFinding("a local listener must not leave this machine", "S103", hint, at=("listen",))]
-            )
-        return self
+            yield Finding("a local listener must not leave this machine", "S103", hint, at=("listen",))
 
 
 class AdminCredential(Section):
@@ -180,14 +165,10 @@ class AdminSettings(Section):
     credentials: Many[AdminCredential] = ()
     """Without one, only /livez, /readyz and /metrics are answered."""
 
-    @model_validator(mode="after")
-    def _guarded(self) -> AdminSettings:
+    def _faults(self) -> Iterator[Finding]:
         if not self.listen.is_loopback and not self.credentials:
             hint = "write credentials: [{role: viewer, secret_path: ...}]"
-            reject_any(
-                [ValidationFinding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))]
-            )
-        return self
+            yield Finding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))
 
 
 class MetricsSettings(Section):

@@ -32,7 +32,7 @@ from sidecar.settings.store import StoreSettings
 from sidecar.settings.streams import StreamSettings
 from sidecar.settings.tasks import TaskSettings
 from sidecar.settings.upstreams import UpstreamSettings
-from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_nodes import Loc
 
 
@@ -208,19 +208,14 @@ class Settings(Section):
         """Give absent sections their default paths, which start at the file's folder."""
         return {"policy": {}, **given} if isinstance(given, dict) else given
 
-    @model_validator(mode="after")
-    def _addresses_differ(self) -> Settings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         yield from self._certificate_faults()
         if self.tasks.store == "redis" and self.store.is_memory:
             hint = "set store.url to redis://…, or tasks.store to file"
-            yield ValidationFinding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
+            yield Finding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
         if self.sessions.store == "redis" and self.store.is_memory:
             hint = "set store.url to redis://…, or sessions.store to memory"
-            yield ValidationFinding("there is no Redis to keep sessions in", "S128", hint, ("sessions", "store"))
+            yield Finding("there is no Redis to keep sessions in", "S128", hint, ("sessions", "store"))
         yield from self._audit_faults()
         offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
         yield from path_faults(offers)
@@ -232,12 +227,10 @@ class Settings(Section):
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))
             if name in seen and not (isinstance(address, ListenAddress) and address.port == 0):
-                yield ValidationFinding(
-                    f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc
-                )
+                yield Finding(f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc)
             seen.setdefault(name, where)
 
-    def _agent_faults(self) -> Iterator[ValidationFinding]:
+    def _agent_faults(self) -> Iterator[Finding]:
         """Check that each name of an agent refers to that agent only."""
         named = {name: name for name in (*self.upstreams, *self.agents)}
         ports, people = dict[str, str](), dict[str, str]()
@@ -246,44 +239,40 @@ class Settings(Section):
             yield from _taken(ports, offer.grpc_port or None, name, (*at, "grpc_port"))
         for name, agent in self.agents.items():
             if name in self.upstreams:
-                yield ValidationFinding(
-                    f"an upstream is called {name} too", "S174", "rename one", ("agents", name), on_key=True
-                )
+                yield Finding(f"an upstream is called {name} too", "S174", "rename one", ("agents", name), on_key=True)
             yield from _taken(named, agent.id, name, ("agents", name, "id"))
             yield from _taken(people, agent.name or name, name, ("agents", name, "name"))
 
-    def _audit_faults(self) -> Iterator[ValidationFinding]:
+    def _audit_faults(self) -> Iterator[Finding]:
         if "store" in self.audit.checkpoints.to and self.store.is_memory:
             hint = "set store.url to redis://…, or remove store from to"
-            yield ValidationFinding("there is no store to publish to", "S150", hint, ("audit", "checkpoints", "to"))
+            yield Finding("there is no store to publish to", "S150", hint, ("audit", "checkpoints", "to"))
         if "redis" not in self.audit.places:
             return
         at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")
         if self.audit_store.place.kind in ("sentinel", "cluster"):
             hint = "name one of its own: audit: {redis: {store: {url: redis://…}}}"
-            yield ValidationFinding("evidence goes to one server, not to Sentinels or a Cluster", "S150", hint, at)
+            yield Finding("evidence goes to one server, not to Sentinels or a Cluster", "S150", hint, at)
         if self.audit_store.is_memory:
             hint = "set store.url to redis://…, or audit: {redis: {store: {url: redis://…}}}"
-            yield ValidationFinding("there is no Redis to keep evidence in", "S150", hint, at)
+            yield Finding("there is no Redis to keep evidence in", "S150", hint, at)
 
-    def _certificate_faults(self) -> Iterator[ValidationFinding]:
+    def _certificate_faults(self) -> Iterator[Finding]:
         """Check that certificates are requested or forwarded where their owners are configured, and the reverse."""
         identity, files = self.identity, self.server.tls
         asked = isinstance(files, TlsFiles) and files.client_ca_path is not None
         hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
         if asked and identity.certificates is None:
             at: Loc = ("server", "tls", "client_ca_path")
-            yield ValidationFinding("nobody says whose the client certificates are", "S125", hint, at)
+            yield Finding("nobody says whose the client certificates are", "S125", hint, at)
         if identity.trusted_proxies and identity.certificates is None:
-            yield ValidationFinding(
-                "nobody says whose the certificates are", "S125", hint, ("identity", "trusted_proxies")
-            )
+            yield Finding("nobody says whose the certificates are", "S125", hint, ("identity", "trusted_proxies"))
         if identity.certificates is not None and not asked and not identity.trusted_proxies:
             hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
-            yield ValidationFinding("nobody is asked for a certificate", "S125", hint, ("identity", "certificates"))
+            yield Finding("nobody is asked for a certificate", "S125", hint, ("identity", "certificates"))
 
 
-def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[ValidationFinding]:
+def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[Finding]:
     """A fault if another entry has this value already. None never conflicts."""
     if wanted is not None and (other := seen.setdefault(str(wanted), name)) != name:
-        yield ValidationFinding(f"{wanted} is already taken by {other}", "S174", "give each its own", loc)
+        yield Finding(f"{wanted} is already taken by {other}", "S174", "give each its own", loc)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.field_types import PathField, Seconds, Section, Slug, named, split_url
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_nodes import Loc
 
 _REF: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
@@ -24,7 +24,7 @@ _DIGEST: Final = r"[0-9a-f]{40}([0-9a-f]{24})?"
 def _bundle_url(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject(ValidationFinding("bundles are fetched over https only", hint="use https://"))
+        reject("bundles are fetched over https only", hint="use https://")
     return text
 
 
@@ -37,7 +37,7 @@ def _git_url(text: str) -> str:
 
 def _ref(text: str) -> str:
     if not _REF.fullmatch(text) or ".." in text or "//" in text or text.endswith(("/", ".lock", ".")):
-        reject(ValidationFinding("this is no git ref", hint="a branch, a tag, or a whole commit id"))
+        reject("this is no git ref", hint="a branch, a tag, or a whole commit id")
     return text
 
 
@@ -108,14 +108,9 @@ class PolicySourceSettings(Section):
     git: GitSource | None = None
     """A git ref."""
 
-    @model_validator(mode="after")
-    def _one(self) -> PolicySourceSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if (self.bundle is None) is (self.git is None):
-            yield ValidationFinding("a policy comes from one source: bundle or git")
+            yield Finding("a policy comes from one source: bundle or git")
 
     @property
     def chosen(self) -> BundleSource | GitSource:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.settings.addresses import is_host_name
 from sidecar.settings.field_types import Count, PathField, Seconds, Section
 from sidecar.settings.secrets import read_secret
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 
 StoreKind = Literal["memory", "redis", "unix", "sentinel", "cluster"]
 
@@ -69,14 +69,14 @@ def parse_store_url(text: str) -> StorePlace:
     """Parse a store URL. Rejects all other texts, and never repeats them in errors."""
     scheme, _, rest = text.partition("://")
     if scheme not in _SCHEMES:
-        reject(ValidationFinding("this is no store", hint=", ".join(_SHAPES.values())))
+        reject("this is no store", hint=", ".join(_SHAPES.values()))
     kind, tls = _SCHEMES[scheme]
     if kind == "memory":
         if rest:
-            reject(ValidationFinding("the in-process store takes no address", hint="write memory://"))
+            reject("the in-process store takes no address", hint="write memory://")
         return StorePlace("memory")
     if not text.isascii() or any(character <= " " for character in text) or "#" in text:
-        reject(ValidationFinding("this is no URL", hint="percent-encode what is not plain ASCII"))
+        reject("this is no URL", hint="percent-encode what is not plain ASCII")
     authority, _, path = rest.partition("/")
     user_info, at, hosts = authority.rpartition("@")
     username, colon, password = user_info.partition(":")
@@ -84,18 +84,10 @@ def parse_store_url(text: str) -> StorePlace:
     if kind == "unix":
         return _socket(path, *who)
     if "?" in rest:
-        reject(
-            ValidationFinding(
-                "this URL takes no query", hint="what it would say has settings of its own beside store.url"
-            )
-        )
+        reject("this URL takes no query", hint="what it would say has settings of its own beside store.url")
     nodes = _nodes(hosts, 26379 if kind == "sentinel" else 6379, _shape(kind, tls))
     if kind == "redis" and len(nodes) > 1:
-        reject(
-            ValidationFinding(
-                "one node, or say what the nodes are", hint=f"{_SHAPES['sentinel']}, {_SHAPES['cluster']}"
-            )
-        )
+        reject("one node, or say what the nodes are", hint=f"{_SHAPES['sentinel']}, {_SHAPES['cluster']}")
     service, database = _service_and_database(kind, path, _shape(kind, tls))
     return StorePlace(kind, tls, nodes, "", service, database, *who)
 
@@ -109,9 +101,9 @@ def _socket(path: str, username: str | None, password: str | None) -> StorePlace
     query = parse_qs(parts.query, keep_blank_values=True)
     database = query.pop("db", ["0"])
     if query or len(database) != 1 or not _DATABASE.fullmatch(database[0]):
-        reject(ValidationFinding("this query says nothing to a store", hint="the only one is ?db=0"))
+        reject("this query says nothing to a store", hint="the only one is ?db=0")
     if not parts.path.strip("/"):
-        reject(ValidationFinding("the path is missing", hint="write unix:///path/to.sock"))
+        reject("the path is missing", hint="write unix:///path/to.sock")
     return StorePlace("unix", False, (), unquote(parts.path), "", int(database[0]), username, password)
 
 
@@ -120,15 +112,15 @@ def _nodes(hosts: str, default_port: int, hint: str) -> tuple[tuple[str, int], .
     for host in hosts.split(","):
         found = _NODE.fullmatch(host)
         if not host or (found is None and host.startswith(":")):
-            reject(ValidationFinding("the host is missing", hint=hint))
+            reject("the host is missing", hint=hint)
         if found is None or not (found["v6"] or is_host_name(found["name"])):
-            reject(ValidationFinding("this is no host", hint=hint))
+            reject("this is no host", hint=hint)
         port = int(found["port"] or default_port)
         if not 0 < port < 65536:
-            reject(ValidationFinding("this is no port", hint=hint))
+            reject("this is no port", hint=hint)
         nodes.append((found["v6"] or found["name"], port))
     if len(nodes) > MAX_NODES:
-        reject(ValidationFinding(f"more than {MAX_NODES} nodes", hint="some of them are enough: they name the others"))
+        reject(f"more than {MAX_NODES} nodes", hint="some of them are enough: they name the others")
     return tuple(nodes)
 
 
@@ -137,11 +129,11 @@ def _service_and_database(kind: StoreKind, path: str, hint: str) -> tuple[str, i
     if kind == "sentinel":
         service, _, database = path.partition("/")
         if not _SERVICE.fullmatch(service):
-            reject(ValidationFinding("the service's name is missing", hint=hint))
+            reject("the service's name is missing", hint=hint)
     if kind == "cluster" and path not in ("", "0"):
-        reject(ValidationFinding("a Cluster has one database, 0", hint=hint))
+        reject("a Cluster has one database, 0", hint=hint)
     if database and not _DATABASE.fullmatch(database):
-        reject(ValidationFinding("this is no database's number", hint=hint))
+        reject("this is no database's number", hint=hint)
     return service, int(database or 0)
 
 
@@ -160,11 +152,9 @@ class StoreTls(Section):
     key_path: PathField | None = None
     """Its key."""
 
-    @model_validator(mode="after")
-    def _pair(self) -> StoreTls:
+    def _faults(self) -> Iterator[Finding]:
         if (self.cert_path is None) is not (self.key_path is None):
-            reject(ValidationFinding("a certificate and its key belong together", hint="write cert_path and key_path"))
-        return self
+            yield Finding("a certificate and its key belong together", hint="write cert_path and key_path")
 
 
 class SentinelLogin(Section):
@@ -221,36 +211,29 @@ class StoreSettings(Section):
         """Whether limits are counted in this process only."""
         return self.url == "memory://"
 
-    @model_validator(mode="after")
-    def _fits(self) -> StoreSettings:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         place = self.place
         if self.on_failure == "degraded" and self.degraded_calls is None:
             hint = "write degraded_calls: how many each instance may admit by itself per limit and window"
-            yield ValidationFinding("nobody says how many calls that would be", "S136", hint, ("on_failure",))
+            yield Finding("nobody says how many calls that would be", "S136", hint, ("on_failure",))
         if self.degraded_calls is not None and self.on_failure != "degraded":
-            yield ValidationFinding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
+            yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
         if self.fast_lane is not None and self.is_memory:
-            yield ValidationFinding("the in-process store is as quick as it gets", "S136", "remove it", ("fast_lane",))
+            yield Finding("the in-process store is as quick as it gets", "S136", "remove it", ("fast_lane",))
         if self.on_failure == "degraded" and self.is_memory:
-            yield ValidationFinding("the in-process store is never out", "S136", "remove it", ("on_failure",))
+            yield Finding("the in-process store is never out", "S136", "remove it", ("on_failure",))
         if self.tls is not None and not place.tls:
-            yield ValidationFinding(
-                "this store's URL says no TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",)
-            )
+            yield Finding("this store's URL says no TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",))
         if self.sentinel is not None and place.kind != "sentinel":
-            yield ValidationFinding("there are no Sentinels in this store's URL", "S136", "remove it", ("sentinel",))
+            yield Finding("there are no Sentinels in this store's URL", "S136", "remove it", ("sentinel",))
         if self.username is not None and place.username is not None:
-            yield ValidationFinding("the URL names a user too", "S136", "name it once", ("username",))
+            yield Finding("the URL names a user too", "S136", "name it once", ("username",))
         if self.password_path is not None and place.password is not None:
-            yield ValidationFinding("the URL holds a password too", "S136", "remove that", ("password_path",))
+            yield Finding("the URL holds a password too", "S136", "remove that", ("password_path",))
         if self.username is not None and self.password_path is None and place.password is None:
-            yield ValidationFinding("a user needs a password", "S136", "write password_path", ("username",))
+            yield Finding("a user needs a password", "S136", "write password_path", ("username",))
         if place.kind == "memory" and (self.username or self.password_path):
-            yield ValidationFinding("the in-process store asks nobody who they are", "S136", "remove it", ("username",))
+            yield Finding("the in-process store asks nobody who they are", "S136", "remove it", ("username",))
 
     def login(self) -> dict[str, Any]:
         """The arguments of redis-py connections for the user, the password and the database. Reads the password file at

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from sidecar.settings.validation_errors import ValidationFinding, reject
+from sidecar.settings.validation_errors import reject
 
 HINT = "write a time with its zone, such as 2027-03-31T00:00:00Z"
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)")
@@ -36,7 +36,7 @@ def _moment(value: object) -> float:
     try:
         return seconds_of(value if isinstance(value, str) else "")
     except ValueError:
-        reject(ValidationFinding("this is no RFC 3339 time with a zone", "Y103", HINT))
+        reject("this is no RFC 3339 time with a zone", "Y103", HINT)
 
 
 Moment = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.agent_endpoints import offer_faults
@@ -27,7 +27,7 @@ from sidecar.settings.field_types import (
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import ResponseSettings
 from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
-from sidecar.settings.validation_errors import ValidationFinding, reject_any
+from sidecar.settings.validation_errors import Finding
 
 _PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
 
@@ -88,37 +88,28 @@ class McpUpstream(Section):
         """The environment from `env` and the file of `env_path`. Raises SettingsError."""
         return self.env if self.env_path is None else variables_in_file(self.env_path) | self.env
 
-    @model_validator(mode="after")
-    def _reachable(self) -> McpUpstream:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if (self.url is None) == (self.command is None):
             problem = 'the key "url" is missing' if self.url is None else "a server has a url or a command, not both"
             hint = "write url: http://..., or command: with args: [...]" if self.url is None else "remove one of them"
-            yield ValidationFinding(problem, "Y102", hint, on_key=True)
+            yield Finding(problem, "Y102", hint, on_key=True)
             return
         for key in sorted(key for key in (_OF_PROGRAMS if self.command is None else _OF_ADDRESSES) if self._says(key)):
             what = "a server that is a program" if key in _OF_PROGRAMS else "a server at a url"
-            yield ValidationFinding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
+            yield Finding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
         yield from self._faults_in_headers()
 
-    def _faults_in_headers(self) -> Iterator[ValidationFinding]:
+    def _faults_in_headers(self) -> Iterator[Finding]:
         seen: set[str] = set()
         for name in self.headers:
             lower, at = name.lower(), ("headers", name)
             if lower in RESERVED_HEADERS or lower.startswith("mcp-param-"):
-                yield ValidationFinding(
-                    f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True
-                )
+                yield Finding(f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True)
             elif lower in CREDENTIAL_HEADERS:
                 hint = "credential: {bearer_path: ...}, or header: with value_path:"
-                yield ValidationFinding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
+                yield Finding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
             elif lower in seen:
-                yield ValidationFinding(
-                    f"{name} is there more than once", "S114", "remove one of them", at, on_key=True
-                )
+                yield Finding(f"{name} is there more than once", "S114", "remove one of them", at, on_key=True)
             seen.add(lower)
 
     def _says(self, key: str) -> bool:
@@ -170,48 +161,39 @@ class UpstreamSettings(Section):
             return self.a2a is not None
         return self.credential.signed is not None
 
-    @model_validator(mode="after")
-    def _speaks_something(self) -> UpstreamSettings:
+    def _faults(self) -> Iterator[Finding]:
         if (self.mcp is None) == (self.a2a is None):
             problem = 'the key "mcp" or "a2a" is missing' if self.mcp is None else "it speaks MCP or A2A, not both"
-            reject_any(
-                [
-                    ValidationFinding(
-                        problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True
-                    )
-                ]
-            )
+            yield Finding(problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True)
+            return
         if self.a2a is not None:
-            reject_any(self._not_for_agents())
-            reject_any(offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous))
+            yield from self._not_for_agents()
+            yield from offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous)
         if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
-            reject_any(
-                [ValidationFinding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)]
-            )
+            yield Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)
         if self.credential is not None and self.credential.header is not None:
             shown, spoken = self.credential.header.lower(), self.mcp or self.a2a
             if spoken is not None and any(name.lower() == shown for name in spoken.headers):
                 hint = "remove one of them"
                 at = ("credential", "header")
-                reject_any([ValidationFinding(f"{self.credential.header} is among its headers too", "S114", hint, at)])
-        reject_any(self._nobodys_token())
-        return self
+                yield Finding(f"{self.credential.header} is among its headers too", "S114", hint, at)
+        yield from self._nobodys_token()
 
-    def _nobodys_token(self) -> Iterator[ValidationFinding]:
+    def _nobodys_token(self) -> Iterator[Finding]:
         """Settings that admit callers without a token where the credential needs one."""
         if self.credential is None or not self.credential.needs_token:
             return
         if self.anonymous:
             hint = "remove anonymous, or use another kind of credential"
-            yield ValidationFinding("nobody without a token can be called for here", "S113", hint, ("anonymous",))
+            yield Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))
         own = self.a2a.authentication if self.a2a is not None else None
         if own is not None and own.type == "bearer_token" and own.required:
             hint = "write type: api_key, or use another kind of credential"
             at = ("a2a", "authentication", "type")
-            yield ValidationFinding("who shows this token can show none that goes on", "S113", hint, at)
+            yield Finding("who shows this token can show none that goes on", "S113", hint, at)
 
-    def _not_for_agents(self) -> Iterator[ValidationFinding]:
+    def _not_for_agents(self) -> Iterator[Finding]:
         for key in ("pins", "responses"):
             if getattr(self, key) is not None:
-                yield ValidationFinding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)
+                yield Finding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)

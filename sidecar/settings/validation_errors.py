@@ -20,7 +20,7 @@ from sidecar.settings.yaml_nodes import Loc
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationFinding:
+class Finding:
     """One fault. `at` is its place, relative to the checked value; with `on_key`, the key is wrong, not its value."""
 
     message: str
@@ -30,18 +30,18 @@ class ValidationFinding:
     on_key: bool = False
 
 
-def reject(*findings: ValidationFinding) -> NoReturn:
-    """Report all faults from inside a pydantic validator."""
-    raise PydanticCustomError("findings", "invalid", {"findings": findings})
+def reject(message: str, code: str = "Y104", hint: str = "", at: Loc = (), on_key: bool = False) -> NoReturn:
+    """Report one fault from inside a pydantic validator."""
+    raise PydanticCustomError("findings", "invalid", {"findings": (Finding(message, code, hint, at, on_key),)})
 
 
-def reject_any(findings: Iterable[ValidationFinding]) -> None:
-    """Call `reject` if there are findings."""
+def reject_any(findings: Iterable[Finding]) -> None:
+    """Report all faults, if there are any, from inside a pydantic validator."""
     if found := tuple(findings):
-        reject(*found)
+        raise PydanticCustomError("findings", "invalid", {"findings": found})
 
 
-def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[ValidationFinding]:
+def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Finding]:
     """All findings of a failed validation, with `at` relative to the whole document."""
     for detail in error.errors(include_url=False):
         if not _is_echo(detail):
@@ -97,7 +97,7 @@ def _is_echo(detail: ErrorDetails) -> bool:
     return detail["type"] == "too_short" and len(detail["input"]) >= (detail.get("ctx") or {})["min_length"]
 
 
-def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[ValidationFinding]:
+def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Finding]:
     loc: Loc = detail["loc"]
     context: Mapping[str, Any] = detail.get("ctx") or {}
     if detail["type"] == "findings":
@@ -106,31 +106,29 @@ def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Valida
         yield replace(_finding(detail["type"], loc, detail, context, model), at=loc)
 
 
-def _finding(
-    kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, Any], model: type[BaseModel]
-) -> ValidationFinding:
+def _finding(kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, Any], model: type[BaseModel]) -> Finding:
     last = str(loc[-1]) if loc else ""
     if kind == "extra_forbidden":
         hint = _elsewhere(model, loc) or did_you_mean(last, _keys_at(model, loc[:-1]))
-        return ValidationFinding(f'unknown key "{last}"', "Y101", hint, on_key=True)
+        return Finding(f'unknown key "{last}"', "Y101", hint, on_key=True)
     if kind == "missing":
-        return ValidationFinding(f'the key "{last}" is missing', "Y102", on_key=True)
+        return Finding(f'the key "{last}" is missing', "Y102", on_key=True)
     if kind in _EXPECTED:
         return _wrong_type(_EXPECTED[kind], detail["input"])
     if kind == "literal_error":
         return _wrong_word(detail["input"], context)
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        return ValidationFinding(f"{words} {context[bound]}")
+        return Finding(f"{words} {context[bound]}")
     if kind in _LENGTHS:
         bound, words, unit, unit_of_one = _LENGTHS[kind]
-        return ValidationFinding(f"{words} {context[bound]} {unit if context[bound] != 1 else unit_of_one}")
+        return Finding(f"{words} {context[bound]} {unit if context[bound] != 1 else unit_of_one}")
     if kind == "value_error":
-        return ValidationFinding(str(context["error"]))
-    return ValidationFinding(detail["msg"][:1].lower() + detail["msg"][1:])
+        return Finding(str(context["error"]))
+    return Finding(detail["msg"][:1].lower() + detail["msg"][1:])
 
 
-def _wrong_type(expected: str, found: object) -> ValidationFinding:
+def _wrong_type(expected: str, found: object) -> Finding:
     hint = ""
     if expected == "a string" and isinstance(found, bool | int | float):
         hint = "quote it"
@@ -140,7 +138,7 @@ def _wrong_type(expected: str, found: object) -> ValidationFinding:
         hint = "write it without quotes" if _is_spelt(found, expected) else f"write {expected}"
     elif expected == "a mapping" and found is None:
         hint = "write something below it, or remove it"
-    return ValidationFinding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
+    return Finding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
 
 
 def _is_spelt(text: str, expected: str) -> bool:
@@ -167,17 +165,17 @@ def _kind_of(value: object) -> str:
     return "something else"
 
 
-def _wrong_word(found: object, context: Mapping[str, Any]) -> ValidationFinding:
+def _wrong_word(found: object, context: Mapping[str, Any]) -> Finding:
     expected = str(context["expected"]).replace("'", '"')
     known = [word.strip() for word in expected.replace(" or ", ", ").split(",")]
     words = [word.strip('"') for word in known]
     hint = f"it must be {expected}"
     if isinstance(found, str) and found in known:  # the number 1 is valid, and "1" was written
-        return ValidationFinding(f"expected {expected}, found a string", "Y103", "write it without quotes")
+        return Finding(f"expected {expected}, found a string", "Y103", "write it without quotes")
     if isinstance(found, str) and (near := get_close_matches(found, words, n=1)):
         hint = f'did you mean "{near[0]}"?'
     shown = f'"{found}"' if isinstance(found, str) else _kind_of(found)
-    return ValidationFinding(f"{shown} is not one of the known values", "Y104", hint)
+    return Finding(f"{shown} is not one of the known values", "Y104", hint)
 
 
 def _elsewhere(model: type[BaseModel], loc: Loc) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
-from sidecar.settings.validation_errors import ValidationFinding, findings_of
+from sidecar.settings.validation_errors import Finding, findings_of
 from sidecar.settings.yaml_nodes import MAX_BYTES, Loc, YamlNode, YamlSpan, compose, lines_of, shown_line
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -83,7 +83,7 @@ class Document:
         except ValidationError as error:
             self.refuse(self._placed(finding) for finding in findings_of(error, model))
 
-    def _placed(self, finding: ValidationFinding) -> Fault:
+    def _placed(self, finding: Finding) -> Fault:
         node = self.nearest(finding.at)
         if node.secret or node.shown is not None:
             # Hints and quoted words may repeat the value, and values of secret files or ${VAR} must not be shown.

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator
 
 from sidecar.errors import PolicyError
 from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, NOBODY, Disabled, SwitchEntry, is_pattern, is_reason
 from sidecar.settings.field_types import Many, Section
 from sidecar.settings.timestamps import Moment
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_document import read_document
 
 DISABLED_FILE = "disabled.yaml"
@@ -42,13 +42,13 @@ def load_disabled(path: Path) -> Disabled:
 def _pattern(text: str) -> str:
     if not is_pattern(text):
         hint = "write user:<id> or nhi:<id>, where * is any run of characters; roles cannot be disabled"
-        reject(ValidationFinding("this names no principal", hint=hint))
+        reject("this names no principal", hint=hint)
     return text
 
 
 def _reason(text: str) -> str:
     if not is_reason(text):
-        reject(ValidationFinding(f"a reason is one line of {MAX_REASON_CHARS} characters at most"))
+        reject(f"a reason is one line of {MAX_REASON_CHARS} characters at most")
     return text
 
 
@@ -71,15 +71,10 @@ class DisabledFile(Section):
     version: Literal[1]
     disabled: Many[Annotated[DisabledEntry, BeforeValidator(_from_name)]] = ()
 
-    @model_validator(mode="after")
-    def _each_once(self) -> DisabledFile:
-        reject_any(self._repeated())
-        return self
-
-    def _repeated(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         known = set[str]()
         for index, entry in enumerate(self.disabled):
             if entry.principal in known:
                 hint = "keep one of them"
-                yield ValidationFinding(f"{entry.principal} stands here twice", hint=hint, at=("disabled", index))
+                yield Finding(f"{entry.principal} stands here twice", hint=hint, at=("disabled", index))
             known.add(entry.principal)

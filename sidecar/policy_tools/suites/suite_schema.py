@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from sidecar.errors import Refusal
 from sidecar.policy import grammar
@@ -37,7 +37,7 @@ from sidecar.policy_tools.suites.value_types import (
 )
 from sidecar.protocols.mcp import messages
 from sidecar.settings.field_types import Count, Many, Scope, Seconds, Section, Slug
-from sidecar.settings.validation_errors import ValidationFinding, did_you_mean, reject_any
+from sidecar.settings.validation_errors import Finding, did_you_mean
 from sidecar.vocabulary import ANONYMOUS, Question
 
 MAX_TESTS_PER_FILE = 20_000
@@ -82,21 +82,16 @@ class Expect(Section):
     shows: Names | None = None
     """Exactly the names that the list shows, in any order."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Expect:
-        reject_any(self._contradictions())
-        return self
-
-    def _contradictions(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         if self.decision is None and self.shows is None:
-            yield ValidationFinding('the key "decision" is missing', "Y102")
+            yield Finding('the key "decision" is missing', "Y102")
             return
         if self.shows is not None and self.decision == "deny":
-            yield ValidationFinding("a list that is denied shows nothing", "T107", "keep one of them", ("shows",), True)
+            yield Finding("a list that is denied shows nothing", "T107", "keep one of them", ("shows",), True)
         if self.decision != "deny":
             for key in ("reason", "at"):
                 if getattr(self, key) is not None:
-                    yield ValidationFinding(f"{key} belongs to a denial", "T107", "write decision: deny", (key,), True)
+                    yield Finding(f"{key} belongs to a denial", "T107", "write decision: deny", (key,), True)
 
 
 class SuiteCatalogue(Section):
@@ -173,95 +168,85 @@ class WrittenTest(Section):
         named = {"uri": name} if kind == "resource" else {"name": name, "arguments": self.args}
         return messages.METHODS[action].questions(server, action, {**named, "_meta": self.meta})[0]
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> WrittenTest:
-        reject_any((*self._faults_of_chain(), *self._faults_of_question(), *self._faults_of_repeat()))
-        return self
+    def _faults(self) -> Iterator[Finding]:
+        yield from self._faults_of_chain()
+        yield from self._faults_of_question()
+        yield from self._faults_of_repeat()
 
-    def _faults_of_chain(self) -> Iterator[ValidationFinding]:
+    def _faults_of_chain(self) -> Iterator[Finding]:
         if len(set(self.chain)) != len(self.chain):
-            yield ValidationFinding(
-                "a principal stands twice in the chain", "T102", "no credential proves that", ("as",)
-            )
+            yield Finding("a principal stands twice in the chain", "T102", "no credential proves that", ("as",))
         if ANONYMOUS in self.chain and len(self.chain) > 1:
-            yield ValidationFinding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
+            yield Finding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
         for key in ("roles", "scopes"):
             for name in getattr(self, key):
                 if name not in self.chain:
                     hint = did_you_mean(name, self.chain)
-                    yield ValidationFinding(f"{name} is not in the chain", "T102", hint, (key, name), True)
+                    yield Finding(f"{name} is not in the chain", "T102", hint, (key, name), True)
                 elif name == ANONYMOUS:
-                    yield ValidationFinding("anonymous has no token", "T102", "", (key, name), True)
+                    yield Finding("anonymous has no token", "T102", "", (key, name), True)
 
-    def _faults_of_question(self) -> Iterator[ValidationFinding]:
+    def _faults_of_question(self) -> Iterator[Finding]:
         if (self.calls is None) == (self.lists is None):
-            yield ValidationFinding("a test has either calls or lists", "T107", "write one of them")
+            yield Finding("a test has either calls or lists", "T107", "write one of them")
         elif self.lists is not None:
             yield from self._faults_of_list()
         else:
             yield from self._faults_of_call()
 
-    def _faults_of_list(self) -> Iterator[ValidationFinding]:
+    def _faults_of_list(self) -> Iterator[Finding]:
         for key in ("action", "args", "meta"):
             if getattr(self, key):
-                yield ValidationFinding(f"{key} belongs to a call", "T107", "a list has none", (key,), True)
+                yield Finding(f"{key} belongs to a call", "T107", "a list has none", (key,), True)
         if self.expect.decision != "deny" and self.expect.shows is None:
-            yield ValidationFinding(
-                "what does the list show?", "T107", "expect: [name, …], or expect: deny", ("expect",)
-            )
+            yield Finding("what does the list show?", "T107", "expect: [name, …], or expect: deny", ("expect",))
         for key in ("limits", "rule"):
             if getattr(self.expect, key) is not None:
-                yield ValidationFinding(f"{key} belongs to a call", "T107", "", ("expect", key), True)
+                yield Finding(f"{key} belongs to a call", "T107", "", ("expect", key), True)
 
-    def _faults_of_call(self) -> Iterator[ValidationFinding]:
+    def _faults_of_call(self) -> Iterator[Finding]:
         kind = (self.calls or "").partition(":")[0]
         if self.of is not None:
-            yield ValidationFinding("of belongs to lists", "T107", "", ("of",), True)
+            yield Finding("of belongs to lists", "T107", "", ("of",), True)
         if self.expect.shows is not None:
-            yield ValidationFinding(
-                "a call shows no names", "T107", "write allow or deny, or ask lists: <server>", ("expect",)
-            )
+            yield Finding("a call shows no names", "T107", "write allow or deny, or ask lists: <server>", ("expect",))
         if kind == "nhi" and self.action is None:
-            yield ValidationFinding('the key "action" is missing', "Y102")
+            yield Finding('the key "action" is missing', "Y102")
         elif kind == "nhi" and self.action not in _OF_NHIS:
-            yield ValidationFinding(
+            yield Finding(
                 f"{self.action} is not asked of an nhi", "T103", "name the tool, prompt or resource", ("action",)
             )
         elif kind != "nhi" and self.action not in (None, _ON_SERVERS[kind]):
             hint = f"it is asked as {_ON_SERVERS[kind]}"
-            yield ValidationFinding(f"{self.action} is not asked of a {kind}", "T103", hint, ("action",))
+            yield Finding(f"{self.action} is not asked of a {kind}", "T103", hint, ("action",))
         else:
             yield from self._faults_of_parameters(kind)
 
-    def _faults_of_parameters(self, kind: str) -> Iterator[ValidationFinding]:
+    def _faults_of_parameters(self, kind: str) -> Iterator[Finding]:
         if self.args and kind == "resource":
-            yield ValidationFinding("a resource is read without arguments", "T107", "", ("args",), True)
+            yield Finding("a resource is read without arguments", "T107", "", ("args",), True)
         if (self.args or self.meta) and self.action in _OF_SERVERS:
             key = "args" if self.args else "meta"
-            yield ValidationFinding(f"no rule reads {key} of {self.action}", "T107", "", (key,), True)
+            yield Finding(f"no rule reads {key} of {self.action}", "T107", "", (key,), True)
         try:
             self.asked()
         except Refusal as refusal:
             key = "args" if "params.arguments" in refusal.detail else "calls"
-            yield ValidationFinding(
-                refusal.detail.replace("params.arguments", "args").replace("params.", ""), "T104", "", (key,)
-            )
+            yield Finding(refusal.detail.replace("params.arguments", "args").replace("params.", ""), "T104", "", (key,))
 
-    def _faults_of_repeat(self) -> Iterator[ValidationFinding]:
+    def _faults_of_repeat(self) -> Iterator[Finding]:
         if self.repeat is None:
             if self.expect.at is not None:
-                yield ValidationFinding(
-                    "at counts the calls of a repeat", "T107", "there is none", ("expect", "at"), True
-                )
+                yield Finding("at counts the calls of a repeat", "T107", "there is none", ("expect", "at"), True)
             if self.expect.reason in BY_LIMITS:
-                yield ValidationFinding(
+                yield Finding(
                     "one call alone never meets a limit", "T107", "write repeat: {times: …}", ("expect", "reason")
                 )
         elif self.calls is None or self.session:
             hint = "session_calls_per_minute bounds lists and sessions"
-            yield ValidationFinding("no limit of the policy counts this", "T107", hint, ("repeat",), True)
+            yield Finding("no limit of the policy counts this", "T107", hint, ("repeat",), True)
         elif self.expect.at is not None and self.expect.at > self.repeat.times:
-            yield ValidationFinding(f"there are only {self.repeat.times} calls", "T107", "", ("expect", "at"))
+            yield Finding(f"there are only {self.repeat.times} calls", "T107", "", ("expect", "at"))
 
 
 class SuiteFile(Section):
@@ -286,38 +271,35 @@ class SuiteFile(Section):
     tests: Annotated[Many[WrittenTest], Field(min_length=1, max_length=MAX_TESTS_PER_FILE)]
     """One question and its answer each."""
 
-    @model_validator(mode="after")
-    def _holds_together(self) -> SuiteFile:
-        reject_any((*self._repeated(), *self._uncatalogued()))
-        return self
+    def _faults(self) -> Iterator[Finding]:
+        yield from self._repeated()
+        yield from self._uncatalogued()
 
-    def _repeated(self) -> Iterator[ValidationFinding]:
+    def _repeated(self) -> Iterator[Finding]:
         known: dict[str, int] = {}
         for index, test in enumerate(self.tests):
             first = known.setdefault(test.name, index)
             if first != index:
                 message = f"test {first + 1} of this suite has the same name"
-                yield ValidationFinding(message, "T101", "say what makes them different", ("tests", index, "name"))
+                yield Finding(message, "T101", "say what makes them different", ("tests", index, "name"))
 
-    def _uncatalogued(self) -> Iterator[ValidationFinding]:
+    def _uncatalogued(self) -> Iterator[Finding]:
         for server, catalogue in self.catalogue.items():
             for member in ("tools", "prompts", "resources"):
                 for index, name in enumerate(getattr(catalogue, member)):
                     if listed_question(member, server, name) is None:
                         message = f"no {member.removesuffix('s')} can be called {shown(name)}"
-                        yield ValidationFinding(message, "T104", "", ("catalogue", server, member, index))
+                        yield Finding(message, "T104", "", ("catalogue", server, member, index))
         for index, test in enumerate(self.tests):
             for place, name in enumerate(test.expect.shows or ()):
                 yield from self._faults_of_name(test, name, ("tests", index, "expect", place))
 
-    def _faults_of_name(self, test: WrittenTest, name: str, at: tuple[str | int, ...]) -> Iterator[ValidationFinding]:
+    def _faults_of_name(self, test: WrittenTest, name: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
         server, member = test.lists or "", test.of or "tools"
         if listed_question(member, server, name) is None:
-            yield ValidationFinding(f"no {member.removesuffix('s')} can be called {shown(name)}", "T104", "", at)
+            yield Finding(f"no {member.removesuffix('s')} can be called {shown(name)}", "T104", "", at)
         elif server in self.catalogue and name not in (known := self.catalogue[server].names(member)):
-            yield ValidationFinding(
-                f"{name} is not in the catalogue of {server}", "T104", did_you_mean(name, known), at
-            )
+            yield Finding(f"{name} is not in the catalogue of {server}", "T104", did_you_mean(name, known), at)
 
 
 def listed_question(member: str, server: str, name: str) -> Question | None:

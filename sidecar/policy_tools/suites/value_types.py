@@ -18,7 +18,7 @@ from sidecar.policy.faults import shown
 from sidecar.policy.grammar import Wrong
 from sidecar.settings.field_types import Many
 from sidecar.settings.uris import named_object
-from sidecar.settings.validation_errors import ValidationFinding, did_you_mean, reject
+from sidecar.settings.validation_errors import did_you_mean, reject
 from sidecar.vocabulary import ANONYMOUS
 
 MAX_NAMES = 5_000
@@ -40,7 +40,7 @@ class AnyOf:
 
 def _label(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        reject(ValidationFinding("a name is one line of printable characters"))
+        reject("a name is one line of printable characters")
     return text
 
 
@@ -51,7 +51,7 @@ def _read_by(reader: Callable[[str], object], code: str) -> AfterValidator:
         try:
             reader(text)
         except Wrong as wrong:
-            reject(ValidationFinding(wrong.message, code, wrong.hint))
+            reject(wrong.message, code, wrong.hint)
         return text
 
     return AfterValidator(check)
@@ -90,7 +90,7 @@ def _reason(text: str) -> str:
     if text not in _REASONS:
         known = text in {reason.value for reason in Reason}
         message = f"no test of a policy sees {shown(text)}" if known else f"{shown(text)} is no reason"
-        reject(ValidationFinding(message, "T105", did_you_mean(text, _REASONS)))
+        reject(message, "T105", did_you_mean(text, _REASONS))
     return text
 
 

@@ -14,7 +14,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.schedules import ScheduleSettings, acts_as, schedule_faults
 from sidecar.settings.sidecar_file import Settings
-from sidecar.settings.validation_errors import ValidationFinding
+from sidecar.settings.validation_errors import Finding
 from sidecar.tasks.api.request_reader import sends
 from sidecar.tasks.programs.prompts import prompt_from
 from sidecar.vocabulary import Call, Principal
@@ -66,7 +66,7 @@ def check_fits(
         )
 
 
-def told(finding: ValidationFinding) -> str:
+def told(finding: Finding) -> str:
     """Formats a finding about a definition that is in no file as one sentence: where, what, how to mend it, and its
     code."""
     at = ".".join(str(part) for part in finding.at[2:] if part != "")

@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import orjson
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from sidecar.errors import PolicyError
 from sidecar.protocols.hidden_characters import revealed
 from sidecar.protocols.mcp.messages import NAME
 from sidecar.settings.field_types import Section, Slug, Word
 from sidecar.settings.timestamps import seconds_of
-from sidecar.settings.validation_errors import ValidationFinding, reject, reject_any
+from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_document import Document, read_bytes, read_document
 from sidecar.upstreams.mcp.pins import NO_PINS, Pin, Pins, digest_of, pin_of, pinned_part
 
@@ -106,14 +106,14 @@ def _says(path: Path, text: str) -> Mapping[str, Mapping[str, Pin]] | None:
 
 def _tool_name(text: str) -> str:
     if not NAME.match(text):
-        reject(ValidationFinding("this is no tool's name", hint=_BY_COMMAND))
+        reject("this is no tool's name", hint=_BY_COMMAND)
     return text
 
 
 def _digest(text: str) -> str:
     digits = text.removeprefix(_ALGORITHM)
     if digits == text or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
-        reject(ValidationFinding("this is no digest", hint=f"{_ALGORITHM} and 64 hexadecimal digits; {_BY_COMMAND}"))
+        reject("this is no digest", hint=f"{_ALGORITHM} and 64 hexadecimal digits; {_BY_COMMAND}")
     return digits
 
 
@@ -121,7 +121,7 @@ def _moment(text: str) -> str:
     try:
         seconds_of(text)
     except ValueError:
-        reject(ValidationFinding("this is no time", hint="such as 2027-03-31T00:00:00Z"))
+        reject("this is no time", hint="such as 2027-03-31T00:00:00Z")
     return text
 
 
@@ -133,26 +133,17 @@ class PinEntry(Section):
     pinned_by: Word
     definition: str
 
-    @model_validator(mode="after")
-    def _belongs_together(self) -> PinEntry:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         try:
             definition = orjson.loads(self.definition)
         except orjson.JSONDecodeError:
             definition = None
         if not isinstance(definition, dict) or pinned_part(definition) != definition:
-            yield ValidationFinding("this is no definition of a tool", hint=_BY_COMMAND, at=("definition",))
+            yield Finding("this is no definition of a tool", hint=_BY_COMMAND, at=("definition",))
         elif digest_of(definition) != self.digest:
-            yield ValidationFinding(
-                "the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",)
-            )
+            yield Finding("the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",))
         elif readable(definition) != self.definition:  # a duplicate key, say: readers may differ on it
-            yield ValidationFinding(
-                "the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",)
-            )
+            yield Finding("the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",))
 
     def pin(self) -> Pin:
         """The pin of this entry."""
@@ -167,17 +158,12 @@ class PinsFile(Section):
     version: Literal[1]
     servers: dict[Slug, dict[Annotated[str, AfterValidator(_tool_name)], PinEntry]] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _named_alike(self) -> PinsFile:
-        reject_any(self._misplaced())
-        return self
-
-    def _misplaced(self) -> Iterator[ValidationFinding]:
+    def _faults(self) -> Iterator[Finding]:
         for server, tools in self.servers.items():
             for tool, entry in tools.items():
                 if orjson.loads(entry.definition).get("name") != tool:
                     at = ("servers", server, tool, "definition")
-                    yield ValidationFinding("this is the definition of another tool", hint=_BY_COMMAND, at=at)
+                    yield Finding("this is the definition of another tool", hint=_BY_COMMAND, at=at)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

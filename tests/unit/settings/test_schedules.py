@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from sidecar.errors import SettingsError
 from sidecar.settings import load_settings, schedules
 from sidecar.settings.schedules import ScheduleSettings, acts_as, schedule_faults
-from sidecar.settings.validation_errors import ValidationFinding, findings_of
+from sidecar.settings.validation_errors import Finding, findings_of
 
 
 def schedule(**more: Any) -> ScheduleSettings:
     return ScheduleSettings.model_validate({"agent": "summariser", "cron": "0 2 * * *", **more})
 
 
-def faults_of(**more: Any) -> list[ValidationFinding]:
+def faults_of(**more: Any) -> list[Finding]:
     with pytest.raises(ValidationError) as raised:
         schedule(**more)
     return list(findings_of(raised.value, ScheduleSettings))
