@@ -1,7 +1,6 @@
 """The metric series of the sidecar.
 
-Every series of CONTRACT 8 is declared here once. The stages report events by the methods of `Metrics`; no other module
-uses the name of a series.
+Every series of CONTRACT 8 is declared here once, in `Metrics`; no other module uses the name of a series.
 
 Label values come from the settings or from closed sets; any other becomes `other`, so that callers cannot create series
 (threats O7). There is also a hard limit on the number of series, and what exceeds it is counted.
@@ -13,19 +12,18 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from sidecar import __version__
 from sidecar.errors import Reason
-from sidecar.observability.registry import AS_GIVEN, OTHER, SeriesTable
+from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, SeriesTable
 from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.vocabulary import PermissionKind
@@ -74,11 +72,7 @@ TROUBLE = (
     Reason.RESPONSE_REFUSED,
 )
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
-POLICY_REASONS = (
-    *DENIALS,
-    Reason.METHOD_UNKNOWN,
-    Reason.PRINCIPAL_DISABLED,
-)
+POLICY_REASONS = (*DENIALS, Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED)
 AUTH_REASONS = (
     Reason.UNAUTHENTICATED,
     Reason.BAD_CREDENTIAL,
@@ -89,10 +83,11 @@ AUTH_REASONS = (
 
 
 class Metrics:
-    """Every series, and the methods that update them. Times are in seconds.
+    """Every series, and what updates them. Times are in seconds.
 
-    `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count costs) are the configured
-    names; `reconfigured` changes them.
+    The attributes that are declared with `.count`, `.put` and `.time` are called with the series' labels, or with its
+    value. `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count costs) are the
+    configured names; `reconfigured` changes them.
     """
 
     def __init__(
@@ -103,239 +98,215 @@ class Metrics:
         limits: Iterable[str] = (),
         budgets: Iterable[str] = (),
     ) -> None:
-        # Label values, filled by `reconfigured`.
+        self._tables: list[SeriesTable] = []
+        self._of_servers: list[SeriesTable] = []  # created for MCP servers and not for agents
+
+        def table(kind: Kind, name: str, help_: str, /, **more: Any) -> SeriesTable:
+            self._tables.append(SeriesTable(kind, name, help_, **more))
+            return self._tables[-1]
+
+        counter, gauge = partial(table, "counter"), partial(table, "gauge")
+        times_of_requests = partial(table, "histogram", bounds=REQUEST_BUCKETS_S)
+        times_of_stages = partial(table, "histogram", bounds=STAGE_BUCKETS_S)
+        # Label values, filled by `reconfigured` and `agents_offered`.
         self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
-        self._agents = set[str]()  # agent programs, filled by `agents_offered`
-        self._schedules = set[str]()
+        self._programs, self._schedules = set[str](), set[str]()
         self._configured_schedules, self._added_schedules = frozenset[str](), frozenset[str]()
-        self._requests = SeriesTable(
-            "counter",
+        of_upstreams = {"upstream": self._upstreams}
+        late: dict[str, Any] = of_upstreams | {"late": True}
+
+        def of_server(kind: Kind, name: str, help_: str) -> SeriesTable:
+            self._of_servers.append(table(kind, name, help_, **late))
+            return self._of_servers[-1]
+
+        # Requests
+        self._requests = counter(
             "requests_total",
             "Requests answered on the data listener.",
-            {"protocol": PROTOCOLS, "upstream": self._upstreams, "method": WIRE_METHODS, "status": STATUSES},
+            late=True,
+            protocol=PROTOCOLS,
+            **of_upstreams,
+            method=WIRE_METHODS,
+            status=STATUSES,
         )
-        self._request_s = SeriesTable(
-            "histogram",
+        self._request_s = times_of_requests(
             "request_duration_seconds",
             "Time from the first byte of a request to the end of its answer.",
-            {"protocol": PROTOCOLS, "upstream": self._upstreams},
-            REQUEST_BUCKETS_S,
+            protocol=PROTOCOLS,
+            upstream=self._upstreams,
+            late=True,
         )
-        self._stage_s = SeriesTable(
-            "histogram",
-            "stage_duration_seconds",
-            "Time spent in each stage of a request.",
-            {"stage": STAGES},
-            STAGE_BUCKETS_S,
+        self._stage_s = times_of_stages(
+            "stage_duration_seconds", "Time spent in each stage of a request.", stage=STAGES
         )
-        self._unanswered = SeriesTable(
-            "counter",
+        self._inflight = gauge("inflight_requests", "Requests under way.", protocol=PROTOCOLS)
+        self._streams = gauge("open_streams", "Event streams open to callers.", protocol=PROTOCOLS)
+        self.sessions = gauge("sessions", "Sessions of callers that are alive.").put
+        self.refusal_unanswered = counter(
             "refusals_unanswered_total",
-            "Requests of callers who are nobody that were closed unanswered: their address was refused too often.",
-        )
-        self._decisions = SeriesTable(
-            "counter",
-            "decisions_total",
-            "Policy answers, one for each call.",
-            {"kind": KINDS, "decision": DECISIONS, "reason": (NONE, *POLICY_REASONS)},
-        )
-        self._limit_checks = SeriesTable(
-            "counter",
-            "limit_checks_total",
-            "Limits asked, by answer.",
-            {"limit": self._limits, "outcome": LIMIT_OUTCOMES},
-        )
-        self._budget_used = SeriesTable(
-            "gauge",
-            "budget_used_ratio",
-            "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
-            {"budget": self._budgets},
-        )
-        self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
-        self._auth_failures = SeriesTable(
-            "counter",
+            "Unauthenticated requests that were closed unanswered: their address was refused too often.",
+        ).count
+        self.auth_failed = counter(
             "auth_failures_total",
             "Requests whose caller was not accepted.",
-            {"credential": CREDENTIALS, "reason": AUTH_REASONS},
+            credential=CREDENTIALS,
+            reason=AUTH_REASONS,
+        ).count
+        reasons = (NONE, *POLICY_REASONS)
+        self._decisions = counter(
+            "decisions_total",
+            "Policy answers, one for each call.",
+            late=True,
+            kind=KINDS,
+            decision=DECISIONS,
+            reason=reasons,
         )
-        self._schema_violations = SeriesTable(
-            "counter",
-            "schema_violations_total",
-            "Calls whose arguments did not fit the schema.",
-            {"upstream": self._upstreams},
+        self.limit_checked = counter(
+            "limit_checks_total", "Limits asked, by answer.", limit=self._limits, outcome=LIMIT_OUTCOMES
+        ).count
+        self._budget_used = gauge(
+            "budget_used_ratio",
+            "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
+            budget=self._budgets,
         )
-        self._upstream_up = SeriesTable(
-            "gauge",
-            "upstream_up",
-            "Whether the upstream answers (1) or is offline.",
-            {"upstream": self._upstreams},
+        self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
+
+        # Upstreams
+        self.schema_violated = of_server(
+            "counter", "schema_violations_total", "Calls whose arguments did not fit the schema."
+        ).count
+        self._upstream_up = gauge("upstream_up", "Whether the upstream answers (1) or is offline.", **of_upstreams)
+        self._upstream_state = gauge(
+            "upstream_state", "1 for the status that the upstream has.", **of_upstreams, state=UPSTREAM_STATES
         )
-        self._upstream_state = SeriesTable(
-            "gauge",
-            "upstream_state",
-            "1 for the status that the upstream has.",
-            {"upstream": self._upstreams, "state": UPSTREAM_STATES},
-        )
-        self._breaker_moves = SeriesTable(
-            "counter",
+        self.breaker_moved = counter(
             "breaker_transitions_total",
             "Changes of the upstream's breaker, by the state it came into.",
-            {"upstream": self._upstreams, "to": BREAKER_STATES},
-        )
-        self._sessions_lost = SeriesTable(
+            **of_upstreams,
+            to=BREAKER_STATES,
+        ).count
+        self.session_lost = of_server(
             "counter",
             "upstream_sessions_lost_total",
             "Sessions that the upstream had opened and did not know any more.",
-            {"upstream": self._upstreams},
-        )
-        self._messages_dropped = SeriesTable(
+        ).count
+        self.message_dropped = of_server(
             "counter",
             "upstream_messages_dropped_total",
             "Messages of the upstream, beside answers, that were dropped because they were malformed.",
-            {"upstream": self._upstreams},
-        )
-        self._pin_mismatches = SeriesTable(
+        ).count
+        self._pin_mismatches = of_server(
             "gauge",
             "pin_mismatches",
             "Tools that are not as they were pinned, or without pins as they were first listed.",
-            {"upstream": self._upstreams},
         )
-        self._hidden_text = SeriesTable(
-            "gauge",
-            "hidden_text_tools",
-            "Tools with hidden characters in their texts.",
-            {"upstream": self._upstreams},
-        )
-        self._upstream_s = SeriesTable(
-            "histogram",
+        self._hidden_text = of_server("gauge", "hidden_text_tools", "Tools with hidden characters in their texts.")
+        self._upstream_s = times_of_requests(
             "upstream_duration_seconds",
             "Time from sending a call to the upstream to the end of its answer.",
-            {"upstream": self._upstreams},
-            REQUEST_BUCKETS_S,
+            **of_upstreams,
         )
-        self._missed = SeriesTable(
-            "counter",
+        self.federation_missed = counter(
             "federation_unavailable_total",
             "Servers that did not answer a question to all servers.",
-            {"upstream": self._upstreams, "reason": TROUBLE},
-        )
-        self._inflight = SeriesTable("gauge", "inflight_requests", "Requests under way.", {"protocol": PROTOCOLS})
-        self._streams = SeriesTable("gauge", "open_streams", "Event streams open to callers.", {"protocol": PROTOCOLS})
-        self._task_states = SeriesTable(
-            "gauge", "a2a_tasks", "Tasks of the task API that are kept.", {"state": TASK_STATES}
-        )
-        self._agent_runs = SeriesTable(
-            "counter",
-            "agent_runs_total",
-            "Runs of agents that are programs, of one that asks its turns, by what they came to.",
-            {"agent": self._agents, "status": AGENT_STATUSES},
-        )
-        self._agent_queue = SeriesTable(
-            "gauge", "agent_queue_length", "Runs of the agent that wait for their turn here.", {"agent": self._agents}
-        )
-        self._agent_executions = SeriesTable(
-            "gauge",
+            **late,
+            reason=TROUBLE,
+        ).count
+
+        # Tasks, agent programs, schedules, callbacks
+        self._task_states = gauge("a2a_tasks", "Tasks of the task API that are kept.", state=TASK_STATES)
+        programs = {"agent": self._programs}
+        self.agent_ran = counter(
+            "agent_runs_total", "Ended runs of agent programs, by result.", **programs, status=AGENT_STATUSES
+        ).count
+        self._agent_queue = gauge("agent_queue_length", "Runs of the agent that wait for their turn here.", **programs)
+        self._agent_executions = gauge(
             "agent_executions",
             "Runs of the agent that are under way here, by their state; idle waits for its turn.",
-            {"agent": self._agents, "state": AGENT_STATES},
+            **programs,
+            state=AGENT_STATES,
         )
-        self._agent_pool = SeriesTable(
-            "gauge",
+        self._agent_pool = gauge(
             "agent_pool_used_ratio",
             "How many runs of the agent are at work here, of those that may be at once.",
-            {"agent": self._agents},
+            **programs,
         )
-        self._schedule_runs = SeriesTable(
-            "counter",
+        schedules = {"schedule": self._schedules}
+        self._schedule_runs = counter(
             "schedule_runs_total",
             "Runs of the schedule, and times at which it was due without one, by what they came to.",
-            {"schedule": self._schedules, "result": SCHEDULE_RESULTS},
+            **schedules,
+            result=SCHEDULE_RESULTS,
         )
-        self._schedule_success = SeriesTable(
-            "gauge",
+        self._schedule_success = gauge(
             "schedule_last_success_timestamp_seconds",
             "When a run of the schedule ended well, since the epoch.",
-            {"schedule": self._schedules},
+            late=True,
+            **schedules,
         )
-        self._sessions = SeriesTable("gauge", "sessions", "Sessions of callers that are alive.")
-        self._policy_rules = SeriesTable("gauge", "policy_rules", "Rules of the serving policy.", {"kind": KINDS})
-        self._policy_info = SeriesTable(
-            "gauge", "policy_info", "The revision of the serving policy.", {"revision": AS_GIVEN}
-        )
-        self._reloads = SeriesTable("counter", "policy_reloads_total", "Reloads of the policy.", {"result": RELOADS})
-        self._reloaded_at = SeriesTable(
-            "gauge", "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
-        )
-        self._source_up = SeriesTable(
-            "gauge", "policy_source_up", "Whether the source of policy was well when last looked at."
-        )
-        self._source_at = SeriesTable(
-            "gauge",
-            "policy_source_last_success_timestamp_seconds",
-            "When the source of policy was well, since the epoch.",
-        )
-        self._source_version = SeriesTable("gauge", "policy_source_version", "The version of the policy that it gave.")
-        self._replicas = SeriesTable(
-            "gauge",
-            "policy_replicas",
-            "Other replicas that serve the same policy, or another.",
-            {"revision": REVISIONS},
-        )
-        self._mode = SeriesTable("gauge", "enforcement_mode", "1 for the mode in force.", {"mode": MODES})
-        self._store_up = SeriesTable(
-            "gauge", "store_up", "Whether the store of limits counts what it is asked (1) or not."
-        )
-        self._store_info = SeriesTable("gauge", "store_info", "Which store counts the limits.", {"kind": AS_GIVEN})
-        self._store_s = SeriesTable(
-            "histogram",
-            "store_duration_seconds",
-            "Time of one question to the store of limits.",
-            bounds=STAGE_BUCKETS_S,
-        )
-        self._store_forgot = SeriesTable(
-            "counter",
-            "store_forgot_total",
-            "Times the store came back with less than it had been told, and was told again.",
-            {"how": STORE_FORGOT},
-        )
-        self._store_untold = SeriesTable(
-            "counter",
-            "store_untold_total",
-            "What the store could not be told of calls: an outage was too long, or this process ended in one.",
-            {"verb": STORE_UNTOLD},
-        )
-        self._audit = SeriesTable(
-            "counter",
-            "audit_records_total",
-            "Audit records, by what became of them.",
-            {"event": AUDIT_EVENTS, "result": AUDIT_RESULTS},
-        )
-        self._callbacks = SeriesTable(
-            "counter",
+        self._callbacks = counter(
             "callbacks_total",
             "Attempts to call back, by what became of them; after `failed` comes another.",
-            {"kind": CALLBACK_KINDS, "result": CALLBACK_RESULTS},
+            kind=CALLBACK_KINDS,
+            result=CALLBACK_RESULTS,
         )
-        self._callbacks_waiting = SeriesTable("gauge", "callbacks_waiting", "Callbacks that wait, or are under way.")
-        self._callback_s = SeriesTable(
-            "histogram", "callback_duration_seconds", "Time of one attempt to call back.", bounds=REQUEST_BUCKETS_S
+        self._callback_s = times_of_requests("callback_duration_seconds", "Time of one attempt to call back.")
+        self.callbacks_wait = gauge("callbacks_waiting", "Callbacks that wait, or are under way.").put
+
+        # Policy
+        self._policy_rules = gauge("policy_rules", "Rules of the serving policy.", kind=KINDS)
+        self._policy_info = gauge("policy_info", "The revision of the serving policy.", revision=AS_GIVEN)
+        self.policy_reloaded = counter("policy_reloads_total", "Reloads of the policy.", result=RELOADS).count
+        self._reloaded_at = gauge(
+            "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
         )
-        self._audit_depth = SeriesTable("gauge", "audit_queue_depth", "Records that are on their way to their sink.")
-        self._audit_up = SeriesTable(
-            "gauge", "audit_up", "Whether what was given to the evidence's sink last is there (1) or not."
+        self._source_up = gauge(
+            "policy_source_up", "Whether the source of policy was well when last looked at.", late=True
         )
-        self._audit_copies = SeriesTable(
-            "counter", "audit_copies_total", "Lines for the copy of the evidence.", {"result": AUDIT_COPIES}
+        self._source_at = gauge(
+            "policy_source_last_success_timestamp_seconds",
+            "When the source of policy was well, since the epoch.",
+            late=True,
         )
-        self._loop_lag_s = SeriesTable(
-            "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", bounds=STAGE_BUCKETS_S
+        self._source_version = gauge("policy_source_version", "The version of the policy that it gave.", late=True)
+        self._replicas = gauge(
+            "policy_replicas", "Other replicas that serve the same policy, or another.", revision=REVISIONS, late=True
         )
-        self._build = SeriesTable("gauge", "build_info", "What runs here.", {"version": AS_GIVEN, "python": AS_GIVEN})
-        self._tables = [table for table in vars(self).values() if isinstance(table, SeriesTable)]
+        self._mode = gauge("enforcement_mode", "1 for the mode in force.", mode=MODES)
+
+        # Store, audit, process
+        self.store_up = gauge("store_up", "Whether the store of limits counts what it is asked (1) or not.").put
+        self._store_info = gauge("store_info", "Which store counts the limits.", kind=AS_GIVEN)
+        self.store_answered = times_of_stages(
+            "store_duration_seconds", "Time of one question to the store of limits."
+        ).time
+        self.store_forgot = counter(
+            "store_forgot_total",
+            "Times the store came back with less than it had been told, and was told again.",
+            how=STORE_FORGOT,
+        ).count
+        self._store_untold = counter(
+            "store_untold_total",
+            "What the store could not be told of calls: an outage was too long, or this process ended in one.",
+            verb=STORE_UNTOLD,
+        )
+        self.audit_recorded = counter(
+            "audit_records_total", "Audit records, by what became of them.", event=AUDIT_EVENTS, result=AUDIT_RESULTS
+        ).count
+        self.audit_depth = gauge("audit_queue_depth", "Records that are on their way to their sink.").put
+        self.audit_up = gauge(
+            "audit_up", "Whether the last records that the audit sink was given are written (1) or not."
+        ).put
+        self._audit_copies = counter("audit_copies_total", "Lines for the copy of the evidence.", result=AUDIT_COPIES)
+        self.loop_lagged = times_of_stages("loop_lag_seconds", "How late the event loop comes to a timer.").time
+        self._build = gauge("build_info", "What runs here.", version=AS_GIVEN, python=AS_GIVEN)
+
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        self._declare()
+        self._decisions.declare(KINDS, ("allow",), (NONE,))
+        self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
+        self._build.only((__version__, platform.python_version()))
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
@@ -349,11 +320,7 @@ class Metrics:
     ) -> None:
         """Sets the configured names; upstreams that are `agents` speak A2A, all others MCP. Counters of removed names
         stay, because counters must not go back."""
-        for choices, names in (
-            (self._upstreams, upstreams),
-            (self._limits, limits),
-            (self._budgets, budgets),
-        ):
+        for choices, names in ((self._upstreams, upstreams), (self._limits, limits), (self._budgets, budgets)):
             choices.clear()
             choices.update(names)
         self._budget_used.keep(self._budgets)
@@ -371,17 +338,8 @@ class Metrics:
         self._request_s.declare(("mcp", "http"), of_servers)
         self._request_s.declare(("a2a",), of_agents)
         self._request_s.declare(PROTOCOLS, (OTHER,))
-        self._limit_checks.declare(sorted(self._limits), LIMIT_OUTCOMES)
-        self._budget_used.declare(sorted(self._budgets))
-        self._schema_violations.declare(of_servers)
-        self._upstream_up.declare(sorted(self._upstreams))
-        self._sessions_lost.declare(of_servers)
-        self._messages_dropped.declare(of_servers)
-        self._pin_mismatches.declare(of_servers)
-        self._hidden_text.declare(of_servers)
-        self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
-        self._breaker_moves.declare(sorted(self._upstreams), BREAKER_STATES)
-        self._upstream_s.declare(sorted(self._upstreams))
+        for table in self._of_servers:
+            table.declare(of_servers)
 
     def schedules_added(self, schedules: Collection[str]) -> None:
         """Sets the schedules that are not in the settings."""
@@ -395,7 +353,6 @@ class Metrics:
         self._schedule_success.keep(self._schedules)
         self._schedule_runs.chosen_anew()
         self._schedule_success.chosen_anew()
-        self._schedule_runs.declare(sorted(self._schedules), SCHEDULE_RESULTS)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -417,18 +374,10 @@ class Metrics:
         """Counts a request that was closed without an answer. Replaces `request_finished`."""
         self._inflight.add((protocol,), -1)
 
-    def refusal_unanswered(self) -> None:
-        """Counts an unauthenticated request that was closed for too many refusals."""
-        self._unanswered.add(())
-
     def decided(self, kind: str, decision: str, reason: str | None) -> None:
         """Counts a policy decision. `kind` is that of the deciding link; `decision` is allow, deny or, in shadow mode,
         would_deny."""
         self._decisions.add((kind, decision, NONE if reason is None else reason))
-
-    def federation_missed(self, upstream: str, reason: str) -> None:
-        """Counts a visible server that did not answer a request to all servers."""
-        self._missed.add((upstream, reason))
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
         """Sets the used ratio of one counter of a budget, until it resets (seconds since the epoch)."""
@@ -442,23 +391,9 @@ class Metrics:
             del self._fullest[budget]
             self._budget_used.set((budget,), 0.0)
 
-    def limit_checked(self, limit: str, outcome: str) -> None:
-        """Counts a limit check: `admitted`, `refused`, `unavailable`, or `degraded`, which is admitted locally while
-        the store is out. `limit` is its configured label."""
-        self._limit_checks.add((limit, outcome))
-
-    def auth_failed(self, credential: str, reason: str) -> None:
-        """Counts a caller that was not authenticated. `credential` is the kind presented, or `none`."""
-        self._auth_failures.add((credential, reason))
-
-    def schema_violated(self, upstream: str) -> None:
-        """Counts invalid arguments."""
-        self._schema_violations.add((upstream,))
-
-    # --- upstreams, streams, sessions -------------------------------------------------------------------------------
+    # --- gauges and histograms with labels --------------------------------------------------------------------------
 
     def upstream_answered(self, upstream: str, duration_s: float) -> None:
-        """Records one exchange with an upstream, successful or not."""
         self._upstream_s.observe((upstream,), duration_s)
 
     def upstream_stands(self, upstream: str, status: str) -> None:
@@ -466,58 +401,35 @@ class Metrics:
         if upstream not in self._upstreams:  # one that is being removed
             return
         self._upstream_up.set((upstream,), status != "offline")
-        for each in UPSTREAM_STATES:
-            self._upstream_state.set((upstream, each), each == status)
-
-    def breaker_moved(self, upstream: str, to: str) -> None:
-        """Counts a breaker's new state: `closed`, `open` or `half_open`."""
-        self._breaker_moves.add((upstream, to))
-
-    def session_lost(self, upstream: str) -> None:
-        """Counts a session that the upstream lost."""
-        self._sessions_lost.add((upstream,))
-
-    def message_dropped(self, upstream: str) -> None:
-        """Counts a dropped message of the upstream."""
-        self._messages_dropped.add((upstream,))
+        self._upstream_state.each(UPSTREAM_STATES, {status: 1}, upstream)
 
     def pins_mismatched(self, upstream: str, count: int) -> None:
-        """Sets how many of the upstream's tools differ from their pins."""
         self._pin_mismatches.set((upstream,), count)
 
     def hidden_text_found(self, upstream: str, count: int) -> None:
-        """Sets how many of the upstream's tools have hidden characters in their texts."""
         self._hidden_text.set((upstream,), count)
 
     def streams(self, protocol: str, count: int) -> None:
-        """Sets the number of event streams open to callers."""
         self._streams.set((protocol,), count)
 
     def tasks(self, counts: Mapping[str, int]) -> None:
         """Sets the number of the task API's tasks by state."""
-        for state in TASK_STATES:
-            self._task_states.set((state,), counts.get(state, 0))
+        self._task_states.each(TASK_STATES, counts)
 
     def agents_offered(self, names: Iterable[str]) -> None:
         """Sets the names of the agent programs."""
-        self._agents.clear()
-        self._agents.update(names)
+        self._programs.clear()
+        self._programs.update(names)
         for gauge in (self._agent_queue, self._agent_executions, self._agent_pool):
-            gauge.keep(self._agents)
-            gauge.declare(sorted(self._agents), *([AGENT_STATES] if gauge is self._agent_executions else []))
-        self._agent_runs.chosen_anew()
-        self._agent_runs.declare(sorted(self._agents), AGENT_STATUSES)
-
-    def agent_ran(self, agent: str, status: str) -> None:
-        """Counts a finished run: `success`, `failure`, `timeout` or `cancelled`."""
-        self._agent_runs.add((agent, status))
+            gauge.keep(self._programs)
+        for table in self._tables:
+            table.chosen_anew()
 
     def agent_stands(self, agent: str, running: int, waiting: int, places: int, states: Mapping[str, int]) -> None:
         """Sets an agent's running and waiting runs, its places for concurrent runs, and its runs by state."""
         self._agent_queue.set((agent,), waiting)
         self._agent_pool.set((agent,), running / places)
-        for state in AGENT_STATES:
-            self._agent_executions.set((agent, state), states.get(state, 0))
+        self._agent_executions.each(AGENT_STATES, states, agent)
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
         """Counts the results of a schedule's runs or due times."""
@@ -527,40 +439,31 @@ class Metrics:
         """Sets the time of a schedule's last successful run, in seconds since the epoch."""
         self._schedule_success.set((schedule,), at_s)
 
-    def sessions(self, count: int) -> None:
-        """Sets the number of live sessions."""
-        self._sessions.set((), count)
-
-    # --- policy, store, audit, loop ---------------------------------------------------------------------------------
+    def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
+        self._callbacks.add((kind, result))
+        self._callback_s.time(max(0.0, duration_s))
 
     def policy_loaded(self, revision: str, rules: Mapping[str, int], at: float) -> None:
         """Describes the policy that serves. `rules` counts them by kind, `at` is in seconds since the epoch."""
         self._policy_info.only((revision,))
-        for kind in KINDS:
-            self._policy_rules.set((kind,), rules.get(kind, 0))
-        self._reloaded_at.set((), at)
-
-    def policy_reloaded(self, result: str) -> None:
-        """Counts a reload: `ok`, or `failed`, after which the old policy stays in use."""
-        self._reloads.add((result,))
+        self._policy_rules.each(KINDS, rules)
+        self._reloaded_at.put(at)
 
     def policy_source(self, up: bool, good_at: float | None, version: int | None) -> None:
         """Describes the last check of the policy source; `good_at` is the time of the last successful one."""
-        self._source_up.set((), up)
+        self._source_up.put(up)
         if good_at is not None:
-            self._source_at.set((), good_at)
+            self._source_at.put(good_at)
         if version is not None:
-            self._source_version.set((), version)
+            self._source_version.put(version)
 
     def replicas(self, same: int, other: int) -> None:
         """Sets how many other replicas serve the same revision, and how many another."""
-        self._replicas.set(("same",), same)
-        self._replicas.set(("other",), other)
+        self._replicas.each(REVISIONS, {"same": same, "other": other})
 
     def enforcement(self, mode: str) -> None:
         """Sets the mode in force: `enforce` or `shadow`."""
-        for each in MODES:
-            self._mode.set((each,), each == mode)
+        self._mode.each(MODES, {mode: 1})
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
 
@@ -568,52 +471,13 @@ class Metrics:
         """Sets the kind of store that counts the limits, as in the settings."""
         self._store_info.only((kind,))
 
-    def store_up(self, up: bool) -> None:
-        """Sets whether the store's last answer arrived and did not refuse to count."""
-        self._store_up.set((), up)
-
-    def store_answered(self, duration_s: float) -> None:
-        """Records one request to the store, successful or not."""
-        self._store_s.observe((), duration_s)
-
-    def store_forgot(self, how: str) -> None:
-        """Counts a loss of data in the store: `emptied` (or exchanged), or `rolled_back` by a failover. The usage was
-        written again."""
-        self._store_forgot.add((how,))
-
     def store_untold(self, verb: str, count: int) -> None:
         """Counts calls whose end (`give_back`, `release`) or admission (`charge`) did not reach the store."""
         self._store_untold.add((verb,), count)
 
-    def audit_recorded(self, event: str, result: str) -> None:
-        """Counts an audit record: `written` or `failed`."""
-        self._audit.add((event, result))
-
-    def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
-        """Records one attempt at a callback."""
-        self._callbacks.add((kind, result))
-        self._callback_s.observe((), max(0.0, duration_s))
-
-    def callbacks_wait(self, count: int) -> None:
-        """Sets the number of unfinished callbacks."""
-        self._callbacks_waiting.set((), count)
-
-    def audit_depth(self, depth: int) -> None:
-        """Sets the number of records on their way to the sink."""
-        self._audit_depth.set((), depth)
-
-    def audit_up(self, up: bool) -> None:
-        """Sets whether the sink accepts records."""
-        self._audit_up.set((), up)
-
     def audit_copied(self, copied: int, lost: int) -> None:
         """Sets the numbers of lines copied and lost since the start."""
-        self._audit_copies.set(("copied",), copied)
-        self._audit_copies.set(("lost",), lost)
-
-    def loop_lagged(self, lag_s: float) -> None:
-        """Records one measurement of the event loop's lag."""
-        self._loop_lag_s.observe((), lag_s)
+        self._audit_copies.each(AUDIT_COPIES, {"copied": copied, "lost": lost})
 
     # --- what a scrape sees -----------------------------------------------------------------------------------------
 
@@ -634,37 +498,6 @@ class Metrics:
         if "application/openmetrics-text" in accept:
             return OPENMETRICS, _as_openmetrics(self._registry)
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
-
-    def _declare(self) -> None:
-        self._stage_s.declare(STAGES)
-        self._decisions.declare(KINDS, ("allow",), (NONE,))
-        self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
-        self._auth_failures.declare(CREDENTIALS, AUTH_REASONS)
-        self._inflight.declare(PROTOCOLS)
-        self._streams.declare(PROTOCOLS)
-        self._policy_rules.declare(KINDS)
-        self._reloads.declare(RELOADS)
-        self._mode.declare(MODES)
-        self._store_forgot.declare(STORE_FORGOT)
-        self._store_untold.declare(STORE_UNTOLD)
-        self._task_states.declare(TASK_STATES)
-        self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
-        self._audit_copies.declare(AUDIT_COPIES)
-        self._callbacks.declare(CALLBACK_KINDS, CALLBACK_RESULTS)
-        for table in (
-            self._unanswered,
-            self._sessions,
-            self._reloaded_at,
-            self._store_up,
-            self._store_s,
-            self._callbacks_waiting,
-            self._callback_s,
-            self._audit_depth,
-            self._audit_up,
-            self._loop_lag_s,
-        ):
-            table.declare()
-        self._build.only((__version__, platform.python_version()))
 
 
 _as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # the library's function is untyped

@@ -8,9 +8,9 @@ event loop writes, any thread may render: a table only grows, and every number i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import accumulate, product
-from typing import Literal
+from typing import Final, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -19,9 +19,7 @@ MAX_SERIES = 5_000  # of one metric; label sets multiply to fewer unless the con
 Labels = tuple[str, ...]
 Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
-Choices = Mapping[str, Container[str]]  # the allowed values of each label
-_NO_LABELS: Choices = {}
-AS_GIVEN = ()  # for a label that only `SeriesTable.only` sets
+AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
 
 
 class SeriesTable:
@@ -31,18 +29,23 @@ class SeriesTable:
     for a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
     """
 
-    __slots__ = ("_choices", "_found", "bounds", "folded", "help", "kind", "labels", "name", "rows")
+    __slots__ = ("_choices", "_found", "_late", "bounds", "folded", "help", "kind", "labels", "name", "rows")
 
     def __init__(
         self,
         kind: Kind,
         name: str,
         help_: str,
-        labels: Choices = _NO_LABELS,
+        /,
+        *,
         bounds: tuple[float, ...] = (),
+        late: bool = False,
+        **labels: Collection[str],
     ) -> None:
+        """`labels` are the choices of each label. The rows of `late` tables are created by `declare` or by events, all
+        others as soon as their choices are known."""
         self.kind, self.name, self.help, self.bounds = kind, f"sidecar_{name}", help_, bounds
-        self.labels, self._choices = tuple(labels), tuple(labels.values())
+        self.labels, self._choices, self._late = tuple(labels), tuple(labels.values()), late
         self.rows: dict[Labels, Row] = {}
         self.folded = 0
         self._found: dict[Labels, Row] = {}  # rows whose labels are all among the choices, so it has their bound
@@ -62,6 +65,23 @@ class SeriesTable:
         row = self._found.get(labels) or self._find(labels)
         row[0] = value
 
+    def count(self, *labels: str) -> None:
+        """Adds one to a counter."""
+        self.add(labels)
+
+    def put(self, value: float) -> None:
+        """Sets a gauge without labels."""
+        self.set((), value)
+
+    def time(self, value_s: float) -> None:
+        """Adds one measurement to a histogram without labels."""
+        self.observe((), value_s)
+
+    def each(self, choices: Iterable[str], values: Mapping[str, float], *before: str) -> None:
+        """Sets a gauge for each choice of its last label; those without a value to 0."""
+        for choice in choices:
+            self.set((*before, choice), values.get(choice, 0))
+
     def only(self, labels: Labels) -> None:
         """Sets this row to 1 and removes all others, for a metric that describes a state (`policy_info`)."""
         self.rows = {labels: [1.0]}
@@ -80,6 +100,8 @@ class SeriesTable:
     def chosen_anew(self) -> None:
         """Applies changed choices. Rows stay, because a counter must not go back."""
         self._found.clear()
+        if not self._late:
+            self.declare(*self._choices)
 
     def family(self) -> Metric:
         """Returns the metric as a prometheus-client family."""
