@@ -14,13 +14,12 @@ from sidecar.gateway.frontends.a2a.context_ids import ContextIds
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
 from sidecar.gateway.frontends.a2a.task_ownership import TASKS as OF_AGENTS
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
-from sidecar.gateway.frontends.aggregate import AggregateFrontend
-from sidecar.gateway.frontends.dispatch import FrontendDispatch
+from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
 from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.kill_switch import KillSwitch, SwitchLedger
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.reauthorization import ContinuedPermission, Reauthorization
-from sidecar.gateway.request_state import RequestStates
+from sidecar.gateway.request_state import RequestStates, Seal
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
@@ -62,9 +61,8 @@ def way_from(
     first.identity.share_proofs(shared.proof)
     live = Live(first, time.time)
     switch = KillSwitch(ledger, share=shared.run, witness=audit.control, clock=time.time)
-    exchanges = _exchanges(settings, live, switch, shared, RequestStates(audit.key.secret, time.time))
+    exchanges = _exchanges(settings, live, switch, shared, RequestStates(Seal(audit.key.secret), time.time))
     session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
-    federation = AggregateFrontend(live, exchanges.sessions, exchanges, metrics, key=secrets.token_bytes(32))
     callbacks = callbacks_from(
         lambda: live.current.settings,
         lambda: live.current.base_url,
@@ -97,9 +95,8 @@ def way_from(
         audit=audit,
         metrics=metrics,
         exchanges=exchanges,
-        fronts=FrontendDispatch(
-            exchanges.sessions, federation, RestFrontend(exchanges, session_calls), exchanges.recall
-        ),
+        federation=AggregateFrontend(exchanges, metrics, Seal(secrets.token_bytes(32))),
+        plain=RestFrontend(exchanges, session_calls),
         agents=AgentFrontend(exchanges, callbacks.pushes, TaskPages(audit.key.secret)),
         task_front=task_api,
         switch=switch,

@@ -19,14 +19,13 @@ from aiohttp import web
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.mcp_requests import (
     EVENT_STREAM,
-    JSON,
     AskIntent,
-    Intent,
     LeaveIntent,
     ListenIntent,
     NotifyIntent,
     PairIntent,
     ReplyIntent,
+    ServerIntent,
 )
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.ownership import Ownership
@@ -38,7 +37,6 @@ from sidecar.gateway.response_stream import ResponseStream
 from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Live, Service
 from sidecar.gateway.sse_session import SseSession
-from sidecar.http.server.cors import allowed
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import WholeResponse
 from sidecar.http.server.stream_limits import StreamLimits
@@ -94,18 +92,9 @@ class Forwarder:
         """The exchanges that are passing on an event stream."""
         return self.oversight.streams
 
-    async def carry_out(
-        self,
-        request: RequestContext,
-        service: Service,
-        caller: Caller,
-        decision: Decision,
-        intent: Intent,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
+    async def carry_out(self, exchange: UpstreamExchange, intent: ServerIntent) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
         denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
-        exchange = self.opened(request, service, caller, decision, intent, timeout_s)
         match intent:
             case AskIntent():
                 async with exchange.under_way(self.oversight.calls):
@@ -114,13 +103,15 @@ class Forwarder:
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
                 return await self._deliver(exchange, sent)
             case PairIntent():
-                return await self._pair(exchange)
+                with self.place(exchange):
+                    return await self._pair(exchange)
             case ReplyIntent():
                 return await self._deliver(exchange, intent.message)
             case ListenIntent():
-                return await self._listen(exchange, intent)
+                with self.place(exchange):
+                    return await self._listen(exchange, intent)
             case LeaveIntent():
-                return await self.leave(request, intent.session)
+                return await self.leave(exchange.request, intent.session)
             case _:
                 assert_never(intent)
 
@@ -130,26 +121,17 @@ class Forwarder:
         service: Service,
         caller: Caller,
         decision: Decision,
-        intent: Intent,
+        intent: ServerIntent,
         timeout_s: float | None,
     ) -> UpstreamExchange:
         """Returns the exchange that carries out a decided call."""
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
         longest_s = min(service.longest_s, timeout_s or service.longest_s)
-        until = end_of(caller, decision, request.now)
+        until, now = end_of(caller, decision, request.now), request.now
         return UpstreamExchange(
-            request,
-            caller,
-            intent.call,
-            limit_s,
-            self.streams,
-            request.now,
-            until,
-            service=service,
-            session=intent.session,
-            outward=request.outward,
-            longest_s=longest_s,
-        )
+            request, caller, intent.call, limit_s, self.streams, now, until,
+            service=service, session=intent.session, outward=request.outward, longest_s=longest_s,
+        )  # fmt: skip
 
     async def _ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
         asked, catalogue = intent.message, exchange.service.catalogue
@@ -185,14 +167,14 @@ class Forwarder:
             if not passed.version:
                 return await relay.respond(passed)
             session = self._session(exchange, passed.version, upstream_id)
-            undo.callback(self._abandon, session)
+            undo.callback(self.abandon, session)
             if not session.paired and exchange.service is not None and exchange.service.upstream.roams(upstream_id):
                 await self.roaming.keep(session)
             response = await relay.respond(passed, {"Mcp-Session-Id": session.id})
             undo.pop_all()
             return response
 
-    def _abandon(self, session: Session) -> None:
+    def abandon(self, session: Session) -> None:
         """Drops a session that its client never learned of."""
         self.sessions.end(session)
         self.roaming.forget_soon(session)
@@ -202,10 +184,11 @@ class Forwarder:
         if exchange.session is not None:
             exchange.session.begin(version, upstream_id)
             return exchange.session
-        return self._start(exchange, version=version, upstream_id=upstream_id)
+        return self.start(exchange.caller, exchange.request.server, version=version, upstream_id=upstream_id)
 
-    def _start(self, exchange: UpstreamExchange, **how: Any) -> Session:
-        session, ended = self.sessions.start(exchange.caller, exchange.request.server, **how)
+    def start(self, caller: Caller, server: str, **how: Any) -> Session:
+        """Begins a session; those of the caller that it replaces end."""
+        session, ended = self.sessions.start(caller, server, **how)
         for other in ended:
             self.say_farewell(other)
         return session
@@ -222,10 +205,6 @@ class Forwarder:
         return await empty(exchange.request, 202)
 
     async def _listen(self, exchange: UpstreamExchange, intent: ListenIntent) -> web.StreamResponse:
-        with self.place(exchange):
-            return await self._listen_in(exchange, intent)
-
-    async def _listen_in(self, exchange: UpstreamExchange, intent: ListenIntent) -> web.StreamResponse:
         session, close = intent.session, partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
         session.open_stream(close)
         try:
@@ -240,11 +219,8 @@ class Forwarder:
 
     async def _pair(self, exchange: UpstreamExchange) -> web.StreamResponse:
         """Serves an HTTP+SSE session, which begins and ends with its stream, here and at the upstream."""
-        with self.place(exchange):
-            return await self._pair_in(exchange)
-
-    async def _pair_in(self, exchange: UpstreamExchange) -> web.StreamResponse:
-        request, session = exchange.request, self._start(exchange, paired=True)
+        request = exchange.request
+        session = self.start(exchange.caller, request.server, paired=True)
         exchange.session = session
         exchange.has_no_end()
         paired = SseSession(partial(self._hear, exchange, session))
@@ -309,36 +285,6 @@ class Forwarder:
         self.sessions.end(session)
         self.say_farewell(session)
         return await empty(request, 204)
-
-    async def metadata(self, request: RequestContext, server: str, folder: str, alias: str = "") -> web.StreamResponse:
-        """Serves the RFC 9728 metadata of this address. Public, and the same for every name."""
-        body = request.now.resource_metadata(server, folder, alias)
-        request.method = "metadata"
-        await request.record.outcome(http_status=200, bytes_out=len(body))
-        return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
-
-    async def issuer(self, request: RequestContext) -> web.StreamResponse:
-        """Serves RFC 8414 metadata for clients of MCP 2025-03-26, which request it at the server: redirects to the
-        issuer. Public. Raises Refusal(ROUTE_UNKNOWN) if there is none."""
-        url = request.now.issuer_metadata_url
-        if not url:
-            raise Refusal(Reason.ROUTE_UNKNOWN)
-        request.method = "metadata"
-        await request.record.outcome(http_status=307, bytes_out=0)
-        return WholeResponse(307, headers={"Location": url, "Cache-Control": "max-age=300"})
-
-    async def preflight(self, request: RequestContext, verb: str) -> web.StreamResponse:
-        """Answers a CORS preflight."""
-        request.method = "preflight"
-        await request.record.outcome(http_status=204, bytes_out=0)
-        return WholeResponse(204, headers=allowed(verb, request.headers))
-
-    async def key_set(self, request: RequestContext) -> web.StreamResponse:
-        """Serves the public keys that sidecar signs with (RFC 7517). Public."""
-        body = request.now.key_set
-        request.method = "jwks"
-        await request.record.outcome(http_status=200, bytes_out=len(body))
-        return WholeResponse(200, body, JSON, {"Cache-Control": "max-age=300"})
 
     def drain(self) -> None:
         """Ends endless streams; calls in flight continue to their answers."""

@@ -18,7 +18,7 @@ from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.protocols.mcp import task_messages
 from sidecar.protocols.mcp.task_messages import SeenTasks
 from sidecar.storage.task_owners import OwnerRecord, TaskOwners
-from sidecar.vocabulary import Call, Caller, Decision, Question
+from sidecar.vocabulary import Call, Caller, Question
 
 Owned = Mapping[str, OwnerRecord]
 NOTHING: Owned = MappingProxyType({})
@@ -42,18 +42,6 @@ async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Que
     owned = await tasks.all_owned(caller, call.upstream, call.tasks)
     first = {(record.object, record.action): record.question for record in reversed(owned)}
     return tuple(first[record] for record in dict.fromkeys((record.object, record.action) for record in owned))
-
-
-def joined(decision: Decision, again: Decision) -> Decision:
-    """Returns two decisions as one: denied if either is, until the earlier end."""
-    ends = [end for end in (decision.until, again.until) if end is not None]
-    decisive = decision if not decision.allowed or again.allowed else again
-    return decision._replace(
-        allowed=decisive.allowed,
-        reason=decisive.reason,
-        links=(*decision.links, *again.links),
-        until=min(ends, default=None),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,24 +38,32 @@ from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.gateway import ownership, routing
 from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell
 from sidecar.gateway.forwarder import Forwarder, SessionLost
-from sidecar.gateway.frontends import dispatch as fronts
-from sidecar.gateway.frontends import mcp_requests
+from sidecar.gateway.frontends import dispatch, mcp_requests
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
-from sidecar.gateway.frontends.aggregate import SpreadIntent
-from sidecar.gateway.frontends.dispatch import FrontendDispatch
-from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveIntent, NotifyIntent, ReplyIntent
+from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
+from sidecar.gateway.frontends.mcp_requests import (
+    JSON,
+    AskIntent,
+    Intent,
+    LeaveIntent,
+    NotifyIntent,
+    ReplyIntent,
+    ServerIntent,
+    SpreadIntent,
+)
+from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import RequestContext
 from sidecar.gateway.request_metrics import measure
 from sidecar.gateway.routing import Entrance, Route
-from sidecar.gateway.snapshot import Live, Service
+from sidecar.gateway.snapshot import Live, Service, all_of
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import ConnectFailed, QueueFull
 from sidecar.http.server.body_admission import BodyAdmission
-from sidecar.http.server.cors import shared_with, wanted_verb
+from sidecar.http.server.cors import allowed, shared_with, wanted_verb
 from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
-from sidecar.http.server.response import SilentResponse, WholeResponse
+from sidecar.http.server.response import NO_HEADERS, SilentResponse, WholeResponse
 from sidecar.identity import Audience, Presented
 from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
 from sidecar.observability.metrics import Metrics
@@ -76,6 +84,7 @@ METADATA_FOLDERS = {
     routing.AGENT_METADATA: routing.AGENTS,
     routing.TASKS_METADATA: routing.TASK_API,
 }
+CACHED = {"Cache-Control": "max-age=300"}
 TASK_ROUTES = (routing.TASKS, routing.TASK, routing.TASK_CANCEL)
 STRANGER = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
 
@@ -117,7 +126,8 @@ class Pipeline:
     audit: Audit
     metrics: Metrics
     exchanges: Forwarder
-    fronts: FrontendDispatch
+    federation: AggregateFrontend
+    plain: RestFrontend
     agents: AgentFrontend
     task_front: TaskFrontend
     switch: KillSwitch
@@ -182,13 +192,16 @@ class Pipeline:
         asked = wanted_verb(request.verb, request.headers) if request.shared else ""
         route = routing.route_of(request.raw_path, asked or request.verb, request.now.aliases, request.prefix)
         if asked:
-            return await self.exchanges.preflight(request, asked)
+            return await _public(request, "preflight", 204, headers=allowed(asked, request.headers))
         if route.kind in METADATA_FOLDERS:
-            return await self.exchanges.metadata(request, route.server, METADATA_FOLDERS[route.kind], route.alias)
-        if route.kind == routing.ISSUER:
-            return await self.exchanges.issuer(request)
+            document = request.now.resource_metadata(route.server, METADATA_FOLDERS[route.kind], route.alias)
+            return await _public(request, "metadata", 200, document, CACHED)
+        if route.kind == routing.ISSUER:  # clients of MCP 2025-03-26 request its metadata at the server
+            if not (url := request.now.issuer_metadata_url):
+                raise Refusal(Reason.ROUTE_UNKNOWN)
+            return await _public(request, "metadata", 307, headers={"Location": url, **CACHED})
         if route.kind == routing.KEYS:
-            return await self.exchanges.key_set(request)
+            return await _public(request, "jwks", 200, request.now.signer.key_set, CACHED)
         if entrance.principal and request.headers.get("host"):  # a local listener, which knows its principal
             request.base = f"http://{request.headers['host'][0]}"
         if route.kind == routing.PUSH:
@@ -203,7 +216,7 @@ class Pipeline:
         caller = await self._identify(request, route.server, entrance)
         if route.kind == routing.MESSAGES:
             return await self._take(request, caller)
-        intent = await self.fronts.understand(request, caller, route)
+        intent = await dispatch.understand(self.exchanges, request, caller, route)
         with self._admitted(request, begins=_begins(intent)):
             if isinstance(intent, SpreadIntent):
                 return await self._spread(request, caller, intent)
@@ -213,7 +226,7 @@ class Pipeline:
         """Accepts a message whose answer goes out on its session's stream (MCP 2024-11-05): 202 at once, answered
         there."""
         session, paired = self.exchanges.paired(routing.session_in(request.raw_path), caller, request.server)
-        message = await fronts.read(request)
+        message = await dispatch.read(request, routing.head_of(request.headers))
         request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
         if self.draining and isinstance(message, Request):
             raise Refusal(Reason.DRAINING)
@@ -235,7 +248,9 @@ class Pipeline:
         self, request: RequestContext, caller: Caller, session: Session, message: Message
     ) -> web.StreamResponse:
         with self._admitted(request, begins=isinstance(message, Request)):
-            return await self._carry(request, caller, self.fronts.understand_paired(request, caller, session, message))
+            intent = dispatch.understand_paired(self.exchanges, request, caller, session, message)
+            assert not isinstance(intent, SpreadIntent)
+            return await self._carry(request, caller, intent)
 
     def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:
         """Closes the request if the stream ended before the task's first step."""
@@ -245,12 +260,12 @@ class Pipeline:
             told.add_done_callback(self._telling.discard)
             told.add_done_callback(lambda _: self._finish(request))
 
-    async def _carry(self, request: RequestContext, caller: Caller, intent: Intent) -> web.StreamResponse:
+    async def _carry(self, request: RequestContext, caller: Caller, intent: ServerIntent) -> web.StreamResponse:
         """Carries out an admitted call from the decision to the answer, which `drain` waits for."""
         decision = await self._ask_again(request, caller, intent.call, self._decide(request, caller, intent.call))
         service = request.now.service(request.server)
         if request.front == routing.EVERY:
-            self.fronts.federation.admit(request, service, caller)
+            self.federation.admit(request, service, caller)
         if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before waiting for the server's tools, and before charging
@@ -258,34 +273,21 @@ class Pipeline:
         await request.breathe()
         await self._check_arguments(request, service, intent, decision)
         async with self._charged(request, caller, intent.call, decision) as (lease, timeout_s):
-            if request.front == routing.EVERY:
-                return await self._carry_federated(request, service, caller, decision, intent, lease, timeout_s)
+            opened = partial(self.exchanges.opened, request, service, caller, decision, timeout_s=timeout_s)
+            if request.front != routing.EVERY:
+                lease.forwarded = True
+                carry_out = self.plain.carry_out if request.plain else self.exchanges.carry_out
+                return await carry_out(opened(intent), intent)
+            attached = await self.federation.attach(request, service, caller, intent)
             lease.forwarded = True
-            carry_out = self.fronts.plain.carry_out if request.plain else self.exchanges.carry_out
-            return await carry_out(request, service, caller, decision, intent, timeout_s)
-
-    async def _carry_federated(
-        self,
-        request: RequestContext,
-        service: Service,
-        caller: Caller,
-        decision: Decision,
-        intent: Intent,
-        lease: Lease,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
-        """Carries out a call of one server at the aggregate address. If the server lost its member session, it did not
-        execute the call, which is sent once more in a new session."""
-        attach = self.fronts.federation.attach
-        attached = await attach(request, service, caller, intent)
-        lease.forwarded = True
-        try:
-            return await self.exchanges.carry_out(request, service, caller, decision, attached, timeout_s)
-        except SessionLost:
-            if attached is intent:  # no session was opened for it: the message concerns the lost session
-                raise
-        attached = await attach(request, service, caller, intent)
-        return await self.exchanges.carry_out(request, service, caller, decision, attached, timeout_s)
+            try:
+                return await self.exchanges.carry_out(opened(attached), attached)
+            except SessionLost:
+                if attached is intent:  # no session was opened for it: the message concerns the lost session
+                    raise
+            # The server lost its member session and did not execute the call, which is sent once more in a new one.
+            attached = await self.federation.attach(request, service, caller, intent)
+            return await self.exchanges.carry_out(opened(attached), attached)
 
     async def _operate(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Carries out a call of an agent; the stages run on the canonical operation."""
@@ -362,14 +364,14 @@ class Pipeline:
 
     async def _spread(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> web.StreamResponse:
         """Carries out a call to all servers; each server is decided on separately."""
-        servers = self.fronts.federation.enter(request, caller, spread)
-        for _ in servers if spread.asks_each else servers[:1]:  # charged as many calls as at the servers' own addresses
+        call = self.federation.enter(request, caller, spread)
+        for _ in range(self.federation.cost_of(call)):
             self._charge_session_call(request, caller, spread.call)
         request.record.mark("limits")
         await request.record.decided()  # the decision is recorded before the upstreams are called
         request.record.mark("audit")
         try:
-            return await self.fronts.federation.carry_out(request, caller, spread, servers)
+            return await self.federation.carry_out(call)
         finally:
             request.record.mark("upstream")
 
@@ -461,7 +463,7 @@ class Pipeline:
         now_s, questions = self.clock(), await ownership.created_by(self.tasks, caller, call)
         for question in questions:
             again = request.now.engine.reconsider(caller.chain, question, now_s)
-            decision = request.record.decision = ownership.joined(decision, again)
+            decision = request.record.decision = all_of((decision, again))
             if not request.shadow:
                 decision.or_refuse()
         if len(call.tasks) == 1:
@@ -470,7 +472,7 @@ class Pipeline:
             self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision
 
-    def _resumed(self, caller: Caller, intent: Intent) -> Intent:
+    def _resumed(self, caller: Caller, intent: ServerIntent) -> ServerIntent:
         """Opens the `requestState` of a call that continues. Raises Refusal for a state of another call."""
         if not isinstance(intent, AskIntent) or "requestState" not in intent.message.params:
             return intent
@@ -488,7 +490,7 @@ class Pipeline:
                 raise
 
     async def _check_arguments(
-        self, request: RequestContext, service: Service, intent: Intent, decision: Decision
+        self, request: RequestContext, service: Service, intent: ServerIntent, decision: Decision
     ) -> None:
         """Checks the arguments of a tool call. No call reaches a tool unvalidated."""
         if not isinstance(intent, AskIntent):
@@ -587,6 +589,15 @@ class Pipeline:
         )
 
 
+async def _public(
+    request: RequestContext, method: str, status: int, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+) -> web.StreamResponse:
+    """Answers with what is public, and the same for every caller."""
+    request.method = method
+    await request.record.outcome(http_status=status, bytes_out=len(body))
+    return WholeResponse(status, body, JSON if body else "", headers)
+
+
 def _unreached(refusal: Refusal) -> bool:
     """Reports whether the upstream took no part in the call. A failure after its first byte is a refusal of the stream
     (`response_stream.py`), not of the call."""
@@ -603,7 +614,7 @@ def _similar_key(request: RequestContext, call: Call, decision: Decision, keys: 
     return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
 
 
-def _begins(intent: Intent | SpreadIntent) -> bool:
+def _begins(intent: Intent) -> bool:
     """Reports whether the message begins work, rather than being an answer to the server or a notification."""
     told = isinstance(intent, SpreadIntent) and isinstance(intent.message, Notification)
     return not told and not isinstance(intent, ReplyIntent | NotifyIntent)

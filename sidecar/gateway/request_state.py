@@ -1,8 +1,11 @@
-"""Seals `requestState` to its chain, server, method and name.
+"""Seals values that a caller keeps and gives back: `requestState`, and the cursors of merged lists.
 
 A stateless server returns its state to one caller and takes it back from any later one (MCP 2026-07-28, multi
 round-trip requests). The server should bind the state to a user, but sees only sidecar. So the state is bound here: it
 is sealed to the chain, the server, the method and the name called, and opened again before a call is forwarded.
+
+The cursor of a merged list holds the cursors of all servers that have more entries, and no state is stored here. It is
+sealed to the chain and the list, because a server's cursor is returned to it unread.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sidecar.errors import Refusal
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.vocabulary import Call, Caller
@@ -25,41 +27,51 @@ _MAC_BYTES, _TIME_BYTES = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
+class Seal:
+    """Binds bytes to texts, such as a chain and a method, for which alone they can be opened."""
+
+    key: bytes = field(repr=False)
+
+    def seal(self, said: bytes, *about: str) -> str:
+        """Returns a text that can be opened for the same `about` only."""
+        return base64url.encode(self._mac(said, about) + said)
+
+    def open(self, sealed: object, *about: str) -> bytes | None:
+        """Returns the sealed bytes; None for a value that was not sealed with this key for this `about`."""
+        try:
+            raw = base64url.decode(sealed) if isinstance(sealed, str) else b""
+        except ValueError:
+            return None
+        mac, said = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
+        return said if hmac.compare_digest(mac, self._mac(said, about)) else None
+
+    def _mac(self, said: bytes, about: tuple[str, ...]) -> bytes:
+        parts = (PURPOSE, *(text.encode() for text in about), said)
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self.key, message, hashlib.sha256)
+
+
+@dataclass(frozen=True, slots=True)
 class RequestStates:
-    """Seals and opens states. Replicas that share the `secret` accept each other's. `now_s` is in seconds since the
+    """Seals and opens `requestState`. Replicas that share the key accept each other's. `now_s` is in seconds since the
     epoch."""
 
-    secret: bytes = field(repr=False)
+    sealed: Seal
     now_s: Callable[[], float]
 
     def seal(self, caller: Caller, call: Call, state: str) -> str:
         """Returns a state that only this chain can use, and only for this call."""
         ends = int(self.now_s() + LASTS_S).to_bytes(_TIME_BYTES, "big")
-        said = ends + state.encode()
-        return base64url.encode(self._mac(caller, call, said) + said)
+        return self.sealed.seal(ends + state.encode(), *_about(caller, call))
 
     def open(self, caller: Caller, call: Call, sealed: object) -> str:
         """Returns the server's state. Raises Refusal(MALFORMED_CALL), the same for states that are forged, altered,
         expired, or sealed for another caller or call."""
-        try:
-            raw = base64url.decode(sealed) if isinstance(sealed, str) else b""
-        except ValueError:
-            raw = b""
-        mac, said = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
-        genuine = hmac.compare_digest(mac, self._mac(caller, call, said))
-        if not genuine or int.from_bytes(said[:_TIME_BYTES], "big") < self.now_s():
-            raise unknown()
+        said = self.sealed.open(sealed, *_about(caller, call))
+        if said is None or int.from_bytes(said[:_TIME_BYTES], "big") < self.now_s():
+            raise malformed("params.requestState is not one that this call was given", INVALID_PARAMS)
         return said[_TIME_BYTES:].decode()
 
-    def _mac(self, caller: Caller, call: Call, said: bytes) -> bytes:
-        parts = (PURPOSE, caller.binding, call.upstream, call.method, call.question.object, said)
-        message = bytearray()
-        for part in parts:
-            raw = part.encode() if isinstance(part, str) else part
-            message += len(raw).to_bytes(4, "big") + raw
-        return hmac.digest(self.secret, message, hashlib.sha256)
 
-
-def unknown() -> Refusal:
-    """Returns the refusal of a state that is invalid for this caller and call."""
-    return malformed("params.requestState is not one that this call was given", INVALID_PARAMS)
+def _about(caller: Caller, call: Call) -> tuple[str, ...]:
+    return caller.binding, call.upstream, call.method, call.question.object

@@ -6,7 +6,7 @@ failed reload leaves the old one in use (CONTRACT 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -181,11 +181,6 @@ class Snapshot:
         return False if service is None else service.catalogue.has(word, question.name)
 
     @property
-    def key_set(self) -> bytes:
-        """The public signing keys (RFC 7517)."""
-        return self.signer.key_set
-
-    @property
     def upstreams(self) -> Mapping[str, Service | AgentUpstream]:
         return {**self.services, **self.agents}
 
@@ -209,16 +204,7 @@ class Snapshot:
         decision = asked(chain, first, now_s)
         if len(call.questions) == 1:
             return decision
-        answers = [decision, *(self.engine.decide(chain, more, now_s) for more in call.questions[1:])]
-        ends = [answer.until for answer in answers if answer.until is not None]
-        decisive = next((answer for answer in answers if not answer.allowed), decision)
-        return decisive._replace(
-            links=tuple(link for answer in answers for link in answer.links),
-            limits=_each_once(answer.limits for answer in answers) if decisive.allowed else (),
-            until=min(ends, default=None),
-            would_deny=_each_once(answer.would_deny for answer in answers),
-            would_allow=_each_once(answer.would_allow for answer in answers),
-        )
+        return all_of([decision, *(self.engine.decide(chain, more, now_s) for more in call.questions[1:])])
 
     def enter_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
         """Returns the decision on a call to all servers for each of them, in the order of their names."""
@@ -304,6 +290,18 @@ def any_of(answers: Mapping[str, Decision]) -> Decision | None:
         until=None if None in ends else max((end for end in ends if end is not None), default=None),
         would_deny=_each_once(answer.would_deny for answer in told),
         would_allow=_each_once(answer.would_allow for answer in told),
+    )
+
+
+def all_of(answers: Sequence[Decision]) -> Decision:
+    """Combines the decisions on several questions of one call: denied if any is, until the earliest end."""
+    decisive = next((answer for answer in answers if not answer.allowed), answers[0])
+    return decisive._replace(
+        links=tuple(link for answer in answers for link in answer.links),
+        limits=_each_once(answer.limits for answer in answers) if decisive.allowed else (),
+        until=min((answer.until for answer in answers if answer.until is not None), default=None),
+        would_deny=_each_once(answer.would_deny for answer in answers),
+        would_allow=_each_once(answer.would_allow for answer in answers),
     )
 
 

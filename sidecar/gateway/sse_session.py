@@ -54,7 +54,7 @@ class SseSession:
     def outlet(self) -> SharedEventStream:
         """Returns the event stream of one more answer."""
         assert self._stream is not None, "nothing is taken before the stream is open"
-        return SharedEventStream(self._stream)
+        return SharedEventStream(self._stream.response, self._stream, shared=True)
 
     async def hold(self, endpoint: str, stream: EventStream) -> bool:
         """Keeps the stream open until it is closed; its caller POSTs to `endpoint`. Raises Refusal: the reason of the

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from sidecar.gateway.frontends.rest import frontend
+from sidecar.gateway.frontends import rest
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.described import CALL, LIST, check_described
 from tests.flow.talk import Answer, Talk, reason_of
@@ -156,7 +156,7 @@ async def test_each_page_counts_as_it_does_over_mcp(tmp_path: Path) -> None:
 async def test_a_list_that_is_out_of_shape_is_refused(
     said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "MAX_PAGES", 5)
+    monkeypatch.setattr(rest, "MAX_PAGES", 5)
     upstream = Upstream(script={"tools/list": results(page("a"), said)})
     async with world(tmp_path, rules=MAY_ALL, upstream=upstream) as running:
         answer = await plain(running).ask("tools/list")

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from sidecar.admin.openapi.components import CORRELATION, PRIVATE, bad, good, header, taken
 from sidecar.errors import Reason
-from sidecar.gateway.frontends.rest.frontend import ERROR_STATUS
-from sidecar.gateway.frontends.rest.models import McpCall, McpCallResult, McpTool, McpTools
+from sidecar.gateway.frontends.rest import ERROR_STATUS, McpCall, McpCallResult, McpTool, McpTools
 
 # Reasons of other protocols, methods and tasks, and those that no caller sees.
 ELSEWHERE: Final = frozenset(

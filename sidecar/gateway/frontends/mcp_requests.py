@@ -1,24 +1,24 @@
 """Reads what an MCP request asks for.
 
-There are six kinds of intent, the same in all eras. Each has the `Call` that policy decides on; opening a stream and
-ending a session are calls like any other. Sessions are looked up here, because a request is read relative to its
-session.
+There are six kinds of intent, the same in all eras, and one more for requests to all servers. Each has the `Call` that
+policy decides on; opening a stream and ending a session are calls like any other. Sessions are looked up here, because
+a request is read relative to its session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sidecar.errors import Reason, Refusal
-from sidecar.gateway.routing import Headers, check_accept
+from sidecar.gateway.request import RequestContext
+from sidecar.gateway.routing import check_accept
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import Notification, Request, Response, malformed
+from sidecar.protocols.jsonrpc import Id, Notification, Request, Response, malformed
 from sidecar.protocols.mcp import eras, messages, task_messages
 from sidecar.protocols.mcp.eras import SESSION_VERSIONS, Era, EraHeaders
 from sidecar.upstreams.mcp.sessions import Session, Sessions
-from sidecar.vocabulary import Call, Caller
+from sidecar.vocabulary import Call, Caller, Question
 
 JSON, EVENT_STREAM = "application/json", "text/event-stream"
 STREAM, END = "session/stream", "session/end"  # the methods of a GET and a DELETE, for which MCP defines no name
@@ -71,23 +71,35 @@ class LeaveIntent(NamedTuple):
     session: Session
 
 
-Intent = AskIntent | NotifyIntent | ReplyIntent | PairIntent | ListenIntent | LeaveIntent
+class SpreadIntent(NamedTuple):
+    """A request at the aggregate address that names no server. `call` has a question about all servers; `also` are
+    questions about single objects that must all be allowed. `resumed` is where a stream resumes: the server, and its
+    own event id."""
+
+    call: Call
+    era: Era
+    message: Request | Notification | None = None
+    session: Session | None = None
+    also: tuple[Question, ...] = ()
+    resumed: tuple[str, str] | None = None
+
+
+ServerIntent = AskIntent | NotifyIntent | ReplyIntent | PairIntent | ListenIntent | LeaveIntent
+Intent = ServerIntent | SpreadIntent
 
 
 @dataclass(slots=True)
 class RequestReader:
-    """Turns messages into intents for one caller at one server. `found` is called once the session that a message names
-    is found. `paired` is the session of a message of the HTTP+SSE transport."""
+    """Turns the messages of one caller at one server into intents. `paired` is the session of a message of the HTTP+SSE
+    transport."""
 
     sessions: Sessions
+    request: RequestContext
     caller: Caller
-    server: str
-    headers: Headers
     head: EraHeaders
-    found: Callable[[], None]
     paired: Session | None = None
 
-    def of_message(self, message: jsonrpc.Message) -> AskIntent | NotifyIntent | ReplyIntent:
+    def of_message(self, message: jsonrpc.Message) -> Intent:
         """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this
         caller."""
         if isinstance(message, Response):
@@ -97,90 +109,85 @@ class RequestReader:
         era, version = eras.version_of(self.head, message)
         session = None if era is Era.STATELESS or message.method == "initialize" else self.session()
         if isinstance(message, Request):
-            check_accept(self.headers, JSON, EVENT_STREAM)
+            check_accept(self.request.headers, JSON, EVENT_STREAM)
         if era is Era.STATELESS:
             eras.check_routing(self.head, message)
-        if session is None:
-            return self._ask(message, era, version, None)
-        if isinstance(message, Request):
-            return self._ask(message, era, session.version, session)
-        return NotifyIntent(messages.call_from(message, era, session.version, self.server), message, session)
+        return self._of(message, era, version if session is None else session.version, session)
 
-    def _of_pair(self, session: Session, message: Request | Notification) -> AskIntent | NotifyIntent:
+    def _of(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Intent:
+        call = messages.call_from(message, era, version, self.request.server)
+        if isinstance(message, Request):
+            return AskIntent(call, message, era, session)
+        assert session is not None, "every notification that `call_from` knows belongs to a session"
+        return NotifyIntent(call, message, session)
+
+    def _of_pair(self, session: Session, message: Request | Notification) -> Intent:
         """Reads a message of HTTP+SSE, which belongs to the session era and whose session exists before
         `initialize`."""
-        self.found()
+        self.request.in_session()
         if eras.names_stateless(self.head, message):
             raise malformed("this transport has the session era only")
         if (message.method == "initialize") is bool(session.version):
             raise malformed("initialize comes first, and once")
-        if message.method == "initialize":
-            return self._ask(message, Era.SESSION, "", session)
-        if isinstance(message, Request):
-            return self._ask(message, Era.SESSION, session.version, session)
-        return NotifyIntent(messages.call_from(message, Era.SESSION, session.version, self.server), message, session)
+        return self._of(message, Era.SESSION, session.version, session)
 
     def of_stream(self) -> PairIntent:
         """Returns the intent of a GET at the HTTP+SSE transport's address."""
-        check_accept(self.headers, EVENT_STREAM)
-        return PairIntent(self._stream_call(STREAM, SESSION_VERSIONS[0]))
+        check_accept(self.request.headers, EVENT_STREAM)
+        return PairIntent(stream_call(self.request.server, STREAM, SESSION_VERSIONS[0]))
 
-    def of_verb(self, verb: str) -> ListenIntent | LeaveIntent:
+    def of_verb(self, verb: str) -> Intent:
         """Returns the intent of a GET or a DELETE, which exist only in the session era."""
         if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self.session()
         if verb == "DELETE":
-            return LeaveIntent(self._stream_call(END, session.version), session)
-        check_accept(self.headers, EVENT_STREAM)
-        return ListenIntent(self._stream_call(STREAM, session.version), session, self._last_event_id(session))
+            return self._leave(session)
+        check_accept(self.request.headers, EVENT_STREAM)
+        if len(self.head.last_event_id) > 1:
+            raise malformed("Last-Event-ID is there more than once")
+        return self._listen(session, *self.head.last_event_id)
 
-    def _ask(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> AskIntent:
-        call = messages.call_from(message, era, version, self.server)
-        if not isinstance(message, Request):  # METHODS_UNKNOWN was raised above: not a notification
-            raise malformed("initialize is a request")
-        return AskIntent(call, message, era, session)
+    def _leave(self, session: Session) -> Intent:
+        return LeaveIntent(stream_call(session.server, END, session.version), session)
+
+    def _listen(self, session: Session, event_id: str = "") -> Intent:
+        """Opens the session's stream. An event id of another session begins a fresh one."""
+        call = stream_call(session.server, STREAM, session.version)
+        return ListenIntent(call, session, session.opened_event_id(event_id) if event_id else None)
 
     def _reply(self, message: Response) -> ReplyIntent:
-        session = self.session()
-        asked = session.awaited.pop(message.id, None) if message.id is not None else None
-        if asked is None:
+        found = self._asked(message.id) if message.id is not None else None
+        asked = found[0].awaited.pop(found[1], None) if found is not None else None
+        if found is None or asked is None:
             raise malformed("no open request of the server has this id")
-        question = messages.server_question(self.server, asked)
+        session, own_id = found
+        question = messages.server_question(session.server, asked)
         named = task_messages.related_by_caller(message.result) if isinstance(message.result, dict) else ()
-        call = Call("mcp", session.version, self.server, asked, (question,), session=asked == "ping", tasks=named)
-        return ReplyIntent(call, message, session)
+        call = Call("mcp", session.version, session.server, asked, (question,), session=asked == "ping", tasks=named)
+        return ReplyIntent(call, message._replace(id=own_id), session)
+
+    def _asked(self, request_id: Id) -> tuple[Session, Id] | None:
+        """Returns the session whose server made a request, and the request's id there."""
+        return self.session(), request_id
 
     def session(self) -> Session:
         """Returns the session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
         session = self.paired
         if session is None:
-            session = session_of(self.sessions, self.caller, self.server, self.head)
-        self.found()
+            lines, versions = self.head.session_id, self.head.protocol_version
+            if len(lines) != 1 or not lines[0]:
+                raise malformed("Mcp-Session-Id must be there, once")
+            session = self.sessions.find(lines[0], self.caller, self.request.server)
+            if len(versions) > 1:
+                raise malformed("MCP-Protocol-Version is there more than once")
+            if not eras.SESSION_VERSIONS_SET.issuperset(versions):
+                raise eras.unsupported(versions[0])
+        self.request.in_session()
         return session
 
-    def _stream_call(self, method: str, version: str) -> Call:
-        # Opening a stream or ending a session requires as little as ping: any grant on the server.
-        question = messages.server_question(self.server, "ping")
-        return Call("mcp", version, self.server, method, (question,), session=True)
 
-    def _last_event_id(self, session: Session) -> str | None:
-        lines = self.head.last_event_id
-        if len(lines) > 1:
-            raise malformed("Last-Event-ID is there more than once")
-        # an event id of another session begins a fresh stream
-        return session.opened_event_id(lines[0]) if lines else None
-
-
-def session_of(sessions: Sessions, caller: Caller, server: str, head: EraHeaders) -> Session:
-    """Returns the session of a request. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
-    lines = head.session_id
-    if len(lines) != 1 or not lines[0]:
-        raise malformed("Mcp-Session-Id must be there, once")
-    session = sessions.find(lines[0], caller, server)
-    versions = head.protocol_version
-    if len(versions) > 1:
-        raise malformed("MCP-Protocol-Version is there more than once")
-    if not eras.SESSION_VERSIONS_SET.issuperset(versions):
-        raise eras.unsupported(versions[0])
-    return session
+def stream_call(server: str, method: str, version: str) -> Call:
+    """Returns the call that opens a stream or ends a session. It requires as little as ping: any grant on the
+    server."""
+    return Call("mcp", version, server, method, (messages.server_question(server, "ping"),), session=True)

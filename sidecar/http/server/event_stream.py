@@ -6,10 +6,10 @@ session, which all of its answers share (`gateway/sse_session.py`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
@@ -25,27 +25,27 @@ STREAM_HEADERS = {
 }
 
 
-class EventSink(Protocol):
-    """Takes the events of one answer. `shared` says that other answers use the same stream: its reader cannot resume
-    it, so its events carry no id. `bytes_out` counts this answer only. `resumable` is set once an event carried an id,
+@dataclass(slots=True, kw_only=True)
+class EventSink(ABC):
+    """Takes the events of one answer. `bytes_out` counts this answer only. `shared` says that other answers use the
+    same stream: its reader cannot resume it, so its events carry no id. `resumable` is set once an event carried an id,
     so that its reader may resume."""
 
-    bytes_out: int
-    resumable: bool
+    bytes_out: int = 0
+    resumable: bool = False
+    shared: bool = False
 
-    @property
-    def shared(self) -> bool: ...
-
+    @abstractmethod
     async def write(self, data: bytes) -> None:
         """Sends whole events. Waits while the caller does not read; `listeners.py` closes connections that do not read
         for too long. Raises Refusal(CALLER_GONE)."""
 
 
-class EventStream(EventSink, Protocol):
+@dataclass(slots=True)
+class EventStream(EventSink):
     """The stream of one answer. `response` is the HTTP response that carries it."""
 
-    @property
-    def response(self) -> web.StreamResponse: ...
+    response: web.StreamResponse
 
     async def keep_alive(self) -> None:
         """Sends a comment, unless earlier data is still unread. Does not wait or raise: a disconnect is detected
@@ -56,15 +56,11 @@ class EventStream(EventSink, Protocol):
 
 
 @dataclass(slots=True)
-class OwnEventStream:
+class OwnEventStream(EventStream):
     """The response of one request, used by its answer alone."""
 
-    response: web.StreamResponse
     protocol: web.RequestHandler
     writer: StreamWriter
-    bytes_out: int = 0
-    resumable: bool = False
-    shared: bool = False
 
     async def keep_alive(self) -> None:
         if not self.protocol.writing_paused:
@@ -87,17 +83,10 @@ class OwnEventStream:
 
 
 @dataclass(slots=True)
-class SharedEventStream:
+class SharedEventStream(EventStream):
     """One answer's part of a shared stream, which it does not end."""
 
     stream: EventStream
-    bytes_out: int = 0
-    resumable: bool = False
-    shared: bool = True
-
-    @property
-    def response(self) -> web.StreamResponse:
-        return self.stream.response
 
     async def keep_alive(self) -> None:
         await self.stream.keep_alive()
@@ -105,9 +94,6 @@ class SharedEventStream:
     async def write(self, data: bytes) -> None:
         self.bytes_out += len(data)
         await self.stream.write(data)
-
-    async def end(self) -> None:
-        pass
 
 
 async def open_stream(request: web.BaseRequest, more: Iterable[tuple[str, str]] = ()) -> OwnEventStream:

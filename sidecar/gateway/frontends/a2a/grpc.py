@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -162,15 +162,12 @@ class GrpcRequest(CalledName):
 
 
 @dataclass(slots=True)
-class GrpcEventStream:
-    """The messages of an answer. `is_stuck` is set when the caller does not read them."""
+class GrpcEventStream(EventStream):
+    """The messages of an answer. `is_stuck` is set when the caller does not read them. HTTP/2 has its own pings, and
+    the return of the call ends the answer."""
 
     context: Any
-    response: web.StreamResponse = field(default_factory=web.StreamResponse)
-    bytes_out: int = 0
     is_stuck: bool = False
-    resumable: bool = False
-    shared: bool = False
 
     async def write(self, data: bytes) -> None:
         """Sends events as messages. Comments are dropped, because gRPC has none; failures become the status."""
@@ -189,12 +186,6 @@ class GrpcEventStream:
             raise Refusal(Reason.CALLER_GONE) from None
         except (aio.BaseError, grpc.RpcError, RuntimeError):  # the caller left before or during this message
             raise Refusal(Reason.CALLER_GONE) from None
-
-    async def keep_alive(self) -> None:
-        """Does nothing: HTTP/2 has its own pings."""
-
-    async def end(self) -> None:
-        """Does nothing: the return of the call ends the answer."""
 
 
 class GrpcCalls(grpc.GenericRpcHandler):
@@ -247,7 +238,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
     ) -> None:
         body, broken = await self._message(messages)
         agent = self._agent or _tenant(operation, version, body) or self._meant(_label(context, self._authority))
-        dialect, sent = GrpcWriter(version), GrpcEventStream(context)
+        dialect, sent = GrpcWriter(version), GrpcEventStream(web.StreamResponse(), context)
         name = agent if _NAME.fullmatch(agent) else ""
         request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
         response = await self._handle(request)  # type: ignore[arg-type]

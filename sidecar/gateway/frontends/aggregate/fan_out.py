@@ -15,10 +15,8 @@ import orjson
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.forwarder import Forwarder, SessionLost
-from sidecar.gateway.frontends.aggregate.cursors import MAX_CURSOR_CHARS
-from sidecar.gateway.frontends.aggregate.member_sessions import MemberSessions, opened_exchange
+from sidecar.gateway.frontends.aggregate.member_servers import AggregateCall, MemberSessions, opened_exchange
 from sidecar.gateway.frontends.aggregate.names import AggregateNames
-from sidecar.gateway.frontends.aggregate.request_reader import SpreadIntent
 from sidecar.gateway.request import RequestContext
 from sidecar.gateway.response_filter import LEFT_OUT, FilteredMessage, read_answer
 from sidecar.gateway.response_stream import PROTOCOL_STATUSES
@@ -29,10 +27,10 @@ from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.messages import LeftOut
 from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, UpstreamAnswer
 from sidecar.upstreams.statuses import refusal_of
-from sidecar.vocabulary import Caller
 
 PATIENCE_S: Final = 10.0  # deadline of each server for a list; a slower one is reported as unavailable
 AT_ONCE: Final = 64
+MAX_CURSOR_CHARS: Final = 4096  # of one server's cursor; an answer with a longer one is refused
 MAX_NAMED: Final = 64  # servers in one record
 UNAVAILABLE: Final = "sidecar/unavailable"
 _METHOD_NOT_FOUND: Final = -32601
@@ -70,7 +68,7 @@ class GatheredPage(NamedTuple):
         return cursor if isinstance(cursor, str) and cursor else None
 
 
-Found = GatheredPage | UnavailableServer
+Ask = Callable[[Service], Awaitable[GatheredPage]]
 
 
 @dataclass(slots=True)
@@ -82,13 +80,13 @@ class FanOut:
     metrics: Metrics
 
     async def each(
-        self, request: RequestContext, servers: Sequence[Service], ask: Callable[[Service], Awaitable[GatheredPage]]
+        self, request: RequestContext, servers: Sequence[Service], ask: Ask
     ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
         """Returns the page of every server that answered, in the order of the servers, and the servers that did not.
         Raises Refusal if none answered."""
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def bounded(service: Service) -> Found:
+        async def bounded(service: Service) -> GatheredPage | UnavailableServer:
             async with room:
                 return await self._one(service, ask)
 
@@ -106,51 +104,45 @@ class FanOut:
             raise Refusal(missing[0].refusal.reason, "none of the servers answered", data=told)
         return pages, missing
 
-    async def _one(self, service: Service, ask: Callable[[Service], Awaitable[GatheredPage]]) -> Found:
-        loop, patience_s = asyncio.get_running_loop(), patience_of(service)
+    async def _one(self, service: Service, ask: Ask) -> GatheredPage | UnavailableServer:
+        loop, failure = asyncio.get_running_loop(), Refusal(Reason.UPSTREAM_TIMEOUT)
         begun = loop.time()
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(patience_of(service)):
                 page = await ask(service)
-        except TimeoutError:
-            found: Found = UnavailableServer(service.name, Refusal(Reason.UPSTREAM_TIMEOUT))
-        except Refusal as refusal:
-            found = UnavailableServer(service.name, refusal)
-        else:
-            found = page
             self.metrics.upstream_answered(service.name, loop.time() - begun)
-        self.count(service.name, found)
-        return found
+            return page
+        except TimeoutError:
+            pass
+        except Refusal as refusal:
+            failure = refusal
+        return self.missed(service.name, failure)
 
-    def count(self, server: str, found: Found | None) -> None:
+    def missed(self, server: str, refusal: Refusal) -> UnavailableServer:
         """Counts a server that did not answer."""
-        if isinstance(found, UnavailableServer):
-            self.metrics.federation_missed(server, found.refusal.reason.value)
+        self.metrics.federation_missed(server, refusal.reason.value)
+        return UnavailableServer(server, refusal)
 
-    async def page(
-        self, request: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, params: dict[str, Any]
-    ) -> GatheredPage:
+    async def page(self, call: AggregateCall, service: Service, params: dict[str, Any]) -> GatheredPage:
         """Returns one server's answer to a fan-out request, with names of this address. Raises Refusal."""
-        assert isinstance(spread.message, Request)
-        message = spread.message._replace(params=params)
+        message = call.message._replace(params=params)
         service.account.breaker.check()  # before waiting for its tools
         if message.method == "tools/list":
             await service.catalogue.learn(patience_of(service))  # a listed tool must be callable
         try:
-            return await self._ask(request, service, caller, spread, message)
+            return await self._ask(call, service, message)
         except SessionLost:  # a list may be requested again in a new session
-            return await self._ask(request, service, caller, spread, message)
+            return await self._ask(call, service, message)
 
-    async def _ask(
-        self, request: RequestContext, service: Service, caller: Caller, spread: SpreadIntent, message: Request
-    ) -> GatheredPage:
-        patience_s, part = patience_of(service), None
+    async def _ask(self, call: AggregateCall, service: Service, message: Request) -> GatheredPage:
+        request, caller, spread = call.request, call.caller, call.intent
+        patience_s, part, version = patience_of(service), None, spread.call.protocol_version
         if spread.session is not None:
-            part = await self.parts.at(request, service, caller, spread.session, patience_s)
-        version = part.version if part is not None else spread.call.protocol_version
+            part = await self.parts.at(service, request, caller, spread.session, patience_s)
+            version = part.version
         question = messages.server_question(service.name, message.method)
-        call = spread.call._replace(upstream=service.name, questions=(question,), protocol_version=version)
-        exchange = opened_exchange(request, service, caller, call, part, self.exchanges, patience_s)
+        there = spread.call._replace(upstream=service.name, questions=(question,), protocol_version=version)
+        exchange = opened_exchange(service, request, caller, there, part, self.exchanges, patience_s)
         names = exchange.outward = AggregateNames(service.name)
         if part is not None:
             part.remember(message.id, exchange.asked)

@@ -13,33 +13,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.forwarder import Forwarder, empty
-from sidecar.gateway.frontends.aggregate.cursors import Seal
 from sidecar.gateway.frontends.aggregate.fan_out import UNAVAILABLE, FanOut, GatheredPage, UnavailableServer, note
-from sidecar.gateway.frontends.aggregate.member_sessions import MemberSessions, is_whole, opened_exchange, set_level
+from sidecar.gateway.frontends.aggregate.member_servers import (
+    AggregateCall,
+    MemberSessions,
+    is_whole,
+    opened_exchange,
+    set_level,
+    view_of,
+)
 from sidecar.gateway.frontends.aggregate.names import AggregateNames, joined
-from sidecar.gateway.frontends.aggregate.request_reader import AggregateReader, SpreadIntent, params_without
+from sidecar.gateway.frontends.aggregate.request_reader import EACH, params_without
 from sidecar.gateway.frontends.aggregate.stream_merge import StreamMerge
-from sidecar.gateway.frontends.aggregate.visible_servers import view_of
-from sidecar.gateway.frontends.mcp_requests import END, JSON, STREAM, AskIntent, Intent
+from sidecar.gateway.frontends.mcp_requests import END, JSON, STREAM, AskIntent, ServerIntent, SpreadIntent
 from sidecar.gateway.reauthorization import end_of
 from sidecar.gateway.request import RequestContext, UpstreamExchange, asked_of
+from sidecar.gateway.request_state import Seal
 from sidecar.gateway.response_filter import LEFT_OUT, MAX_LEFT_OUT
 from sidecar.gateway.response_stream import ResponseStream
-from sidecar.gateway.routing import EVERY, head_of
-from sidecar.gateway.snapshot import Live, Service, Snapshot
-from sidecar.http.server.response import WholeResponse
+from sidecar.gateway.routing import EVERY
+from sidecar.gateway.snapshot import Service, Snapshot
+from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.identity import check_caller
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Response, malformed
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
-from sidecar.upstreams.mcp.sessions import Session, Sessions
+from sidecar.upstreams.mcp.sessions import Session
 from sidecar.vocabulary import Caller
 
 HELLO_S: Final = 2.0  # how long a server may take to report its capabilities before all are assumed
@@ -61,29 +68,24 @@ _ALL: Final[Mapping[str, Mapping[str, bool]]] = {
     "completions": {},
 }
 
-Carry = Callable[[RequestContext, Caller, SpreadIntent, Sequence[Service]], Awaitable[web.StreamResponse]]
-
 
 @dataclass(slots=True)
 class AggregateFrontend:
-    """Serves the aggregate address. `key` seals cursors."""
+    """Serves the aggregate address. The key of `seal`, for cursors, belongs to the process: after a restart, and at
+    another replica, a client begins a list again."""
 
-    live: Live
-    sessions: Sessions
     exchanges: Forwarder
     metrics: Metrics
-    key: bytes
+    seal: Seal
     parts: MemberSessions = field(init=False)
     gathering: FanOut = field(init=False)
-    _seal: Seal = field(init=False)
     _heard: dict[str, set[StreamMerge]] = field(default_factory=dict)
-    _ways: Mapping[str, Carry] = field(init=False)
+    _methods: Mapping[str, Callable[[AggregateCall], Awaitable[web.StreamResponse]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parts = MemberSessions(self.sessions, self.exchanges, self._opened)
+        self.parts = MemberSessions(self.exchanges, self._opened)
         self.gathering = FanOut(self.exchanges, self.parts, self.metrics)
-        self._seal = Seal(self.key)
-        self._ways = {
+        self._methods = {
             **dict.fromkeys(LISTED, self._list),
             "initialize": self._begin,
             "server/discover": self._discover,
@@ -97,16 +99,33 @@ class AggregateFrontend:
             END: self._leave,
         }
 
-    # --- what every call here goes through ----------------------------------------------------------------------------
+    # --- requests that name a server ----------------------------------------------------------------------------------
 
-    def understanding(self, request: RequestContext, caller: Caller) -> AggregateReader:
-        """Returns the reader of one request's messages."""
-        return AggregateReader(self.sessions, caller, request.headers, head_of(request.headers), request.in_session)
+    def admit(self, request: RequestContext, service: Service, caller: Caller) -> None:
+        """Checks the credential as at the server's own address. Raises Refusal."""
+        note(request, (service,), ())
+        check_caller(caller, request.now.audience(service.name))
 
-    def enter(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> Sequence[Service]:
-        """Returns the servers that the request may reach, which are recorded. Raises Refusal if policy denies it, or
-        leaves none."""
-        now_s, switch = self.live.clock(), self.exchanges.switch
+    async def attach(
+        self, request: RequestContext, service: Service, caller: Caller, intent: ServerIntent
+    ) -> ServerIntent:
+        """Prepares a call of one server: opens that server's session and maps its names. Raises Refusal if the server
+        begins no session."""
+        request.outward = AggregateNames(service.name)
+        session = intent.session
+        if not isinstance(intent, AskIntent) or session is None or not is_whole(session):
+            return intent
+        part = await self.parts.at(service, request, caller, session, service.timeout_s)
+        # registered before it is sent, so that its cancellation finds it
+        part.remember(intent.message.id, asked_of(intent.call, request.record))
+        return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
+
+    # --- requests that name none --------------------------------------------------------------------------------------
+
+    def enter(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> AggregateCall:
+        """Returns the request with the servers that it may reach, which are recorded. Raises Refusal if policy denies
+        it, or leaves none."""
+        now_s, switch = self.exchanges.live.clock(), self.exchanges.switch
         for disabled in (switch.disabled, request.now.disabled):
             disabled.refuse(caller.chain, spread.call, now_s)
         view = view_of(request.now, caller, spread, now_s, switch, shadow=request.shadow)
@@ -116,77 +135,51 @@ class AggregateFrontend:
         if not request.shadow or not view.servers:
             view.decision.or_refuse()
         note(request, view.servers, ())
-        return view.servers
+        return AggregateCall(request, caller, spread, view.servers)
 
-    async def attach(self, request: RequestContext, service: Service, caller: Caller, intent: Intent) -> Intent:
-        """Prepares a call of one server: opens that server's session and maps its names. Raises Refusal if the
-        credential does not meet the server's requirements, or the server begins no session."""
-        request.outward = AggregateNames(service.name)
-        session = intent.session
-        if not isinstance(intent, AskIntent) or session is None or not is_whole(session):
-            return intent
-        part = await self.parts.at(request, service, caller, session, service.timeout_s)
-        part.remember(
-            intent.message.id, asked_of(intent.call, request.record)
-        )  # registered before it is sent, so that its cancellation finds it
-        return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
+    def cost_of(self, call: AggregateCall) -> int:
+        """Returns as how many calls a request counts: as many as at the servers' own addresses."""
+        return len(call.servers) if call.intent.call.method in EACH else min(1, len(call.servers))
 
-    def admit(self, request: RequestContext, service: Service, caller: Caller) -> None:
-        """Checks the credential as at the server's own address. Raises Refusal."""
-        note(request, (service,), ())
-        check_caller(caller, request.now.audience(service.name))
-
-    async def carry_out(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
+    async def carry_out(self, call: AggregateCall) -> web.StreamResponse:
         """Returns the answer to a request that names no server. Raises Refusal."""
-        way = self._ways.get(spread.call.method)
-        if way is None:
+        method = self._methods.get(call.intent.call.method)
+        if method is None:
             raise Refusal(Reason.METHOD_UNKNOWN)
-        return await way(request, caller, spread, servers)
+        return await method(call)
 
-    # --- hello --------------------------------------------------------------------------------------------------------
-
-    async def _begin(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        message = _request(spread)
-        declared = messages.forwarded_params(message, "", tasks=False)
+    async def _begin(self, call: AggregateCall) -> web.StreamResponse:
+        declared = messages.forwarded_params(call.message, "", tasks=False)
         if len(jsonrpc.encode(declared)) > MAX_DECLARED_BYTES:  # it is stored as long as the session
             raise Refusal(Reason.TOO_LARGE, f"initialize may declare {MAX_DECLARED_BYTES} bytes here")
         asked = declared["protocolVersion"]
         version = asked if asked in SESSION_VERSIONS else SESSION_VERSIONS[-1]
         result = {
             "protocolVersion": version,
-            "capabilities": await self._capabilities(servers),
+            "capabilities": await self._capabilities(call.servers),
             "serverInfo": _SERVER_INFO,
-            "instructions": _instructions(servers),
+            "instructions": _instructions(call.servers),
         }
-        session, ended = self.sessions.start(caller, EVERY, version=version, upstream_id=None)
+        session = self.exchanges.start(call.caller, EVERY, version=version, upstream_id=None)
         session.declared = {**declared, "protocolVersion": version}
-        for other in ended:
-            self.exchanges.say_farewell(other)
         try:
             await self.exchanges.roaming.keep(session)
-            return await _respond(request, message, result, {"Mcp-Session-Id": session.id})
+            return await _respond(call, result, {"Mcp-Session-Id": session.id})
         except Refusal:
-            self.sessions.end(session)
-            self.exchanges.roaming.forget_soon(session)
+            self.exchanges.abandon(session)
             raise
 
-    async def _discover(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
+    async def _discover(self, call: AggregateCall) -> web.StreamResponse:
         result = {
             "resultType": "complete",
             "supportedVersions": list(STATELESS_VERSIONS),
-            "capabilities": await self._capabilities(servers),
-            "instructions": _instructions(servers),
+            "capabilities": await self._capabilities(call.servers),
+            "instructions": _instructions(call.servers),
             "ttlMs": TTL_MS,
             "cacheScope": "private",
             "_meta": {"io.modelcontextprotocol/serverInfo": _SERVER_INFO},
         }
-        return await _respond(request, _request(spread), result)
+        return await _respond(call, result)
 
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
         """Returns the union of the servers' capabilities. A server that has not reported its own is assumed to have
@@ -202,99 +195,78 @@ class AggregateFrontend:
                     union[name] = {**union.get(name, {}), **_flags(name, can)}
         return union
 
-    async def _ping(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        return await _respond(request, _request(spread), {})
+    async def _ping(self, call: AggregateCall) -> web.StreamResponse:
+        return await _respond(call, {})
 
-    # --- lists --------------------------------------------------------------------------------------------------------
-
-    async def _list(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        message = _request(spread)
-        params, cursors, asked = params_without(message, "cursor"), dict[str, str](), servers
+    async def _list(self, call: AggregateCall) -> web.StreamResponse:
+        message, about = call.message, (call.caller.binding, call.message.method)
+        params, cursors, asked = params_without(message, "cursor"), dict[str, str](), call.servers
         if "cursor" in message.params:
-            cursors = dict(self._seal.open(caller.binding, message.method, message.params["cursor"]))
-            asked = [service for service in servers if service.name in cursors]
+            if (opened := self.seal.open(message.params["cursor"], *about)) is None:
+                raise malformed("params.cursor is not one of this list", INVALID_PARAMS)
+            cursors = orjson.loads(opened)
+            asked = [service for service in asked if service.name in cursors]
 
         async def page(service: Service) -> GatheredPage:
             own = {**params, "cursor": cursors[service.name]} if service.name in cursors else params
-            return await self.gathering.page(request, service, caller, spread, own)
+            return await self.gathering.page(call, service, own)
 
-        pages, missing = await self.gathering.each(request, asked, page)
+        pages, missing = await self.gathering.each(call.request, asked, page)
         member = LISTED[message.method]
         result: dict[str, Any] = {member: [entry for one in pages for entry in one.result.get(member, ())]}
         more = {one.server: one.cursor for one in pages if one.cursor is not None}
         if more:
-            result["nextCursor"] = self._seal.seal(caller.binding, message.method, more)
-        if spread.era is Era.STATELESS:
+            result["nextCursor"] = self.seal.seal(orjson.dumps(more), *about)
+        if call.intent.era is Era.STATELESS:
             result |= {"resultType": "complete", "ttlMs": _ttl_ms(pages, missing), "cacheScope": "private"}
         meta = _meta(pages, missing)
-        return await _respond(request, message, {**result, "_meta": meta} if meta else result)
+        return await _respond(call, {**result, "_meta": meta} if meta else result)
 
-    # --- what goes to the sessions behind one -------------------------------------------------------------------------
-
-    async def _set_level(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        message, session = _request(spread), _session(spread)
-        level = message.params.get("level")
+    async def _set_level(self, call: AggregateCall) -> web.StreamResponse:
+        session, level = call.session, call.message.params.get("level")
         if not isinstance(level, str) or level not in LEVELS:
             raise malformed("params.level is not one of MCP's", INVALID_PARAMS)
         session.level = level
         if session.roams:
             await self.exchanges.roaming.keep(session)
-        reached = [service for service in servers if service.name in session.parts]
+        reached = [service for service in call.servers if service.name in session.parts]
 
         async def told(service: Service) -> GatheredPage:
-            return await self.gathering.page(request, service, caller, spread, set_level(level).params)
+            return await self.gathering.page(call, service, set_level(level).params)
 
-        missing: list[UnavailableServer] = []
-        if reached:
-            _, missing = await self.gathering.each(request, reached, told)
+        missing = (await self.gathering.each(call.request, reached, told))[1] if reached else []
         meta = _meta((), missing)
-        return await _respond(request, message, {"_meta": meta} if meta else {})
+        return await _respond(call, {"_meta": meta} if meta else {})
 
-    async def _tell(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
+    async def _tell(self, call: AggregateCall) -> web.StreamResponse:
         """Sends a notification to the member sessions that it concerns, and acknowledges it to the client."""
-        session, message = _session(spread), spread.message
+        message, parts = call.intent.message, call.session.parts
         assert isinstance(message, Notification)
-        concerned = [service for service in servers if _concerns(message, session.parts.get(service.name))]
-        await asyncio.gather(*(self._notify(request, service, caller, spread) for service in concerned))
-        return await empty(request, 202)
+        own = Notification(message.method, messages.forwarded_params(message, "", tasks=False))
 
-    async def _notify(self, request: RequestContext, service: Service, caller: Caller, spread: SpreadIntent) -> None:
-        part, message = _session(spread).parts[service.name], spread.message
-        assert isinstance(message, Notification)
-        call = spread.call._replace(upstream=service.name, protocol_version=part.version)
-        exchange = opened_exchange(request, service, caller, call, part, self.exchanges, service.timeout_s)
-        with suppress(Refusal):  # a notification has no answer
-            answer = await exchange.post(
-                Notification(message.method, messages.forwarded_params(message, "", tasks=False))
+        async def told(service: Service, part: Session) -> None:
+            there = call.intent.call._replace(upstream=service.name, protocol_version=part.version)
+            exchange = opened_exchange(
+                service, call.request, call.caller, there, part, self.exchanges, service.timeout_s
             )
-            answer.close()
+            with suppress(Refusal):  # a notification has no answer
+                (await exchange.post(own)).close()
 
-    async def _leave(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        return await self.exchanges.leave(request, _session(spread))
+        reached = [(service, parts[service.name]) for service in call.servers if service.name in parts]
+        await asyncio.gather(*(told(service, part) for service, part in reached if _concerns(message, part)))
+        return await empty(call.request, 202)
 
-    # --- streams ------------------------------------------------------------------------------------------------------
+    async def _leave(self, call: AggregateCall) -> web.StreamResponse:
+        return await self.exchanges.leave(call.request, call.session)
 
-    async def _listen(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        session, exchange = _session(spread), self._stream(request, caller, spread, servers)
+    async def _listen(self, call: AggregateCall) -> web.StreamResponse:
+        session, exchange, merging = call.session, self._stream(call), self._merging(call)
         close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
         session.open_stream(close)
-        merging = self._merging(request, caller, spread)
         self._heard.setdefault(session.id, set()).add(merging)
         try:
             with self.exchanges.place(exchange):
-                async with merging.running(servers) as answer:
+                async with merging.running() as answer:
                     return await ResponseStream(exchange, None).stream(answer)
         finally:
             session.close_stream(close)
@@ -302,50 +274,38 @@ class AggregateFrontend:
             if not self._heard[session.id]:
                 del self._heard[session.id]
 
-    async def _subscribe(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> web.StreamResponse:
-        exchange = self._stream(request, caller, spread, servers)
+    async def _subscribe(self, call: AggregateCall) -> web.StreamResponse:
+        exchange = self._stream(call)
         with self.exchanges.place(exchange):
-            async with self._merging(request, caller, spread).running(servers) as answer:
+            async with self._merging(call).running() as answer:
                 return await ResponseStream(exchange, None).answer(answer)
 
-    def _stream(
-        self, request: RequestContext, caller: Caller, spread: SpreadIntent, servers: Sequence[Service]
-    ) -> UpstreamExchange:
+    def _stream(self, call: AggregateCall) -> UpstreamExchange:
         """Returns the caller's stream. Its session is the aggregate session; any of the servers stands for all of
         them."""
+        request, decision = call.request, call.request.record.decision
+        until = None if decision is None else end_of(call.caller, decision, request.now)
         exchange = UpstreamExchange(
-            request,
-            caller,
-            spread.call,
-            None,
-            self.exchanges.streams,
-            request.now,
-            None,
-            service=servers[0],
-            session=spread.session,
-        )
-        if request.record.decision is not None:
-            exchange.until = end_of(caller, request.record.decision, request.now)
+            request, call.caller, call.intent.call, None, self.exchanges.streams, request.now, until,
+            service=call.servers[0], session=call.intent.session,
+        )  # fmt: skip
         exchange.has_no_end()
         return exchange
 
-    def _merging(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> StreamMerge:
-        see = partial(self._seen, caller, spread)
-        return StreamMerge(request, caller, spread, self.exchanges, self.gathering, self.live, see)
+    def _merging(self, call: AggregateCall) -> StreamMerge:
+        return StreamMerge(call, self.gathering, partial(self._seen, call.caller, call.intent))
 
     def _seen(self, caller: Caller, spread: SpreadIntent, now: Snapshot) -> Sequence[Service]:
-        now_s = self.live.clock()
+        now_s = self.exchanges.live.clock()
         try:
             return view_of(now, caller, spread, now_s, self.exchanges.switch, shadow=now.shadows(now_s)).servers
         except Refusal:
             return ()
 
-    def _opened(self, service: Service, part: Session) -> None:
+    def _opened(self, part: Session) -> None:
         """Adds a server that the session has reached to the session's streams."""
         for merging in self._heard.get(part.whole.id if part.whole is not None else "", ()):
-            merging.hear(service.name)
+            merging.hear(part.server)
 
 
 _SERVER_INFO = {"name": "sidecar", "version": __version__}
@@ -386,29 +346,16 @@ def _meta(pages: Sequence[GatheredPage], missing: Sequence[UnavailableServer]) -
     return meta
 
 
-def _concerns(message: Notification, part: Session | None) -> bool:
-    if part is None or message.method == "notifications/initialized":
-        return False
+def _concerns(message: Notification, part: Session) -> bool:
     if message.method != "notifications/cancelled":
-        return True
+        return message.method != "notifications/initialized"
     request_id = message.params.get("requestId")
     return isinstance(request_id, str | int) and request_id in part.sent
 
 
-def _request(spread: SpreadIntent) -> Request:
-    assert isinstance(spread.message, Request)
-    return spread.message
-
-
-def _session(spread: SpreadIntent) -> Session:
-    if spread.session is None:
-        raise Refusal(Reason.METHOD_UNKNOWN)
-    return spread.session
-
-
 async def _respond(
-    request: RequestContext, message: Request, result: dict[str, Any], headers: Mapping[str, str] | None = None
+    call: AggregateCall, result: dict[str, Any], headers: Mapping[str, str] = NO_HEADERS
 ) -> web.StreamResponse:
-    body = jsonrpc.encode_response(Response(message.id, result))
-    await request.ended(200, len(body))
-    return WholeResponse(200, body, JSON, headers or {})
+    body = jsonrpc.encode_response(Response(call.message.id, result))
+    await call.request.ended(200, len(body))
+    return WholeResponse(200, body, JSON, headers)

@@ -6,153 +6,90 @@ a `SpreadIntent`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.aggregate.names import split, untagged, unwrapped
 from sidecar.gateway.frontends.mcp_requests import (
     END,
-    EVENT_STREAM,
-    JSON,
     STREAM,
     AskIntent,
     Intent,
     ListenIntent,
     NotifyIntent,
-    ReplyIntent,
-    session_of,
+    RequestReader,
+    SpreadIntent,
+    stream_call,
 )
-from sidecar.gateway.routing import EVERY, Headers, check_accept
-from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
-from sidecar.protocols.mcp import eras, messages, task_messages
-from sidecar.protocols.mcp.eras import Era, EraHeaders
-from sidecar.upstreams.mcp.sessions import Session, Sessions
-from sidecar.vocabulary import Call, Caller, Question
+from sidecar.gateway.routing import EVERY
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Notification, Request, malformed
+from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import Era
+from sidecar.upstreams.mcp.sessions import Session
+from sidecar.vocabulary import Call, Question
 
 _NAMED = frozenset({"tools/call", "prompts/get"})
-_EACH = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"})
+EACH = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"})
+"""Methods that are sent to each server, so that a request counts as that many calls."""
 # A task id does not identify its server, so task methods do not exist at this address.
-_ASKED = _EACH | {"initialize", "server/discover", "ping", "logging/setLevel", "completion/complete"}
+_ASKED = EACH | {"initialize", "server/discover", "ping", "logging/setLevel", "completion/complete"}
 ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
 
-class SpreadIntent(NamedTuple):
-    """A request that names no server. `call` is the call, with a question about all servers; `also` are questions about
-    single objects that must all be allowed, and `wanted` their URIs, by server.
+class AggregateReader(RequestReader):
+    """Turns the messages of one caller at the aggregate address into intents."""
 
-    `resumed` is where a stream resumes: the server, and its own event id.
-    """
+    __slots__ = ()
 
-    call: Call
-    era: Era
-    message: Request | Notification | None = None
-    session: Session | None = None
-    also: tuple[Question, ...] = ()
-    resumed: tuple[str, str] | None = None
-
-    @property
-    def asks_each(self) -> bool:
-        """Whether the request is sent to each server, so that it counts as that many calls."""
-        return self.call.method in _EACH
-
-    def wanted(self, server: str) -> list[str]:
-        """Returns the URIs at one server that a subscription names."""
-        return [question.name for question in self.also if question.server == server]
-
-
-@dataclass(slots=True)
-class AggregateReader:
-    """Turns messages into intents for one caller at the aggregate address. `found` is called once the session that a
-    message names is found."""
-
-    sessions: Sessions
-    caller: Caller
-    headers: Headers
-    head: EraHeaders
-    found: Callable[[], None]
-
-    def of_message(self, message: jsonrpc.Message) -> Intent | SpreadIntent:
-        """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this
-        caller."""
-        if isinstance(message, Response):
-            return self._reply(message)
-        era, version = eras.version_of(self.head, message)
-        session = None
-        if era is Era.SESSION and message.method != "initialize":
-            session = self.session()
-            version = session.version
-        if isinstance(message, Request):
-            check_accept(self.headers, JSON, EVENT_STREAM)
-        if era is Era.STATELESS:
-            eras.check_routing(self.head, message)
+    def _of(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Intent:
         if isinstance(message, Notification):
             return self._tell(message, era, version, session)
         server, own = _inward(message)
-        if server == EVERY:
-            return _spread(message, era, version, session)
-        return AskIntent(messages.call_from(own, era, version, server), own, era, session)
+        if server != EVERY:
+            return AskIntent(messages.call_from(own, era, version, server), own, era, session)
+        also: tuple[Question, ...] = ()
+        if message.method not in _ASKED:
+            raise Refusal(Reason.METHOD_UNKNOWN)
+        if message.method == "subscriptions/listen":
+            message, also = _subscription(message)
+        return SpreadIntent(_to_all(message, era, version), era, message, session, also)
 
-    def of_verb(self, verb: str) -> Intent | SpreadIntent:
-        """Returns the intent of a GET or a DELETE, which exist only in the session era."""
-        if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
-            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        session = self.session()
-        if verb == "DELETE":
-            return SpreadIntent(_call(END, session.version), Era.SESSION, session=session)
-        check_accept(self.headers, EVENT_STREAM)
-        stream = SpreadIntent(_call(STREAM, session.version), Era.SESSION, session=session)
-        lines = self.head.last_event_id
-        if len(lines) > 1:
-            raise malformed("Last-Event-ID is there more than once")
-        return self._resumed(stream, session, lines[0]) if lines else stream
+    def _leave(self, session: Session) -> SpreadIntent:
+        return SpreadIntent(_stream_call(END, session.version), Era.SESSION, session=session)
 
-    def _resumed(self, stream: SpreadIntent, session: Session, event_id: str) -> Intent | SpreadIntent:
-        """Resumes a stream. An event id of the merged stream is sealed by the session and holds the event id of one
-        server's stream. An invalid one begins a fresh stream."""
+    def _listen(self, session: Session, event_id: str = "") -> ListenIntent | SpreadIntent:
+        """Opens or resumes a stream. An event id of the merged stream is sealed by the session and holds the event id
+        of one server's stream. An invalid one begins a fresh stream."""
+        stream = SpreadIntent(_stream_call(STREAM, session.version), Era.SESSION, session=session)
         if merged := _resumption(session, session.opened_event_id(event_id) or ""):
             return stream._replace(resumed=(merged[0].server, merged[1]))
-        alone = _resumption(session, event_id)
-        if alone is None:
+        if (alone := _resumption(session, event_id)) is None:
             return stream
         part, own = alone
-        question = messages.server_question(part.server, "ping")
-        return ListenIntent(Call("mcp", part.version, part.server, STREAM, (question,), session=True), part, own)
+        return ListenIntent(stream_call(part.server, STREAM, part.version), part, own)
 
     def _tell(
         self, message: Notification, era: Era, version: str, session: Session | None
     ) -> NotifyIntent | SpreadIntent:
-        call = _named_nobody(message, era, version)
-        if session is None:  # METHODS_UNKNOWN was raised above: not in the stateless era
-            raise malformed("initialize is a request")
+        call = _to_all(message, era, version)
+        assert session is not None, "every notification that `call_from` knows belongs to a session"
         if message.method != "notifications/progress":
             return SpreadIntent(call, era, message, session)
-        found = untagged(message.params.get("progressToken"))
-        part = session.parts.get(found[0]) if found else None
-        if found is None or part is None:
+        if (found := _at_member(session, message.params.get("progressToken"))) is None:
             raise malformed("no open request of a server has this token", INVALID_PARAMS)
-        own = Notification(message.method, {**message.params, "progressToken": found[1]})
+        part, token = found
+        own = Notification(message.method, {**message.params, "progressToken": token})
         return NotifyIntent(messages.call_from(own, era, part.version, part.server), own, part)
 
-    def _reply(self, message: Response) -> ReplyIntent:
-        session = self.session()
-        found = untagged(message.id)
-        part = session.parts.get(found[0]) if found else None
-        asked = part.awaited.pop(found[1], None) if found and part else None
-        if found is None or part is None or asked is None:
-            raise malformed("no open request of a server has this id")
-        question = messages.server_question(part.server, asked)
-        named = task_messages.related_by_caller(message.result) if isinstance(message.result, dict) else ()
-        call = Call("mcp", part.version, part.server, asked, (question,), session=asked == "ping", tasks=named)
-        return ReplyIntent(call, message._replace(id=found[1]), part)
+    def _asked(self, request_id: Id) -> tuple[Session, Id] | None:
+        return _at_member(self.session(), request_id)
 
-    def session(self) -> Session:
-        """Returns the session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
-        session = session_of(self.sessions, self.caller, EVERY, self.head)
-        self.found()
-        return session
+
+def _at_member(session: Session, tag: object) -> tuple[Session, Id] | None:
+    """Returns the member session, and the server's own id, of an id that was made unique across servers."""
+    found = untagged(tag)
+    part = session.parts.get(found[0]) if found else None
+    return (part, found[1]) if found and part else None
 
 
 def _inward(message: Request) -> tuple[str, Request]:
@@ -172,21 +109,12 @@ def _inward(message: Request) -> tuple[str, Request]:
     return EVERY, message
 
 
-def _spread(message: Request, era: Era, version: str, session: Session | None) -> SpreadIntent:
-    also: tuple[Question, ...] = ()
-    if message.method not in _ASKED:
-        raise Refusal(Reason.METHOD_UNKNOWN)
-    if message.method == "subscriptions/listen":
-        message, also = _subscription(message)
-    return SpreadIntent(_named_nobody(message, era, version), era, message, session, also)
-
-
-def _named_nobody(message: Request | Notification, era: Era, version: str) -> Call:
+def _to_all(message: Request | Notification, era: Era, version: str) -> Call:
     """Returns the call of a message that names no server and no task. Raises Refusal."""
     call = messages.call_from(message, era, version, EVERY)
     if call.tasks:  # task ownership is not checked at this address
         raise Refusal(Reason.TASK_UNKNOWN)
-    return call._replace(questions=_all(message.method))
+    return call._replace(questions=(ALL_SERVERS._replace(action=message.method),))
 
 
 def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
@@ -205,13 +133,8 @@ def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
     return message._replace(params={**message.params, "notifications": bare}), also
 
 
-def _call(method: str, version: str) -> Call:
-    # Opening a stream or ending a session requires as little as ping: any grant on any server.
-    return Call("mcp", version, EVERY, method, _all("ping"), session=True)
-
-
-def _all(method: str) -> tuple[Question, ...]:
-    return (ALL_SERVERS._replace(action=method),)
+def _stream_call(method: str, version: str) -> Call:
+    return stream_call(EVERY, method, version)._replace(questions=(ALL_SERVERS._replace(action="ping"),))
 
 
 def _split(name: object, where: str) -> tuple[str, str]:

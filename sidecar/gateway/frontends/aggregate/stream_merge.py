@@ -17,20 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidecar.errors import ANSWERS, Reason, Refusal
-from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.aggregate.fan_out import UNAVAILABLE, FanOut, UnavailableServer, note, patience_of
-from sidecar.gateway.frontends.aggregate.member_sessions import opened_exchange
+from sidecar.gateway.frontends.aggregate.member_servers import AggregateCall, opened_exchange
 from sidecar.gateway.frontends.aggregate.names import AggregateNames, wrapped
-from sidecar.gateway.frontends.aggregate.request_reader import SpreadIntent
 from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import RequestContext, UpstreamExchange
+from sidecar.gateway.request import UpstreamExchange
 from sidecar.gateway.snapshot import Live, Service, Snapshot
+from sidecar.http.server.event_stream import EventSink
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.jsonrpc import Notification, Request
 from sidecar.protocols.mcp import messages
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, AnswerPipe, BuiltUpstream, UpstreamAnswer
 from sidecar.upstreams.statuses import refusal_of
-from sidecar.vocabulary import Caller
 
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
@@ -39,17 +37,12 @@ MAX_PAUSE_S: Final = 60.0
 STEADY_S: Final = 60.0  # a stream that lasted this long may be reopened at once
 _CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resourcesListChanged": "resources"}
 
-See = Callable[[Snapshot], Sequence[Service]]
-
 
 @dataclass(slots=True)
-class _Into:
-    """The pipe as an `EventSink`: one server's part of the stream."""
+class PipedEvents(EventSink):
+    """One server's part of the merged stream."""
 
     pipe: AnswerPipe
-    bytes_out: int = 0
-    resumable: bool = False
-    shared: bool = False
 
     async def write(self, data: bytes) -> None:
         self.pipe.write(data)
@@ -57,16 +50,12 @@ class _Into:
 
 @dataclass(slots=True, eq=False)
 class StreamMerge:
-    """Merges the servers' streams into one caller's stream. `see` returns the visible servers under the current
-    rules."""
+    """Merges the servers' streams into one caller's stream. `see` returns the servers that the caller sees under a
+    snapshot."""
 
-    request: RequestContext
-    caller: Caller
-    spread: SpreadIntent
-    exchanges: Forwarder
+    call: AggregateCall
     gathering: FanOut
-    live: Live
-    see: See
+    see: Callable[[Snapshot], Sequence[Service]]
     pipe: AnswerPipe = field(default_factory=AnswerPipe)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _accepted: dict[str, list[Any]] = field(default_factory=dict)
@@ -75,9 +64,9 @@ class StreamMerge:
     _acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def running(self, servers: Sequence[Service]) -> AsyncIterator[BuiltUpstream]:
+    async def running(self) -> AsyncIterator[BuiltUpstream]:
         """Runs the servers' streams while the merged stream is read."""
-        keeper = self._begun(self._keep(servers))
+        keeper = self._begun(self._keep(self.call.servers))
         try:
             yield BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, given_up=lambda: None)
         finally:
@@ -89,6 +78,10 @@ class StreamMerge:
             for bug in ends:
                 if isinstance(bug, Exception):
                     raise bug
+
+    @property
+    def _live(self) -> Live:
+        return self.gathering.exchanges.live
 
     def hear(self, name: str, last_event_id: str | None = None) -> None:
         """Opens one more server's stream, unless it is open already."""
@@ -111,7 +104,7 @@ class StreamMerge:
     async def _keep(self, servers: Sequence[Service]) -> None:
         """Opens the streams of these servers, then of servers that are added. Runs as long as the merged stream."""
         seen, names = self._rules(), [service.name for service in servers]
-        self._start(names, self.spread.resumed)
+        self._start(names, self.call.intent.resumed)
         if self._subscribes:
             await self._acknowledge(servers)
         while True:
@@ -119,7 +112,7 @@ class StreamMerge:
             now = self._rules()
             if all(one is other for one, other in zip(now, seen, strict=True)):
                 continue
-            seen, found = now, [service.name for service in self.see(self.live.current)]
+            seen, found = now, [service.name for service in self.see(self._live.current)]
             if found != names:
                 self._stop(set(names).difference(found))
                 names = found
@@ -133,17 +126,21 @@ class StreamMerge:
 
     def _rules(self) -> tuple[object, ...]:
         """Returns the objects that determine which servers the caller sees; a changed rule is a different object."""
-        return self.live.current, self.exchanges.switch.disabled, self.exchanges.switch.switched_off
+        return (
+            self._live.current,
+            self.gathering.exchanges.switch.disabled,
+            self.gathering.exchanges.switch.switched_off,
+        )
 
     def _start(self, names: Sequence[str], resumed: tuple[str, str] | None = None) -> None:
-        session = self.spread.session
+        session = self.call.intent.session
         for name in names:
             if session is None or name in session.parts:
                 self.hear(name, resumed[1] if resumed is not None and name == resumed[0] else None)
 
     @property
     def _subscribes(self) -> bool:
-        return self.spread.message is not None
+        return self.call.intent.message is not None
 
     def _tell_of_change(self) -> None:
         """Announces a change of the tools because the set of servers changed."""
@@ -152,8 +149,8 @@ class StreamMerge:
                 self._say(f"notifications/{what}/list_changed", {})
 
     def _say(self, method: str, params: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
-        if isinstance(self.spread.message, Request):
-            meta = {SUBSCRIPTION: self.spread.message.id, **(meta or {})}
+        if isinstance(self.call.intent.message, Request):
+            meta = {SUBSCRIPTION: self.call.intent.message.id, **(meta or {})}
         if meta:
             params = {**params, "_meta": meta}
         self.pipe.write(sse.encode_event(jsonrpc.encode_notification(Notification(method, params))))
@@ -162,7 +159,7 @@ class StreamMerge:
 
     @property
     def _wanted(self) -> dict[str, Any]:
-        message = self.spread.message
+        message = self.call.intent.message
         wanted: dict[str, Any] = message.params.get("notifications", {}) if message is not None else {}
         return wanted
 
@@ -177,10 +174,8 @@ class StreamMerge:
             for service in servers:
                 if service.name not in self._accepted:
                     self._failed.setdefault(service.name, UnavailableServer(service.name, late))
-        missing = [self._failed[name] for name in sorted(self._failed)]
-        for one in missing:
-            self.gathering.count(one.server, one)
-        note(self.request, servers, missing)
+        missing = [self.gathering.missed(*self._failed[name]) for name in sorted(self._failed)]
+        note(self.call.request, servers, missing)
         meta = {UNAVAILABLE: [one.told for one in missing]} if missing else {}
         self._say(ACKNOWLEDGED, {"notifications": self._honored()}, meta)
         self._acknowledged.set()
@@ -195,12 +190,13 @@ class StreamMerge:
             for uri in self._spelled(name)
             if uri in self._accepted[name]
         ]
-        return {**honored, "resourceSubscriptions": uris} if self.spread.also else honored
+        return {**honored, "resourceSubscriptions": uris} if self.call.intent.also else honored
 
     def _spelled(self, name: str) -> list[str]:
         """Returns the subscribed URIs at one server, in the server's own spelling."""
-        service = self.live.current.services.get(name)
-        return [service.catalogue.spellings.spelled(uri) for uri in self.spread.wanted(name)] if service else []
+        service = self._live.current.services.get(name)
+        uris = [question.name for question in self.call.intent.also if question.server == name]
+        return [service.catalogue.spellings.spelled(uri) for uri in uris] if service else []
 
     async def _settle(self, name: str, accepted: list[Any] | None, failure: Refusal | None) -> None:
         async with self._settled:
@@ -215,7 +211,7 @@ class StreamMerge:
 
     async def _hear(self, name: str, last_event_id: str | None) -> None:
         loop, pause_s = asyncio.get_running_loop(), 1.0
-        while (service := self.live.current.services.get(name)) is not None:
+        while (service := self._live.current.services.get(name)) is not None:
             begun = loop.time()
             failure = await self._listen(service, last_event_id)
             await self._settle(name, None, failure or Refusal(Reason.UPSTREAM_FAILED, "it ended the subscription"))
@@ -235,7 +231,7 @@ class StreamMerge:
                 if answer.status == 405:
                     raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream")
                 if exchange.session is not None:
-                    self.exchanges.check_alive(exchange.session, answer)
+                    self.gathering.exchanges.check_alive(exchange.session, answer)
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     raise refusal_of(answer)
                 with exchange.streaming(answer):
@@ -245,30 +241,30 @@ class StreamMerge:
         return None
 
     def _exchange(self, service: Service) -> UpstreamExchange:
-        part = self.spread.session.parts.get(service.name) if self.spread.session is not None else None
-        call = self.spread.call._replace(
+        request, caller, spread = self.call.request, self.call.caller, self.call.intent
+        part = spread.session.parts.get(service.name) if spread.session is not None else None
+        own = (question for question in spread.also if question.server == service.name)
+        call = spread.call._replace(
             upstream=service.name,
-            questions=(
-                messages.server_question(service.name, self.spread.call.question.action),
-                *(question for question in self.spread.also if question.server == service.name),
-            ),
-            protocol_version=part.version if part is not None else self.spread.call.protocol_version,
+            questions=(messages.server_question(service.name, spread.call.question.action), *own),
+            protocol_version=part.version if part is not None else spread.call.protocol_version,
         )
-        exchange = opened_exchange(self.request, service, self.caller, call, part, self.exchanges, service.timeout_s)
+        exchanges, timeout_s = self.gathering.exchanges, service.timeout_s
+        exchange = opened_exchange(service, request, caller, call, part, exchanges, timeout_s)
         exchange.outward = AggregateNames(service.name)
         exchange.has_no_end()
         return exchange
 
     def _judge(self, exchange: UpstreamExchange) -> None:
         """Checks one server's grant, which its stream must not outlast. Raises Refusal if it has ended."""
-        now_s, rules = self.live.clock(), exchange.judged_by
-        decision = rules.decide(self.caller.chain, exchange.call, now_s)
+        now_s, rules = self._live.clock(), exchange.judged_by
+        decision = rules.decide(self.call.caller.chain, exchange.call, now_s)
         if not rules.shadows(now_s):
             decision.or_refuse()
-        exchange.until = end_of(self.caller, decision, rules)
+        exchange.until = end_of(self.call.caller, decision, rules)
 
     async def _opened(self, exchange: UpstreamExchange, last_event_id: str | None) -> UpstreamAnswer:
-        message = self.spread.message
+        message = self.call.intent.message
         if not isinstance(message, Request):
             if exchange.session is None:  # the session was dropped; the next call begins another
                 raise Refusal(Reason.SESSION_UNKNOWN)
@@ -280,8 +276,8 @@ class StreamMerge:
 
     async def _pass_on(self, exchange: UpstreamExchange, answer: UpstreamAnswer) -> None:
         session, name = exchange.session, exchange.service.name
-        relay = self.exchanges.relay(exchange, session.sent if session is not None else ())
-        sent, told = _Into(self.pipe), not self._subscribes
+        relay = self.gathering.exchanges.relay(exchange, session.sent if session is not None else ())
+        sent, told = PipedEvents(self.pipe), not self._subscribes
         async for event in relay.read(answer):
             if not told and event.message:
                 accepted = _accepted(event.message)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.errors import Refusal
-from sidecar.gateway.frontends.aggregate.cursors import Seal
 from sidecar.gateway.frontends.aggregate.names import joined, split, tagged, untagged, unwrapped, wrapped
+from sidecar.gateway.request_state import Seal
 from sidecar.protocols.jsonrpc import INT64_MIN, UINT64_MAX
 from sidecar.settings.uris import fault_in_uri
 
@@ -87,14 +86,15 @@ def test_what_no_uri_holds_comes_out_encoded() -> None:
 
 def test_a_cursor_opens_for_who_it_was_sealed_for_and_not_when_it_was_touched() -> None:
     seal, other = Seal(b"k" * 32), Seal(b"o" * 32)
-    cursor = seal.seal("alice", "tools/list", {"github": "2", "wiki": "a"})
-    assert seal.open("alice", "tools/list", cursor) == {"github": "2", "wiki": "a"}
+    cursor = seal.seal(b"said", "alice", "tools/list")
+    assert seal.open(cursor, "alice", "tools/list") == b"said"
     for which, binding, method, given_ in (
         (other, "alice", "tools/list", cursor),
         (seal, "bob", "tools/list", cursor),
         (seal, "alice", "prompts/list", cursor),
+        (seal, "alicetools", "/list", cursor),
         (seal, "alice", "tools/list", cursor[:-4]),
         (seal, "alice", "tools/list", "x" + cursor),
+        (seal, "alice", "tools/list", 7),
     ):
-        with pytest.raises(Refusal):
-            which.open(binding, method, given_)
+        assert which.open(given_, binding, method) is None

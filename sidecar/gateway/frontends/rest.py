@@ -1,15 +1,20 @@
-"""Translates plain HTTP requests to MCP calls and back.
+"""Serves plain HTTP access to tools, for people and scripts.
 
-Each request becomes a stateless `tools/list` or `tools/call`. The caller cannot answer requests of a server, so the
-message declares no capabilities, and only the complete answer is sent.
+    GET  /mcp/{server}/tools            → {"tools": [McpTool]}
+    POST /mcp/{server}/tools/{tool}     {"arguments": {…}} → McpCallResult, or McpError
+
+Each request becomes a stateless `tools/list` or `tools/call`, with the policy, limits, argument checks, audit and
+response filtering of the pipeline. The caller cannot answer requests of a server, so the message declares no
+capabilities, and only the complete answer is sent. The models' names are the seed's, and the text beside their fields
+appears in the OpenAPI document; every refusal outside of a protocol is an `error_responses.McpError`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import orjson
 from aiohttp import web
@@ -18,12 +23,10 @@ from sidecar.errors import Refusal
 from sidecar.gateway.error_responses import PROBLEM_JSON, McpError
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent, Intent
-from sidecar.gateway.frontends.rest.models import McpCallResult, McpTool, McpTools
 from sidecar.gateway.request import RequestContext, UpstreamExchange
 from sidecar.gateway.response_filter import FilteredMessage, refused
 from sidecar.gateway.response_stream import withhold
-from sidecar.gateway.routing import is_tool
-from sidecar.gateway.snapshot import Service
+from sidecar.gateway.routing import TOOLS, Route, check_no_query, is_tool
 from sidecar.http.server.response import WholeResponse
 from sidecar.limits import SessionCalls
 from sidecar.protocols import jsonrpc
@@ -32,7 +35,6 @@ from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_VERSIONS, Era
 from sidecar.upstreams import UpstreamAnswer
 from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS, OURSELVES
-from sidecar.vocabulary import Caller, Decision
 
 VERSION: Final = STATELESS_VERSIONS[-1]
 ID: Final = 1  # each request is alone in its exchange
@@ -46,36 +48,63 @@ _LIST_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
+class McpTool:
+    """A tool that the caller may use. What is None is left out."""
+
+    name: Annotated[str, "what it is called by, in the path as it stands"]
+    description: Annotated[str | None, "what the server says of it"]
+    input_schema: Annotated[Mapping[str, Any], "the JSON Schema of its arguments"]
+    status: Annotated[Literal["active"], "what is disabled, quarantined or not as pinned is not listed"]
+    deprecated: Annotated[bool, "whether the server says so, in the tool's annotations or in its schema"]
+    tags: Annotated[Sequence[str] | None, "the server's words for its kind, in the definition or its `_meta`"] = None
+    metadata: Annotated[Mapping[str, Any] | None, "what the server says beside: `metadata`, else `_meta`"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class McpTools:
+    """All tools of a server that the caller may use."""
+
+    tools: Annotated[Sequence[McpTool], "in the server's order"]
+
+
+class McpCall(TypedDict):
+    """What a tool is called with."""
+
+    arguments: NotRequired[Annotated[Mapping[str, Any], "as its schema wants them; nothing is as good as {}"]]
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallResult:
+    """What a call came to."""
+
+    call_id: Annotated[str, "the call's id in the audit, where it is called decision_id"]
+    result: Annotated[Mapping[str, Any], "the tool's result as MCP has it: content, structuredContent"]
+    latency_ms: Annotated[float, "how long the server took"]
+
+
+async def read(request: RequestContext, route: Route) -> AskIntent:
+    """Returns the intent of a GET of the list, or of a POST to a tool. Raises Refusal."""
+    request.asks("tools/list" if route.kind == TOOLS else "tools/call")
+    check_no_query(request.raw_path)
+    params = {} if route.kind == TOOLS else {"name": route.rest, "arguments": arguments_in(await request.body())}
+    message = Request(ID, request.method, {**params, "_meta": dict(_META)})
+    call = messages.call_from(message, Era.STATELESS, VERSION, route.server)
+    return AskIntent(call, message, Era.STATELESS, None)
+
+
+@dataclass(frozen=True, slots=True)
 class RestFrontend:
-    """Serves plain HTTP calls."""
+    """Carries out plain HTTP calls."""
 
     exchanges: Forwarder
     session_calls: SessionCalls
 
-    def listing(self, server: str) -> AskIntent:
-        """Returns the intent of a GET of the list."""
-        return _ask(server, "tools/list", {})
-
-    def calling(self, server: str, tool: str, raw: bytes) -> AskIntent:
-        """Returns the intent of a POST to a tool. Raises Refusal(MALFORMED_CALL)."""
-        return _ask(server, "tools/call", {"name": tool, "arguments": arguments_in(raw)})
-
-    async def carry_out(
-        self,
-        request: RequestContext,
-        service: Service,
-        caller: Caller,
-        decision: Decision,
-        intent: Intent,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
+    async def carry_out(self, exchange: UpstreamExchange, intent: Intent) -> web.StreamResponse:
         """Sends and records the answer to the caller. Raises Refusal as `Forwarder.carry_out` does."""
         assert isinstance(intent, AskIntent)
-        exchange = self.exchanges.opened(request, service, caller, decision, intent, timeout_s)
+        carry_out = self._list if intent.message.method == "tools/list" else self._call
         async with exchange.under_way(self.exchanges.oversight.calls):
-            if intent.message.method == "tools/list":
-                return await self._list(exchange, intent.message)
-            return await self._call(exchange, intent.message)
+            return await carry_out(exchange, intent.message)
 
     async def _call(self, exchange: UpstreamExchange, message: Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
@@ -152,11 +181,6 @@ def arguments_in(raw: bytes) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise malformed("arguments must be an object")
     return arguments
-
-
-def _ask(server: str, method: str, params: dict[str, Any]) -> AskIntent:
-    message = Request(ID, method, {**params, "_meta": dict(_META)})
-    return AskIntent(messages.call_from(message, Era.STATELESS, VERSION, server), message, Era.STATELESS, None)
 
 
 def _tools_in(result: Mapping[str, Any]) -> list[McpTool]:
