@@ -24,7 +24,7 @@ from sidecar.cli.free_ports import free_ports
 from tests.flow.idp import Idp
 
 ROOT = Path(__file__).parents[2]
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 120.0
 ENDS_WITHIN_S = 10.0
 RULES = {
     "agent_to_tool": """\
