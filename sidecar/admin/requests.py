@@ -1,6 +1,8 @@
 """Reads requests to the admin listener and writes their responses.
 
-Errors are problem documents (RFC 9457), whose `error` is a sentence for people.
+Queries and bodies with unknown members are refused, so that a misspelt choice is never ignored, and no program,
+argument or variable is set by an unexpected name (BL-029). Errors are problem documents (RFC 9457), whose `error` is a
+sentence for people.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
+from sidecar.admin.schemas import Schema, check_body, check_parameter
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import (
     JSON,
@@ -24,41 +27,47 @@ from sidecar.gateway.error_responses import (
     message_of,
     plain_status,
 )
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.jsonrpc import malformed
 
 HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 MAX_ORDER_BYTES: Final = 16 * 1024
 BODY_S: Final = 5.0
 
 
-class AdminRequest(NamedTuple):
-    """One authorized request, its sender, and the name in its path. `here` says that it came over the control socket,
-    which only the owner of the data folder can open."""
-
-    request: web.BaseRequest
-    by: str
-    name: str
-    here: bool
-
-    @property
-    def query(self) -> str:
-        """The query string, unparsed."""
-        return self.request.raw_path.partition("?")[2]
-
-
-async def body_of(request: web.BaseRequest, most_bytes: int = MAX_ORDER_BYTES) -> bytes:
+async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
     """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for one that does not arrive."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.content.iter_any():
                 body += chunk
-                if len(body) > most_bytes:
-                    raise Refusal(Reason.TOO_LARGE, f"the body is too large: at most {most_bytes} bytes")
+                if len(body) > max_bytes:
+                    raise Refusal(Reason.TOO_LARGE, f"the body is too large: at most {max_bytes} bytes")
     except TimeoutError:
-        raise Refusal(Reason.MALFORMED_CALL, "the body did not come in time") from None
+        raise malformed("the body did not come in time") from None
     except web.RequestPayloadError:
-        raise Refusal(Reason.MALFORMED_CALL, "the body is not well framed") from None
+        raise malformed("the body is not well framed") from None
     return bytes(body)
+
+
+def order_in(raw: bytes, model: type) -> dict[str, Any]:
+    """A body as an object of the model; a missing body is an empty object. Raises Refusal(MALFORMED_CALL)."""
+    return check_body(jsonrpc.parse_json(raw) if raw.strip() else {}, model)
+
+
+def query_in(raw_path: str, parameters: Mapping[str, Schema]) -> dict[str, Any]:
+    """The parameters of a query, by name. Raises Refusal(MALFORMED_CALL)."""
+    try:
+        query = http.query_of(raw_path.partition("?")[2])
+    except UnreadableMessage as error:
+        raise malformed(str(error)) from None
+    if not query.keys() <= parameters.keys():
+        known = f"besides {', '.join(parameters)}" if parameters else "where none is defined"
+        raise malformed(f"the query has a parameter {known}")
+    return {name: check_parameter(name, text, parameters[name]) for name, text in query.items()}
 
 
 def answered(value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
-from sidecar.admin import ADDRESSES
+from sidecar.admin.routes import ROUTES
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST
@@ -32,7 +32,7 @@ from sidecar.vocabulary import Caller, Principal
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, until, world, write_folder
-from tests.unit.admin.operator_api.test_requests import POISON
+from tests.unit.admin.test_requests import POISON
 
 AGENTS = """\
 agents:
@@ -307,22 +307,23 @@ async def test_a_run_that_asks_is_answered_on_behalf_of_whom_it_is(tmp_path: Pat
 
 # --- over the admin listener ------------------------------------------------------------------------------------------
 
-OF_AGENTS = [path for path in ADDRESSES if re.match("/api/(agents|runs|schedules)", path)]
-POSTED = [path for path in ADDRESSES if "POST" in ADDRESSES[path]]
+OF_AGENTS = dict.fromkeys(one.path for one in ROUTES if re.match("/api/(agents|runs|schedules)", one.path))
+POSTED = [one.path for one in ROUTES if one.method == "POST"]
 
 
 async def test_viewers_see_operators_act_and_strangers_learn_nothing(tmp_path: Path) -> None:
     async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
         for path in OF_AGENTS:
-            filled = path.format(name="echo", any="echo")
-            for verb in ADDRESSES[path]:
+            filled = path.format(name="echo", id="echo")
+            verbs = [one.method for one in ROUTES if one.path == path]
+            for verb in verbs:
                 assert (await sent(running, filled, secret="", verb=verb))[0] == 401
                 seen = (await sent(running, filled, secret=VIEW, verb=verb))[0]
                 assert seen in (200, 404) if verb == "GET" else seen == 403, (path, verb)
                 bare = 400 if (path, verb) == ("/api/schedules", "POST") else 404  # it says nothing of a schedule
                 assert (await sent(running, filled, verb=verb))[0] in (200, 201, bare), (path, verb)
             status, problem, headers = await sent(running, filled, verb="PUT")
-            assert status == 405 and headers["Allow"] == ", ".join(ADDRESSES[path])
+            assert status == 405 and headers["Allow"] == ", ".join(verbs)
             assert problem["error"] and headers["Content-Type"] == "application/problem+json"
 
 
@@ -330,7 +331,7 @@ async def test_no_body_brings_in_what_nobody_listens_to(tmp_path: Path) -> None:
     """BL-029: neither a program nor its arguments, environment or folder come by a request."""
     async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
         for path in POSTED:
-            filled = path.format(name="echo", any="github" if "upstreams" in path else "nhi:echo")
+            filled = path.format(name="echo", id="echo", any="github" if "upstreams" in path else "nhi:echo")
             bodies = [{word: value} for word in POISON for value in ("x", {"x": "y"}, None)]
             for body in [*bodies, [], "x", b"{", b"\xff", b'{"a":1,"a":2}', b"[" * 5_000]:
                 status, problem, _ = await sent(running, filled, body)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from sidecar.admin import ADDRESSES
-from sidecar.admin.openapi import MODELS, document
-from sidecar.admin.openapi.calls import CALLING, ELSEWHERE, LISTING
-from sidecar.admin.openapi.components import members_of
-from sidecar.admin.openapi.tasks import ALWAYS, CANCELLING, CREATING, SHOWING
+from sidecar.admin.openapi import CALLER_OPERATIONS, ELSEWHERE, MODELS, document
+from sidecar.admin.routes import ROUTES
+from sidecar.admin.schemas import members_of
 from sidecar.cli import main
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape, tell
@@ -38,21 +36,14 @@ SEED = {
 }
 
 
-class Answered(NamedTuple):
-    """What an operation is here."""
-
-    kind: str
-    refused: frozenset[Reason]
-
-
-ANSWERED = {
-    ("/mcp/{server}/tools", "get"): Answered(TOOLS, LISTING),
-    ("/mcp/{server}/tools/{tool}", "post"): Answered(TOOL, CALLING),
-    ("/a2a/tasks", "get"): Answered(TASKS, ALWAYS),
-    ("/a2a/tasks", "post"): Answered(TASKS, CREATING),
-    ("/a2a/tasks/{id}", "get"): Answered(TASK, SHOWING),
-    ("/a2a/tasks/{id}/cancel", "post"): Answered(TASK_CANCEL, CANCELLING),
+KINDS = {
+    "/mcp/{server}/tools": TOOLS,
+    "/mcp/{server}/tools/{tool}": TOOL,
+    "/a2a/tasks": TASKS,
+    "/a2a/tasks/{id}": TASK,
+    "/a2a/tasks/{id}/cancel": TASK_CANCEL,
 }
+REFUSED = {(one.path, one.method): one.refusals for one in CALLER_OPERATIONS}
 
 
 def references(node: Any) -> set[str]:
@@ -91,8 +82,8 @@ def test_the_fields_of_the_seed_are_there(name: str) -> None:
 def test_its_paths_are_our_addresses() -> None:
     for path, verb in OPERATIONS:
         filled = path.format(server="github", tool="search_code", id="0199-a")
-        assert route_of(filled, verb.upper()).kind == ANSWERED[path, verb].kind
-    assert set(OPERATIONS) == ANSWERED.keys()
+        assert route_of(filled, verb.upper()).kind == KINDS[path]
+    assert set(OPERATIONS) == REFUSED.keys()
     for place in [item["servers"] for path, item in DOCUMENT["paths"].items() if path.startswith("/a2a/tasks")]:
         assert [route_of(one["url"].partition("8080")[2] + "/a2a/tasks", "GET").kind for one in place] == [TASKS] * 2
 
@@ -100,7 +91,7 @@ def test_its_paths_are_our_addresses() -> None:
 def test_what_operators_see_and_do_of_agents_is_all_described() -> None:
     described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - set(OPERATIONS)}
     wanted = re.compile("/api/(agents|runs|schedules)(/|$)")
-    there = {(path, verb.lower()) for path, verbs in ADDRESSES.items() for verb in verbs if wanted.match(path)}
+    there = {(route.path, route.method.lower()) for route in ROUTES if wanted.match(route.path)}
     assert described == {(re.sub("{.*?}", "{}", path), verb) for path, verb in there}
 
 
@@ -114,7 +105,7 @@ def test_a_name_that_the_document_allows_is_one_here() -> None:
 @pytest.mark.parametrize(("path", "verb"), OPERATIONS)
 def test_every_refusal_that_can_come_is_described_as_it_is_told(path: str, verb: str) -> None:
     responses = DOCUMENT["paths"][path][verb]["responses"]
-    for reason in ANSWERED[path, verb].refused:
+    for reason in REFUSED[path, verb]:
         told = tell(Refusal(reason, "a detail"), AnswerShape.PLAIN, decision_id="d")
         (schema,) = [content["schema"] for content in responses[str(told.status)]["content"].values()]
         Draft202012Validator({**DOCUMENT, **schema}).validate(json.loads(told.body))
@@ -122,4 +113,5 @@ def test_every_refusal_that_can_come_is_described_as_it_is_told(path: str, verb:
 
 
 def test_what_is_not_described_is_another_protocols() -> None:
-    assert set(Reason) == CALLING | ELSEWHERE and LISTING < CALLING
+    assert set(Reason) == set().union(*REFUSED.values()) | ELSEWHERE
+    assert REFUSED["/mcp/{server}/tools", "get"] < REFUSED["/mcp/{server}/tools/{tool}", "post"]

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.admin.operator_api.run_stream import ARTIFACT, OUTPUT, STATUS, RunNews, RunStream, text_of
+from sidecar.admin.run_stream import ARTIFACT, OUTPUT, STATUS, RunNews, RunStream, text_of
 from sidecar.tasks.programs.attempt import AttemptEnd, OutputArtifact, OutputChunk, ProgressNote, Started
 from sidecar.tasks.programs.run_events import Told, after, anew, begun, stood
 from sidecar.tasks.programs.run_record import Usage

@@ -1,7 +1,9 @@
 """Streams the news of a run to operators.
 
 Converts A2A's canonical events, in their order, to what a terminal shows: new output, the state, and other artifacts.
-When a whole task replaces missed events, only the new part is sent.
+When a whole task replaces missed events, only the new part is sent. Texts of runs that others ordered are sent without
+what looks like a secret (`tasks/programs/stored_text.py`); those of runs that operators ordered are unchanged: a pipe
+behind `sidecar agent run` gets what the program wrote.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
+
+from sidecar.tasks.programs.stored_text import SanitizedLines, all_sanitized
 
 OUTPUT, STATUS, ARTIFACT, END = "output", "status", "artifact", "end"
 
@@ -117,3 +121,44 @@ def _parted(parts: Sequence[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, 
     """The text of some parts, and the parts other than text."""
     text = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
     return text, [part for part in parts if not isinstance(part.get("text"), str)]
+
+
+# --- what an operator may see -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RunVisibility:
+    """The view of one listener. `is_theirs`: whether operators ordered the run."""
+
+    is_theirs: bool
+    _lines: dict[str, SanitizedLines] = field(default_factory=dict)
+
+    async def of(self, heard: RunNews) -> list[RunNews]:
+        """The part of an event that may be sent now."""
+        if self.is_theirs:
+            return [heard]
+        data = heard.data
+        if heard.event == OUTPUT:
+            if data.get("anew"):
+                self._lines.pop(data["artifact"], None)
+            text = await self._lines.setdefault(data["artifact"], SanitizedLines()).feed(data["text"])
+            return [RunNews(OUTPUT, {**data, "text": text})] if text or data.get("anew") else []
+        if heard.event == ARTIFACT:
+            return [RunNews(ARTIFACT, {**data, "parts": await _value(data["parts"])})]
+        if heard.event == STATUS:
+            return [RunNews(STATUS, {**data, "message": await _value(data["message"])})]
+        return [heard]
+
+    async def rest(self) -> list[RunNews]:
+        """The incomplete last lines."""
+        found = [(artifact, await lines.rest()) for artifact, lines in self._lines.items()]
+        return [RunNews(OUTPUT, {"artifact": artifact, "text": text}) for artifact, text in found if text]
+
+
+async def _value(said: Any) -> Any:
+    """A JSON value with secrets removed from all texts."""
+    if isinstance(said, str):
+        return await all_sanitized(said)
+    if isinstance(said, Mapping):
+        return {name: await _value(value) for name, value in said.items()}
+    return [await _value(value) for value in said] if isinstance(said, list) else said

@@ -1,11 +1,5 @@
 """The operator API of CLI-program agents, their runs and schedules.
 
-    models.py      request and response models
-    views.py       converts stored records to response models
-    requests.py    parses bodies and queries
-    run_stream.py  streams the news of a run
-    visibility.py  hides what only the owner of a run may see
-
 An operator acts as a caller: as `nhi:operator`, or over the control socket as any principal. Policy, limits and audit
 apply as to every caller, and other callers cannot reach what an operator owns. Texts of runs that others ordered are
 shown as they are stored: without secrets, and within bounds.
@@ -16,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeVar
 
-from sidecar.admin.operator_api.models import (
+from pydantic import ValidationError
+
+from sidecar.admin.models import (
     Agent,
     AgentInFull,
     Agents,
@@ -32,23 +28,14 @@ from sidecar.admin.operator_api.models import (
     Schedules,
     Taken,
 )
-from sidecar.admin.operator_api.requests import (
-    OPERATOR,
-    TASK_TYPE,
-    RunAnswering,
-    RunOrdering,
-    WantedRuns,
-    WantedSchedule,
-)
-from sidecar.admin.operator_api.run_stream import END, RunNews, RunStream, text_of
-from sidecar.admin.operator_api.views import agent_in_full, agent_of, run_in_full, run_of, schedule_of
-from sidecar.admin.operator_api.visibility import RunVisibility
+from sidecar.admin.run_stream import END, RunNews, RunStream, RunVisibility, text_of
+from sidecar.admin.views import agent_in_full, agent_of, run_in_full, run_of, schedule_of
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.snapshot import Live
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.agents import CliAgent
-from sidecar.settings.schedules import acts_as
-from sidecar.settings.validation_errors import nothing_like
+from sidecar.settings.schedules import ScheduleSettings, acts_as
+from sidecar.settings.validation_errors import findings_of, nothing_like
 from sidecar.storage import RecordStoreOut
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import Task
@@ -57,9 +44,12 @@ from sidecar.tasks.programs.run_events import WAITS, is_over, skill_of
 from sidecar.tasks.programs.run_record import Execution
 from sidecar.tasks.programs.run_states import RunState
 from sidecar.tasks.programs.stored_text import all_sanitized
+from sidecar.tasks.schedules.fit_checks import told
 from sidecar.tasks.schedules.scheduler import Scheduler
 from sidecar.vocabulary import Caller, Credential, Principal
 
+OPERATOR: Final = "nhi:operator"
+TASK_TYPE: Final = "operator"
 OPERATORS: Final = "operator"  # issuer of operators: no credential of that name reaches what they own
 TAKEN_S: Final = 5.0  # longest wait for an agent to take a task
 LOOK_S, SLOWEST_LOOK_S = 0.01, 0.2
@@ -67,8 +57,46 @@ TICK_S: Final = 0.5
 GIVEN_UP: Final = "an operator gave it up"
 PAGE: Final = 100
 MAX_LOOKED_AT: Final = 2_000  # for one request: the next page continues where it ended
+DEFAULT_LIMIT: Final = 20
+MAX_LIMIT: Final = 200
+MAX_OFFSET: Final = 1_000_000
+_INPUT: Final = ("prompt", "parameters", "environment", "working_directory")
 
 T = TypeVar("T")
+
+
+class RunQuery(NamedTuple):
+    """A query for runs; "" and False select all. `owner` is a principal anywhere in the run's chain, and `active`
+    selects runs that are not over."""
+
+    agent: str = ""
+    state: str = ""
+    status: str = ""
+    schedule: str = ""
+    owner: str = ""
+    limit: int = DEFAULT_LIMIT
+    offset: int = 0
+    active: bool = False
+
+    @property
+    def standing(self) -> str | None:
+        """The state or status by which a store selects runs."""
+        return self.status or self.state or None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the query has filters that stores do not support."""
+        return bool(self.schedule or self.owner or (self.status and self.state))
+
+    def means(self, run: Execution) -> bool:
+        """Whether a run passes the filters that stores do not support."""
+        return (
+            not (self.active and run.is_done)
+            and self.state in ("", run.state)
+            and self.status in ("", run.status)
+            and self.schedule in ("", run.schedule)
+            and (not self.owner or any(principal.name == self.owner for principal in run.caller.chain))
+        )
 
 
 @dataclass(slots=True)
@@ -99,7 +127,7 @@ class OperatorApi:
         """One agent with its definition. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         return agent_in_full(await self._agent(name), self._definition(name))
 
-    async def runs(self, wanted: WantedRuns) -> Runs:
+    async def runs(self, wanted: RunQuery) -> Runs:
         """A page of runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         targets = list(self._definitions)
         if wanted.agent:
@@ -139,8 +167,8 @@ class OperatorApi:
         hearing = RunStream()
         discretion = RunVisibility(is_theirs=_is_ours(await self._run(run_id)))
         async with (
-            aclosing(self.executions.follow(run_id)) as told,
-            aclosing(_unless(self.is_draining, told)) as responses,
+            aclosing(self.executions.follow(run_id)) as updates,
+            aclosing(_unless(self.is_draining, updates)) as responses,
         ):
             async for response in responses:
                 if response is None:
@@ -154,20 +182,20 @@ class OperatorApi:
         if not self.is_draining():
             yield RunNews(END, run_in_full(await self._run(run_id)))
 
-    async def order(self, name: str, ordered: RunOrdering, by: str, *, here: bool) -> RunOrdered:
+    async def order(self, name: str, body: Mapping[str, Any], by: str, *, here: bool) -> RunOrdered:
         """Run an agent, as a caller. `here` says that the order came over the control socket: only then can it name
         another principal. Raises Refusal, as over HTTP."""
         if not self._definition(name).enabled:
             raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
-        _check_principal(ordered.principal, here=here)
-        task_id = self.new_id()
-        await self.witness("run-ordered", by, agent=name, principal=ordered.principal, task=task_id)
-        caller = _speaking_as(ordered.principal, by)
-        about = (name, ordered.task_type, ordered.input, task_id)
-        record = await self.orders.place(caller, *about, peer=by, context=ordered.context)
-        return {"agent": name, "principal": ordered.principal, **self._ordered(await self._taken(record))}
+        principal, task_id = body.get("principal", OPERATOR), self.new_id()
+        _check_principal(principal, here=here)
+        await self.witness("run-ordered", by, agent=name, principal=principal, task=task_id)
+        about = (name, body.get("task_type", TASK_TYPE), _input(body), task_id)
+        caller = _speaking_as(principal, by)
+        record = await self.orders.place(caller, *about, peer=by, context=body.get("context", ""))
+        return {"agent": name, "principal": principal, **self._ordered(await self._taken(record))}
 
-    async def answer(self, run_id: str, answered: RunAnswering, by: str, *, here: bool) -> RunOrdered:
+    async def answer(self, run_id: str, body: Mapping[str, Any], by: str, *, here: bool) -> RunOrdered:
         """Answer a run that waits for input, on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL for
         a run that does not wait."""
         run = await self._run(run_id)
@@ -176,7 +204,7 @@ class OperatorApi:
             raise malformed("the run does not ask anything")
         task_id, whom = self.new_id(), caller.last.name
         await self.witness("run-answered", by, run=run_id, agent=run.target, principal=whom, task=task_id)
-        about = (run.target, answered.task_type or skill_of(run.task) or TASK_TYPE, answered.input, task_id)
+        about = (run.target, body.get("task_type") or skill_of(run.task) or TASK_TYPE, _input(body), task_id)
         record = await self.orders.place(caller, *about, peer=by, context=run.context, answers=run_id)
         return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
@@ -203,12 +231,13 @@ class OperatorApi:
         record = await self._taken(await self.scheduler.run_now(name, by))
         return {"schedule": name, **self._ordered(record)}
 
-    async def add_schedule(self, wanted: WantedSchedule, by: str, *, here: bool) -> Schedule:
+    async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> Schedule:
         """Store a schedule that is not in sidecar.yaml. `here` as in `order`: over the admin listener, a schedule
         cannot act as a principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
+        key, wanted = body["name"], _schedule_in(body)
         if not here:
-            self._check_own(wanted)
-        return schedule_of(await self.scheduler.add(wanted.key, wanted.schedule, by))
+            self._check_own(key, wanted)
+        return schedule_of(await self.scheduler.add(key, wanted, by))
 
     async def remove_schedule(self, name: str, by: str) -> Schedule:
         """Remove a stored schedule. Raises Refusal, Conflict."""
@@ -224,7 +253,7 @@ class OperatorApi:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    async def _active(self, wanted: WantedRuns, targets: Sequence[str]) -> Runs:
+    async def _active(self, wanted: RunQuery, targets: Sequence[str]) -> Runs:
         """The runs that are not over. States are read in the order of a run's life, so that a run that changes
         meanwhile is read twice and not missed."""
         found: dict[str, Execution] = {}
@@ -242,13 +271,13 @@ class OperatorApi:
         pool = self.executions.standing(name) if definition.enabled else RunPool(0, 0, definition.places)
         return agent_of(name, definition, pool, last[0] if last else None)
 
-    def _check_own(self, wanted: WantedSchedule) -> None:
+    def _check_own(self, key: str, wanted: ScheduleSettings) -> None:
         """Check that a schedule acts as a principal of its own. Raises Refusal(INSUFFICIENT_SCOPE)."""
-        now, who = self.live.current, acts_as(wanted.key, wanted.schedule)
-        others = {acts_as(key, one) for key, one in now.settings.schedules.items() if key != wanted.key}
+        now, who = self.live.current, acts_as(key, wanted)
+        others = {acts_as(each, one) for each, one in now.settings.schedules.items() if each != key}
         if who == OPERATOR:
             return
-        if who != f"nhi:{wanted.key}":
+        if who != f"nhi:{key}":
             what = f"a schedule acts as nhi:<its name> or {OPERATOR}"
         elif who in now.identity.key_owners() or who in others:
             what = f"{who} has an API key or a schedule of its own: choose another name"
@@ -291,6 +320,22 @@ class OperatorApi:
             why = nothing_like("no program under agents has this name", name, self._definitions)
             raise Refusal(Reason.UPSTREAM_UNKNOWN, why)
         return definition
+
+
+def _input(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The agent's input, as in the task API."""
+    return {"prompt": "", **{member: body[member] for member in _INPUT if member in body}}
+
+
+def _schedule_in(body: Mapping[str, Any]) -> ScheduleSettings:
+    """The schedule that a body defines, whose display name is `title`. Raises Refusal(MALFORMED_CALL)."""
+    members = {{"title": "name"}.get(name, name): value for name, value in body.items() if name != "name"}
+    try:
+        return ScheduleSettings.model_validate(members)
+    except ValidationError as error:
+        found = next(findings_of(error, ScheduleSettings))
+        at = ("title", *found.at[1:]) if found.at[:1] == ("name",) else found.at
+        raise malformed(told(replace(found, at=("schedules", body["name"], *at)))) from None
 
 
 def _speaking_as(principal: str, by: str) -> Caller:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.admin.operator_api.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule
-from sidecar.admin.operator_api.run_stream import message_of
+from sidecar.admin.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule
+from sidecar.admin.run_stream import message_of
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.schedules import acts_as
 from sidecar.tasks.api.task_record import moment

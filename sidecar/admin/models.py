@@ -1,0 +1,305 @@
+"""Request and response models of the admin API.
+
+The texts and bounds of members appear in the OpenAPI document, and requests are checked against them. Times are
+RFC 3339, in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NotRequired, TypedDict
+
+from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
+
+Bounds = Mapping[str, Any]
+
+PLAIN: Final[Bounds] = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # one line, no control characters
+CONTEXT: Final[Bounds] = {**PLAIN, "maxLength": 256}
+WHY: Final[Bounds] = {**PLAIN, "maxLength": 500}
+NAME: Final[Bounds] = {**PLAIN, "minLength": 1, "maxLength": 128}
+SLUG: Final[Bounds] = {"pattern": "^[a-z0-9]+(-[a-z0-9]+)*$", "maxLength": 64}
+PRINCIPAL: Final[Bounds] = {"pattern": r"^(user|nhi):[!#-&(-)+\--{}~]{1,256}$"}
+CALLER: Final[Bounds] = {"pattern": r"^(anonymous|(user|nhi):[!#-&(-)+\--{}~]{1,256})$"}
+OBJECT: Final[Bounds] = {"pattern": r"^(tool|prompt|resource|nhi):\S{1,1024}$"}
+LIMIT: Final[Bounds] = {"minLength": 1, "maxLength": 1024}
+
+
+class RunError(TypedDict):
+    """Why an attempt failed."""
+
+    category: Annotated[Category, "where the failure comes from"]
+    message: Annotated[str, "the sidecar's message, or the program's last output"]
+
+
+class RunUsage(TypedDict):
+    """What a run used, all its processes together."""
+
+    cpu_s: Annotated[float, "seconds of CPU"]
+    cpu_percent: Annotated[float, "of one CPU"]
+    memory_bytes: Annotated[int, "at its end"]
+    peak_memory_bytes: Annotated[int, "at its highest"]
+    disk_read_bytes: Annotated[int, "read from disks"]
+    disk_write_bytes: Annotated[int, "written to disks"]
+
+
+class RunTry(TypedDict):
+    """A failed attempt that was followed by another."""
+
+    status: Annotated[RunStatus, "how it ended"]
+    started_at: Annotated[str | None, "when its process was started"]
+    ended_at: Annotated[str | None, "when it ended"]
+    pid: Annotated[int | None, "of its process"]
+    exit_code: Annotated[int | None, "of its process"]
+    signal: Annotated[int | None, "that ended its process"]
+    error: Annotated[RunError | None, "why it failed"]
+    usage: Annotated[RunUsage, "what it used"]
+
+
+class RunTransition(TypedDict):
+    """One change of state."""
+
+    state: Annotated[RunState, "the new state"]
+    at: Annotated[str | None, "when"]
+    why: Annotated[str | None, "why, unless it is obvious"]
+
+
+class Run(TypedDict):
+    """One run of an agent, without its input and output."""
+
+    id: Annotated[str, "its id, which over A2A is the task's id"]
+    agent: Annotated[str, "the agent that ran"]
+    caller: Annotated[Sequence[str], "the principals for whom it ran, first to last"]
+    context: Annotated[str, "the conversation that it belongs to"]
+    schedule: Annotated[str | None, "the schedule that ordered it"]
+    state: Annotated[RunState, "`idle` before it starts, and again after it ended"]
+    previous_state: Annotated[RunState | None, "the state before"]
+    status: Annotated[RunStatus | None, "how it ended; null until then"]
+    is_over: Annotated[bool, "whether it has ended"]
+    task_state: Annotated[str | None, "the state in A2A's terms"]
+    created_at: Annotated[str | None, "when it was ordered"]
+    started_at: Annotated[str | None, "when the process of its last attempt was started; null while it waits"]
+    ended_at: Annotated[str | None, "when it ended"]
+    duration_s: Annotated[float | None, "from that start to its end"]
+    retries: Annotated[int, "attempts after the first"]
+    max_retries: Annotated[int, "the highest number of retries"]
+    timeout_s: Annotated[float, "how long one attempt may take"]
+    cancel_requested: Annotated[bool, "whether its cancellation was requested"]
+    pid: Annotated[int | None, "of its process"]
+    exit_code: Annotated[int | None, "of its process"]
+    signal: Annotated[int | None, "that ended its process"]
+    error: Annotated[RunError | None, "why it failed"]
+    output_bytes: Annotated[int, "the size of its output"]
+
+
+class RunInFull(Run):
+    """One run of an agent, with its texts. Secrets and control sequences are removed from them, and they are
+    truncated."""
+
+    input: Annotated[str, "its prompt"]
+    output: Annotated[str, "the end of its output"]
+    message: Annotated[str | None, "its last message, or the sidecar's: a question, or why it failed"]
+    usage: Annotated[RunUsage, "what it used"]
+    transitions: Annotated[Sequence[RunTransition], "every change of state, oldest first"]
+    tries: Annotated[Sequence[RunTry], "the attempts before the last"]
+
+
+class Runs(TypedDict):
+    """A page of runs."""
+
+    runs: Annotated[Sequence[Run], "newest first"]
+    next_offset: Annotated[int | None, "the offset of the next page; null if there is none"]
+
+
+class Agent(TypedDict):
+    """An agent that is a CLI program, and its state here."""
+
+    name: Annotated[str, "its key under `agents`"]
+    id: Annotated[str, "its identifier; by default its name"]
+    title: Annotated[str, "its display name"]
+    enabled: Annotated[bool, "whether it can be called"]
+    mode: Annotated[str, "`task` or `interactive`"]
+    access_type: Annotated[str, "`read-only` or `read-write`"]
+    running: Annotated[int, "runs in progress here"]
+    waiting: Annotated[int, "runs that wait here"]
+    places: Annotated[int, "how many may run at once"]
+    last_run: Annotated[Run | None, "its newest run"]
+
+
+class AgentInFull(Agent):
+    """An agent that is a CLI program, with its definition except for secrets."""
+
+    description: Annotated[str, "its purpose"]
+    executable: Annotated[str, "its program"]
+    input_pattern: Annotated[str, "how it gets its prompt"]
+    output_pattern: Annotated[str, "where its answer is read"]
+    working_directory: Annotated[str | None, "null: a new one for each run"]
+    environment: Annotated[Sequence[str], "names of its environment variables"]
+    options: Annotated[Sequence[str], "options whose values a call may choose"]
+    variables: Annotated[Sequence[str], "environment variables whose values a call may choose"]
+    working_directories: Annotated[Sequence[str], "folders that a call may choose"]
+    timeout_s: Annotated[float, "how long one attempt may take"]
+    max_queue: Annotated[int, "how many runs may wait"]
+    max_input_bytes: Annotated[int, "the largest prompt"]
+    max_output_bytes: Annotated[int, "the largest output"]
+    max_retries: Annotated[int, "attempts after the first"]
+
+
+class Agents(TypedDict):
+    """All agents that are CLI programs."""
+
+    agents: Annotated[Sequence[Agent], "by name"]
+
+
+class RunAnswer(TypedDict):
+    """The answer to a run that waits for input. A call can choose what `per_call` of the agent's definition lets it
+    choose, and never a program, its arguments or its environment."""
+
+    prompt: NotRequired[Annotated[str, "the text for the agent"]]
+    parameters: NotRequired[Annotated[Mapping[str, str], "options by name, with or without their hyphens"]]
+    environment: NotRequired[Annotated[Mapping[str, str], "environment variables by name"]]
+    working_directory: NotRequired[Annotated[str, "a folder"]]
+    task_type: NotRequired[Annotated[str, "the skill; rules read it as call.tool", NAME]]
+
+
+class RunOrder(RunAnswer):
+    """An order to run an agent; its choices are those of an answer."""
+
+    context: NotRequired[Annotated[str, "the conversation to continue", CONTEXT]]
+    principal: NotRequired[Annotated[str, "the caller; over the admin listener only `nhi:operator`", PRINCIPAL]]
+
+
+class Taken(TypedDict):
+    """A task that was accepted."""
+
+    task_id: Annotated[str, "its id in the task API"]
+    run_id: Annotated[str | None, "null if its agent has not taken it yet, or is not a CLI program"]
+    error: Annotated[str | None, "why it failed, if it has failed already"]
+
+
+class RunOrdered(Taken):
+    """A run that was ordered."""
+
+    agent: Annotated[str, "the agent that runs"]
+    principal: Annotated[str, "the caller"]
+
+
+class CancelOrder(TypedDict):
+    """An order to cancel a run."""
+
+    reason: NotRequired[Annotated[str, "why, for the audit log", WHY]]
+
+
+class Schedule(TypedDict):
+    """A schedule and its state."""
+
+    name: Annotated[str, "its key under `schedules`, or the name under which it was added"]
+    source: Annotated[str, "`configured` in sidecar.yaml, or `added` over this API and kept in the store"]
+    added_by: Annotated[str | None, "who added it"]
+    added_at: Annotated[str | None, "when"]
+    id: Annotated[str, "its identifier; by default its name"]
+    title: Annotated[str, "its display name"]
+    agent: Annotated[str, "the agent that it calls"]
+    principal: Annotated[str, "the caller"]
+    cron: Annotated[str, "when it runs"]
+    timezone: Annotated[str, "of `cron`"]
+    enabled: Annotated[bool, "whether it runs at all"]
+    state: Annotated[
+        str,
+        "`created` while it is not enabled, `active`, `executing`, `paused` by an operator, or `unreadable`: its state "
+        "was damaged or written by another version, and it does not run",
+    ]
+    paused_by: Annotated[str | None, "who paused it"]
+    paused_at: Annotated[str | None, "when"]
+    next_due: Annotated[str | None, "when it is due next"]
+    last_due: Annotated[str | None, "when it was due last"]
+    last_task: Annotated[str | None, "the task that it ordered last, in the task API"]
+    last_result: Annotated[str | None, "the result of that task"]
+    last_why: Annotated[str | None, "why, unless it is obvious"]
+    last_success_at: Annotated[str | None, "when one of its runs last succeeded"]
+    running: Annotated[Sequence[str], "its tasks in progress"]
+
+
+class Schedules(TypedDict):
+    """All schedules."""
+
+    schedules: Annotated[Sequence[Schedule], "by name"]
+
+
+class NewSchedule(TypedDict):
+    """A schedule to be kept in the store. Each member but `name` and `title` is what the key of its name is under
+    `schedules` in sidecar.yaml, and has the same default."""
+
+    name: Annotated[str, "its name, which no other schedule has", SLUG]
+    title: NotRequired[Annotated[str, "its display name", {"minLength": 1, "maxLength": 200}]]
+    agent: Annotated[str, "the agent that it calls", SLUG]
+    cron: Annotated[str, "when it runs", {"minLength": 1, "maxLength": 256}]
+    timezone: NotRequired[Annotated[str, "of `cron`"]]
+    enabled: NotRequired[Annotated[bool, "whether it runs at all"]]
+    principal: NotRequired[
+        Annotated[
+            str,
+            "the caller; over the admin listener `nhi:<name>`, which is the default, or `nhi:operator`",
+            {"pattern": "^nhi:"},
+        ]
+    ]
+    input_parameters: NotRequired[Annotated[Mapping[str, Any], "the agent's input"]]
+    task_type: NotRequired[Annotated[str, "the type of its tasks", NAME]]
+    missed: NotRequired[
+        Annotated[str, "what happens to runs that were due while no sidecar ran", {"enum": ["once", "skip"]}]
+    ]
+    missed_within: NotRequired[Annotated[float, "how late a run may begin, in seconds", {"exclusiveMinimum": 0}]]
+    overlap: NotRequired[
+        Annotated[
+            str, "what happens to a run that is due while the previous one is running", {"enum": ["skip", "allow"]}
+        ]
+    ]
+
+
+class Nothing(TypedDict):
+    """An order without members."""
+
+
+class ScheduleOrdered(Taken):
+    """A run of a schedule, ordered by an operator."""
+
+    schedule: Annotated[str, "its name"]
+
+
+class ToolOrder(TypedDict):
+    """An order to switch a tool, or without `tool` the whole server, off or on."""
+
+    tool: NotRequired[Annotated[str | None, "a tool of the server"]]
+    reason: NotRequired[Annotated[str | None, "why, in one line"]]
+    until: NotRequired[Annotated[str | None, "when the switch ends by itself"]]
+
+
+class PrincipalOrder(TypedDict):
+    """An order to disable a principal."""
+
+    reason: NotRequired[Annotated[str | None, "why, in one line"]]
+    until: NotRequired[Annotated[str | None, "when it ends by itself"]]
+    if_known: NotRequired[Annotated[bool, "whether to refuse a name that no rule, role, key or setting has"]]
+
+
+class ResetOrder(TypedDict):
+    """An order to reset the limits that count one principal alone."""
+
+    principal: Annotated[str, "whose limits", CALLER]
+    limit: NotRequired[Annotated[str | None, "only limits of this name; `*` matches any run of characters", LIMIT]]
+    if_known: NotRequired[Annotated[bool, "whether to refuse a name that no rule, role, key or setting has"]]
+
+
+class Problem(TypedDict):
+    """A refusal (RFC 9457). Members that callers see are here too, as far as they are known."""
+
+    type: Annotated[str, "`urn:sidecar:refusal:…`, or `about:blank` if the status says it all"]
+    title: Annotated[str, "the type in words, from a closed set"]
+    status: Annotated[int, "the HTTP status"]
+    error: Annotated[str, "what is wrong, in a sentence"]
+    reason: NotRequired[Annotated[str, "why it was refused, from a closed set"]]
+    error_code: NotRequired[Annotated[str, "the error code of the seed"]]
+    retry_after_s: NotRequired[Annotated[int, "when to try again, in seconds"]]
+    limit: NotRequired[Annotated[float, "the amount of the limit that refused"]]
+    remaining: NotRequired[Annotated[float, "what is left of it"]]
+    unit: NotRequired[Annotated[str, "of both, unless calls are counted"]]
+    reset_at: NotRequired[Annotated[str, "when the limit is reset"]]

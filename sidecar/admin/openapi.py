@@ -1,0 +1,375 @@
+"""Builds the OpenAPI document: tool calls over plain HTTP, the task API, and what operators do with agents.
+
+One OpenAPI 3.1 document. Operators' operations are read from the table of routes, schemas from the models of requests
+and responses, and statuses with their reasons from the table of refusals, so that the document cannot differ from the
+code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+
+from sidecar import __version__
+from sidecar.admin import models
+from sidecar.admin.routes import ROUTES, TEXT, Route
+from sidecar.admin.schemas import Schema, ref, schema_of, whole_number
+from sidecar.errors import ANSWERS, Reason
+from sidecar.gateway.error_responses import JSON, PROBLEM_JSON, McpError, plain_status
+from sidecar.gateway.frontends.rest import ERROR_STATUS, McpCall, McpCallResult, McpTool, McpTools
+from sidecar.tasks.api.models import AGENT, A2aTask, A2aTasks, A2aWords, TaskCancelled, TaskCreated, TaskOrder
+from sidecar.tasks.api.request_reader import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET
+from sidecar.tasks.api.task_record import TaskState
+
+# Reasons by what they are about. Those of other protocols are never an answer of plain HTTP.
+ELSEWHERE: Final = frozenset(
+    {
+        Reason.VERB_NOT_ALLOWED,
+        Reason.NOT_ACCEPTABLE,
+        Reason.VERSION_UNSUPPORTED,
+        Reason.HEADER_MISMATCH,
+        Reason.METHOD_UNKNOWN,
+        Reason.SESSION_UNKNOWN,
+        Reason.CALLER_GONE,
+    }
+)
+_BODY: Final = frozenset({Reason.TOO_LARGE, Reason.UNSUPPORTED_MEDIA_TYPE})
+_CHARGED: Final = frozenset(
+    {Reason.CONDITION_FALSE, Reason.QUOTA_SPENT, Reason.BUDGET_SPENT, Reason.TOO_MANY_CONCURRENT}
+)
+_TASK: Final = frozenset({Reason.TASK_UNKNOWN, Reason.NOT_CANCELABLE})
+_TOOL: Final = frozenset(
+    {
+        Reason.TOOL_UNKNOWN,
+        Reason.TOOL_DISABLED,
+        Reason.PIN_MISMATCH,
+        Reason.BAD_ARGUMENTS,
+        Reason.SCHEMA_UNAVAILABLE,
+    }
+)
+_UPSTREAM: Final = frozenset(
+    {
+        Reason.UPSTREAM_OPEN,
+        Reason.UPSTREAM_TIMEOUT,
+        Reason.UPSTREAM_FAILED,
+        Reason.UPSTREAM_LIMITED,
+        Reason.RESPONSE_REFUSED,
+    }
+)
+_COMMON: Final = frozenset(Reason) - ELSEWHERE - _BODY - _CHARGED - _TASK - _TOOL - _UPSTREAM
+_TASKS: Final = _COMMON | _CHARGED
+
+# The errors of operators' routes, by status.
+ERRORS: Final[Mapping[int, str]] = {
+    400: "the query or the body does not have this form (an unknown member or parameter is refused), or the agent "
+    "refuses the input",
+    401: "a credential is needed",
+    403: "the role does not suffice, the Host or Origin is not served, or policy denies the call",
+    404: "no agent, run or schedule has this name",
+    409: "the run is over, the name is taken or in sidecar.yaml, or there are too many",
+    413: "the body is too large",
+    429: "a limit of the caller is reached, or the agent's queue is full",
+    500: "an internal error",
+    502: "the agent failed before it took the order",
+    503: "the store or the audit is unavailable, the agent's breaker is open, or the sidecar is stopping",
+    504: "the agent did not answer in time",
+}
+_EVENTS: Final = (
+    "Its stored output, or events. `status`: the task's state in A2A's terms, a `message`, and `progress` and `total` "
+    "if the program reports them. `output`: `text` of an `artifact`; with `anew` it replaces the earlier text of that "
+    "artifact. `artifact`: `parts` of it other than text. `end`: the run in full; the last event. A comment is a "
+    "keep-alive."
+)
+_CORRELATION: Final = tuple(
+    {
+        "name": name,
+        "in": "header",
+        "description": "for the audit: recorded if it has 1 to 128 characters of A-Z a-z 0-9 . _ : -, and ignored "
+        "otherwise; never used to decide",
+        "schema": {"type": "string"},
+    }
+    for name in ("X-Run-Id", "X-Thread-Id")
+)
+_ID: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"}
+# Parameters of paths, by the part of the path before them.
+_PLACES: Final[Mapping[str, Schema]] = {
+    "mcp": {
+        "description": "a server, by its name under `upstreams`",
+        "type": "string",
+        "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$",
+    },
+    "tools": {
+        "description": "a tool, by its name. A name with `/` is written as it is, and becomes several parts of the "
+        "path, none of which begins with a dot; OpenAPI cannot express that",
+        "type": "string",
+        "pattern": r"^[A-Za-z0-9_\-][A-Za-z0-9_.\-]*$",
+        "maxLength": 128,
+    },
+    "tasks": {"description": "a task, by the `task_id` that creating it returned", **_ID},
+    "agents": {"description": "an agent, by its key under `agents`", **_ID},
+    "runs": {"description": "a run, by its id", **_ID},
+    "schedules": {"description": "a schedule, by its name", **_ID},
+}
+
+
+class CallerOperation(NamedTuple):
+    """An operation of the data listener, whose paths are those of `gateway.routing`, and the reasons for which it is
+    refused."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    refusals: frozenset[Reason]
+    response: type
+    told: str
+    request: type | None = None
+    status: int = 200
+    query: Mapping[str, Schema] = {}
+
+
+TASK_QUERY: Final[Mapping[str, Schema]] = {
+    "state": {"description": "only tasks in this state", "enum": [state.value for state in TaskState]},
+    "target_agent_id": {
+        "description": "only tasks of this agent, by its name or UUID",
+        "type": "string",
+        **AGENT,
+    },
+    "limit": {"description": "the largest number of tasks", **whole_number(1, MAX_LIMIT, DEFAULT_LIMIT)},
+    "offset": {"description": "how many tasks to skip", **whole_number(0, MAX_OFFSET, 0)},
+}
+CALLER_OPERATIONS: Final = (
+    CallerOperation(
+        "get",
+        "/mcp/{server}/tools",
+        "listTools",
+        "The tools of a server that the caller may use",
+        _COMMON | _UPSTREAM,
+        McpTools,
+        "all of them",
+    ),
+    CallerOperation(
+        "post",
+        "/mcp/{server}/tools/{tool}",
+        "callTool",
+        "Call a tool, and wait for its whole result",
+        frozenset(Reason) - ELSEWHERE - _TASK,
+        McpCallResult,
+        "the tool's result",
+        request=McpCall,
+    ),
+    CallerOperation(
+        "post",
+        "/a2a/tasks",
+        "createTask",
+        "Give work to an agent; it goes on if the caller disconnects",
+        _TASKS | _BODY | {Reason.UPSTREAM_OPEN},
+        TaskCreated,
+        "it is on disk",
+        request=TaskOrder,
+        status=201,
+    ),
+    CallerOperation(
+        "get",
+        "/a2a/tasks",
+        "listTasks",
+        "The caller's own tasks, newest first",
+        _TASKS,
+        A2aTasks,
+        "one page",
+        query=TASK_QUERY,
+    ),
+    CallerOperation(
+        "get",
+        "/a2a/tasks/{id}",
+        "getTask",
+        "One task of the caller",
+        _TASKS | {Reason.TASK_UNKNOWN},
+        A2aTask,
+        "its state",
+    ),
+    CallerOperation(
+        "post",
+        "/a2a/tasks/{id}/cancel",
+        "cancelTask",
+        "End a task here and at its agent",
+        _TASKS | _TASK | _BODY | _UPSTREAM,
+        TaskCancelled,
+        "it is cancelled",
+    ),
+)
+MODELS: Final = (
+    *(McpTool, McpTools, McpCall, McpCallResult, McpError),
+    *(TaskOrder, TaskCreated, A2aWords, A2aTask, A2aTasks, TaskCancelled),
+    *(models.RunError, models.RunUsage, models.RunTry, models.RunTransition, models.Run, models.RunInFull, models.Runs),
+    *(models.Agent, models.AgentInFull, models.Agents, models.RunOrder, models.RunAnswer, models.RunOrdered),
+    *(models.CancelOrder, models.Schedule, models.Schedules, models.NewSchedule, models.ScheduleOrdered),
+    *(models.Nothing, models.Problem),
+)
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, Any] = {}
+    for path, verb, item, operation in [*_of_callers(), *_of_operators()]:
+        paths.setdefault(path, item)[verb] = operation
+    schemas = {model.__name__: schema_of(model, MODELS) for model in MODELS}
+    del schemas[McpError.__name__]["additionalProperties"]  # narrowed by status
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "sidecar: plain HTTP",
+            "version": __version__,
+            "description": "Tools of MCP servers and tasks of A2A agents for scripts, under the same policy, limits "
+            "and audit as MCP and A2A. Paths are taken as they are: nothing in them may be percent-encoded. At the "
+            "admin listener, what operators see of agents that are CLI programs, and do with them.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "http://127.0.0.1:8080", "description": "the data listener"}],
+        "security": [{"bearer": []}, {"apiKey": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "a token, or an API key of the sidecar"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
+        },
+    }
+
+
+_Described = tuple[str, str, dict[str, Any], dict[str, Any]]
+"""A path, a method, what all operations of the path share, and the operation."""
+
+
+def _of_callers() -> Iterator[_Described]:
+    for one in CALLER_OPERATIONS:
+        item: dict[str, Any] = {"parameters": [*_places(one.path), *_CORRELATION]}
+        headers = header("where the task is", "Location", required=True) if one.status == 201 else {}
+        also = {}
+        if one.path.startswith("/a2a/"):
+            item["servers"] = [{"url": "http://127.0.0.1:8080"}, {"url": "http://127.0.0.1:8080/api/nhi"}]
+            headers |= _PRIVATE
+        else:
+            also = {
+                ERROR_STATUS: "Without a reason: the tool or its server answered with an error, given in `details`."
+            }
+            headers |= header(_NO_STORE, "Cache-Control") if one.method == "get" else {}
+        good = {"description": one.told, **_content(one.response), **({"headers": headers} if headers else {})}
+        operation = _operation(one.name, one.summary, one.query)
+        if one.request is not None:
+            operation["requestBody"] = {"required": True, **_content(one.request)}
+        yield one.path, one.method, item, {**operation, "responses": {str(one.status): good, **bad(one.refusals, also)}}
+
+
+def _of_operators() -> Iterator[_Described]:
+    for route in ROUTES:
+        if route.response is not Any:
+            item = {
+                "servers": [{"url": "http://127.0.0.1:9090", "description": "the admin listener"}],
+                "parameters": _places(route.path),
+            }
+            yield route.path, route.method.lower(), item, _of_route(route)
+
+
+def _of_route(route: Route) -> dict[str, Any]:
+    first, *others = route.handler.__name__.split("_")
+    summary = (inspect.getdoc(route.handler) or "").removesuffix(".")
+    operation = _operation("".join([first, *map(str.title, others)]), summary, route.query)
+    operation["security"] = [{"bearer": []}]
+    if route.method == "POST" and route.request is not None:
+        needed = bool(schema_of(route.request)["required"])
+        operation["requestBody"] = {"required": needed, **_content(route.request)}
+    good = {"description": "it is done, and on record" if route.request else "its state", "headers": _PRIVATE}
+    if route.response is web.StreamResponse:
+        good["description"] = _EVENTS
+        good["content"] = {TEXT: {"schema": {"type": "string"}}, "text/event-stream": {}}
+    else:
+        good |= _content(route.response)
+    wrong = {
+        str(status): {
+            "description": ERRORS[status],
+            "content": {PROBLEM_JSON: {"schema": {"allOf": [ref(models.Problem), _only(status=status)]}}},
+        }
+        for status in sorted(route.errors)
+    }
+    return {**operation, "responses": {str(route.status): good, **wrong}}
+
+
+def _operation(name: str, summary: str, query: Mapping[str, Schema]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": name, "summary": summary}
+    if query:
+        operation["parameters"] = [{"name": word, "in": "query", **_split(schema)} for word, schema in query.items()]
+    return operation
+
+
+def _places(path: str) -> list[dict[str, Any]]:
+    """The parameters of a path."""
+    found = re.findall(r"(\w+)/\{(\w+)\}", path)
+    return [{"name": name, "in": "path", "required": True, **_split(_PLACES[before])} for before, name in found]
+
+
+def _split(schema: Schema) -> dict[str, Any]:
+    """The description of a parameter, and its schema without it."""
+    return {
+        "description": schema["description"],
+        "schema": {key: value for key, value in schema.items() if key != "description"},
+    }
+
+
+def _content(model: type) -> dict[str, Any]:
+    return {"content": {JSON: {"schema": ref(model)}}}
+
+
+def _only(**values: Any) -> dict[str, Any]:
+    """A schema that narrows members to one value, or to a list of them."""
+    return {"properties": {name: {"enum" if isinstance(v, list) else "const": v} for name, v in values.items()}}
+
+
+def bad(reasons: Collection[Reason], also: Mapping[int, str]) -> dict[str, Any]:
+    """Refusals by status, in order. `also` maps a status to a further sentence of its description."""
+    by_status: dict[int, list[Reason]] = {}
+    for reason in Reason:
+        if reason in reasons:
+            by_status.setdefault(plain_status(ANSWERS[reason]), []).append(reason)
+    return {str(status): _refused(status, by_status[status], also.get(status)) for status in sorted(by_status)}
+
+
+def _refused(status: int, reasons: list[Reason], also: str | None) -> dict[str, Any]:
+    words = [reason.value for reason in reasons]
+    if any(ANSWERS[reason].status == "permission_denied" for reason in reasons):
+        words.append("denied")  # with `answers.disclosure: kind`
+    told = [f"`{reason}`: {ANSWERS[reason].message}." for reason in reasons]
+    if also:
+        told.append(also)
+    codes = list(dict.fromkeys(ANSWERS[reason].seed for reason in reasons))
+    schema = {"allOf": [ref(McpError), _only(status=status, error_code=codes, reason=words)]}
+    answer = {"description": " ".join(told), "content": {PROBLEM_JSON: {"schema": schema}}}
+    headers = _headers(status)
+    return {**answer, "headers": headers} if headers else answer
+
+
+def _headers(status: int) -> dict[str, Any]:
+    if status in (401, 403):
+        return header("how to authenticate, or for which scope", "WWW-Authenticate", required=status == 401)
+    if status not in (429, 503):
+        return {}
+    seconds = {"type": "string", "pattern": "^[0-9]+$"}
+    headers = header("when to try again, in seconds", "Retry-After", required=True, schema=seconds)
+    if status == 429:
+        headers |= header("the state of the limit", "RateLimit", "RateLimit-Policy")
+    return headers
+
+
+def header(told: str, *names: str, required: bool = False, schema: Schema | None = None) -> dict[str, Any]:
+    """Headers with the same description."""
+    described = {"description": told, "required": required, "schema": dict(schema or {"type": "string"})}
+    return dict.fromkeys(names, described)
+
+
+_NO_STORE: Final = "`no-store`: the answer is for this caller alone"
+_PRIVATE: Final = header(_NO_STORE, "Cache-Control", required=True)

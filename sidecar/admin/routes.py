@@ -1,0 +1,441 @@
+"""The routes of the admin API: one table, by which requests are routed and from which the OpenAPI document is made.
+
+A handler returns the value of the response's body, or a whole response. Its docstring is the summary of the operation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_type_hints
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+
+from sidecar.admin.models import (
+    CALLER,
+    LIMIT,
+    OBJECT,
+    PRINCIPAL,
+    SLUG,
+    AgentInFull,
+    Agents,
+    CancelOrder,
+    NewSchedule,
+    Nothing,
+    PrincipalOrder,
+    ResetOrder,
+    Run,
+    RunAnswer,
+    RunInFull,
+    RunOrder,
+    RunOrdered,
+    Runs,
+    Schedule,
+    ScheduleOrdered,
+    Schedules,
+    ToolOrder,
+)
+from sidecar.admin.operator_api import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET, OperatorApi, RunQuery
+from sidecar.admin.requests import HEADERS, problem
+from sidecar.admin.run_stream import RunNews
+from sidecar.admin.schemas import Schema, whole_number
+from sidecar.errors import Refusal
+from sidecar.gateway.kill_switch import SwitchEntry, is_name
+from sidecar.http.server.event_stream import open_stream
+from sidecar.limits.usage_report import UsageQuery
+from sidecar.policy.patterns import glob
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.protocols.sse import KEEP_ALIVE
+from sidecar.settings.timestamps import rfc3339, seconds_of
+from sidecar.settings.uris import named_object
+from sidecar.tasks.programs.run_states import RunState, RunStatus
+
+Role = Literal["viewer", "operator", "pdp"]
+NO_UPSTREAM: Final = "no upstream has this name"
+TEXT: Final = "text/plain; charset=utf-8"
+# The statuses of the errors that a route can answer with. `openapi.ERRORS` describes each.
+SEEN: Final = (400, 401, 403, 404, 500, 503)
+DONE: Final = (*SEEN, 413)
+CONFLICTING: Final = (*DONE, 409)
+ORDERED: Final = (*DONE, 429, 502, 504)
+
+
+class OperatorAction(Protocol):
+    """The operations of the running sidecar that the admin API calls."""
+
+    @property
+    def desk(self) -> OperatorApi: ...
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Whether calls are served, and the reasons."""
+
+    def status(self) -> Mapping[str, Any]: ...
+    async def reload(self, by: str) -> str:
+        """Reload the files. Returns the new revision. Raises ConfigError and changes nothing."""
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]: ...
+    def is_server(self, name: str) -> bool: ...
+    def discovered(self, name: str) -> Mapping[str, Any]:
+        """What an upstream offers, by name."""
+
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """Switch off a tool, or with "" a whole server. Raises SwitchError."""
+
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
+        """Undo `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
+
+    async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
+        """Usage and remaining amounts. Raises StoreUnavailable."""
+
+    async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
+        """Reset the counters that belong to one principal alone. Raises NoSuchLimit, StoreUnavailable, Refusal."""
+
+    def disabled_principals(self) -> Sequence[SwitchEntry]: ...
+    def known_principal(self, name: str) -> tuple[bool, str]:
+        """Whether any setting or rule names this principal, and the most similar known name."""
+
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """Disable a principal. Raises SwitchError."""
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Re-enable a principal. Returns False if it was not disabled. Raises SwitchError."""
+
+
+class AdminRequest(NamedTuple):
+    """One authorized request, its sender, the name in its path, its query and its body. `here` says that it came over
+    the control socket, which only the owner of the data folder can open."""
+
+    app: OperatorAction
+    request: web.BaseRequest
+    by: str
+    name: str
+    here: bool
+    query: Mapping[str, Any]
+    body: Mapping[str, Any]
+
+
+Handler = Callable[[AdminRequest], Awaitable[Any]]
+
+
+class Route(NamedTuple):
+    """One row of the table. `request` is the model of the body, `query` the schemas of the parameters. A route whose
+    handler returns a model is in the OpenAPI document, named and described as its handler, with the statuses of its
+    `errors`."""
+
+    method: str
+    path: str
+    handler: Handler
+    request: type | None
+    status: int
+    errors: tuple[int, ...]
+    query: Mapping[str, Schema]
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that may use it: viewers read, operators act."""
+        return ("viewer", "operator") if self.method == "GET" else ("operator",)
+
+    @property
+    def response(self) -> Any:
+        """The model of its response; Any for a route that is not in the document."""
+        return get_type_hints(self.handler)["return"]
+
+
+ROUTES: Final[list[Route]] = []
+
+
+def _route(
+    method: str,
+    path: str,
+    request: type | None = None,
+    status: int = 200,
+    errors: tuple[int, ...] = DONE,
+    query: Mapping[str, Schema] = {},
+) -> Callable[[Handler], Handler]:
+    """Add a function to the table. `{any}` in a path may hold a `/` that is not percent-encoded, because principals are
+    written as they are."""
+
+    def add(handler: Handler) -> Handler:
+        ROUTES.append(Route(method, path, handler, request, status, errors, query))
+        return handler
+
+    return add
+
+
+_get = partial(_route, "GET", errors=SEEN)
+_post = partial(_route, "POST")
+_delete = partial(_route, "DELETE")
+
+
+_TEXT: Final[Schema] = {"type": "string"}
+_LIMITS: Final[Mapping[str, Schema]] = {
+    "principal": {**_TEXT, **CALLER},
+    "object": {**_TEXT, **OBJECT},
+    "limit": {**_TEXT, **LIMIT},
+}
+_RUNS: Final[Mapping[str, Schema]] = {
+    "active": {"type": "boolean", "description": "only runs that have not ended"},
+    "state": {"enum": [state.value for state in RunState], "description": "only runs in this state"},
+    "status": {"enum": [status.value for status in RunStatus], "description": "only runs that ended like this"},
+    "schedule": {**_TEXT, **SLUG, "description": "only runs that this schedule ordered"},
+    "owner": {**_TEXT, **PRINCIPAL, "description": "only runs for this principal"},
+    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of runs"},
+    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "where to begin: `next_offset` of the page before"},
+}
+_AGENT: Final[Schema] = {**_TEXT, **SLUG, "description": "only runs of this agent"}
+_FOLLOW: Final[Schema] = {"type": "boolean", "default": False, "description": "as an event stream, until the run ends"}
+
+
+# --- policy, limits, principals, upstreams ----------------------------------------------------------------------------
+
+
+@_get("/status")
+async def status(asked: AdminRequest) -> Any:
+    return asked.app.status()
+
+
+@_post("/api/reload", Nothing)
+async def reload(asked: AdminRequest) -> Any:
+    return {"revision": await asked.app.reload(asked.by)}
+
+
+@_get("/api/limits", query=_LIMITS)
+async def limits(asked: AdminRequest) -> Any:
+    query = dict(asked.query)
+    if "object" in query:
+        query["object"] = named_object(query["object"])
+    return await asked.app.limits(UsageQuery(**query))
+
+
+@_post("/api/limits/reset", ResetOrder)
+async def reset_limits(asked: AdminRequest) -> Any:
+    name = asked.body["principal"]
+    known, nearest = asked.app.known_principal(name)
+    if asked.body.get("if_known") and not known:
+        return _unknown(name, nearest, "no limit is reset")
+    names = await asked.app.reset_limits(name, asked.body.get("limit") or "", by=asked.by)
+    return {"principal": name, "known": known, "reset": names}
+
+
+@_get("/api/principals")
+async def principals(asked: AdminRequest) -> Any:
+    return {"disabled": [_plain(entry) for entry in asked.app.disabled_principals()]}
+
+
+@_post("/api/principals/{any}/disable", PrincipalOrder)
+async def disable(asked: AdminRequest) -> Any:
+    wanted = _switched(asked)
+    known, nearest = asked.app.known_principal(asked.name)
+    if asked.body.get("if_known") and not known and is_name(asked.name):
+        return _unknown(asked.name, nearest, "nothing is disabled")
+    entry = await asked.app.disable(asked.name, **wanted)
+    return {"principal": asked.name, "disabled": True, "known": known, "entry": _plain(entry)}
+
+
+@_post("/api/principals/{any}/enable", Nothing)
+async def enable(asked: AdminRequest) -> Any:
+    changed = await asked.app.enable(asked.name, by=asked.by)
+    still = [entry for entry in asked.app.disabled_principals() if glob(asked.name, entry.principal)]
+    answer: dict[str, Any] = {"principal": asked.name, "disabled": bool(still), "changed": changed}
+    if still:
+        return problem(f"{still[0].source} disables it", 409, **answer, entry=_plain(still[0]))
+    return answer
+
+
+@_get("/api/upstreams")
+async def upstreams(asked: AdminRequest) -> Any:
+    return {"upstreams": asked.app.upstreams()}
+
+
+@_get("/api/upstreams/{name}")
+async def upstream(asked: AdminRequest) -> Any:
+    known = asked.app.upstreams().get(asked.name)
+    if known is None:
+        return problem(NO_UPSTREAM, 404)
+    return {"name": asked.name, **known, "discovered": asked.app.discovered(asked.name)}
+
+
+@_post("/api/upstreams/{any}/disable", ToolOrder)
+async def switch_off(asked: AdminRequest) -> Any:
+    if not asked.app.is_server(asked.name):  # a mistyped name must not look like a tool that is off
+        return problem(NO_UPSTREAM, 404)
+    tool = asked.body.get("tool") or ""
+    entry = await asked.app.switch_off(asked.name, tool, **_switched(asked))
+    listed = asked.app.discovered(asked.name)["tools"]
+    known = not tool or not listed or tool in listed  # unknown until the server has sent a list
+    return {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known, "entry": _plain(entry)}
+
+
+@_post("/api/upstreams/{any}/enable", ToolOrder)
+async def switch_on(asked: AdminRequest) -> Any:
+    tool = asked.body.get("tool") or ""
+    changed = await asked.app.switch_on(asked.name, tool, by=asked.by)
+    return {"upstream": asked.name, "tool": tool or None, "enabled": True, "changed": changed}
+
+
+def _switched(asked: AdminRequest) -> dict[str, Any]:
+    """Why, until when, and by whom. Raises Refusal(MALFORMED_CALL)."""
+    reason, until = asked.body.get("reason") or "", asked.body.get("until")
+    try:
+        return {"reason": reason, "until": None if until is None else seconds_of(until), "by": asked.by}
+    except ValueError as error:
+        raise malformed(f"until: {error}") from None
+
+
+def _unknown(name: str, nearest: str, what: str) -> web.Response:
+    meant = f'; did you mean "{nearest}"?' if nearest else ""
+    told = f"{what}: no rule, role, key or setting names {name}, and it has not called{meant}"
+    return problem(told, 404, reason="principal-unknown", nearest=nearest or None)
+
+
+def _plain(entry: SwitchEntry) -> dict[str, Any]:
+    return {
+        "principal": entry.principal,
+        "reason": entry.reason or None,
+        "until": None if entry.until is None else rfc3339(entry.until),
+        "since": None if entry.since is None else rfc3339(entry.since),
+        "by": entry.by or None,
+        "source": entry.source,
+    }
+
+
+# --- agents, runs, schedules ------------------------------------------------------------------------------------------
+
+
+@_get("/api/agents")
+async def list_agents(asked: AdminRequest) -> Agents:
+    """The agents that are CLI programs."""
+    return await asked.app.desk.agents()
+
+
+@_get("/api/agents/{name}")
+async def show_agent(asked: AdminRequest) -> AgentInFull:
+    """One agent, with its definition."""
+    return await asked.app.desk.agent(asked.name)
+
+
+@_get("/api/agents/{name}/runs", query=_RUNS)
+async def list_runs_of_agent(asked: AdminRequest) -> Runs:
+    """The runs of one agent, newest first."""
+    return await asked.app.desk.runs(RunQuery(asked.name, **asked.query))
+
+
+@_post("/api/agents/{name}/runs", RunOrder, 201, ORDERED)
+async def run_agent(asked: AdminRequest) -> RunOrdered:
+    """Run an agent as a caller, under policy, limits and audit."""
+    return await asked.app.desk.order(asked.name, asked.body, asked.by, here=asked.here)
+
+
+@_get("/api/runs", query={"agent": _AGENT, **_RUNS})
+async def list_runs(asked: AdminRequest) -> Runs:
+    """The runs of all agents, newest first."""
+    return await asked.app.desk.runs(RunQuery(**asked.query))
+
+
+@_get("/api/runs/{id}")
+async def show_run(asked: AdminRequest) -> RunInFull:
+    """One run."""
+    return await asked.app.desk.run(asked.name)
+
+
+@_get("/api/runs/{id}/output", query={"follow": _FOLLOW})
+async def follow_run(asked: AdminRequest) -> web.StreamResponse:
+    """The output of a run, so far or as an event stream."""
+    if asked.query.get("follow"):
+        return await _followed(asked)
+    text = await asked.app.desk.output(asked.name)
+    return web.Response(body=text.encode("utf-8", "replace"), headers={**HEADERS, "Content-Type": TEXT})
+
+
+async def _followed(asked: AdminRequest) -> web.StreamResponse:
+    async with aclosing(asked.app.desk.follow(asked.name)) as news:
+        first = await anext(news)  # before the response begins, so that a refusal has a status
+        stream = await open_stream(asked.request)
+        try:
+            await stream.write(_event(first))
+            async for heard in news:
+                if heard is None:
+                    await stream.keep_alive()
+                else:
+                    await stream.write(_event(heard))
+            await stream.end()
+        except Refusal:  # the listener is gone or the store is out: the listener reconnects
+            pass
+        return stream.response
+
+
+def _event(heard: RunNews | None) -> bytes:
+    if heard is None:
+        return KEEP_ALIVE
+    return b"event: %b\ndata: %b\n\n" % (heard.event.encode(), orjson.dumps(heard.data))
+
+
+@_post("/api/runs/{id}/answer", RunAnswer, 201, ORDERED)
+async def answer_run(asked: AdminRequest) -> RunOrdered:
+    """Answer a run that waits for input."""
+    return await asked.app.desk.answer(asked.name, asked.body, asked.by, here=asked.here)
+
+
+@_post("/api/runs/{id}/cancel", CancelOrder, errors=CONFLICTING)
+async def cancel_run(asked: AdminRequest) -> Run:
+    """Cancel a run, in whatever state it is."""
+    return await asked.app.desk.cancel(asked.name, asked.body.get("reason", ""), asked.by)
+
+
+@_get("/api/schedules")
+async def list_schedules(asked: AdminRequest) -> Schedules:
+    """All schedules."""
+    return await asked.app.desk.schedules()
+
+
+@_post("/api/schedules", NewSchedule, 201, CONFLICTING)
+async def add_schedule(asked: AdminRequest) -> Schedule:
+    """Add a schedule, which is kept in the store."""
+    return await asked.app.desk.add_schedule(asked.body, asked.by, here=asked.here)
+
+
+@_delete("/api/schedules/{name}", Nothing, errors=CONFLICTING)
+async def remove_schedule(asked: AdminRequest) -> Schedule:
+    """Remove a schedule that was added, and cancel its runs."""
+    return await asked.app.desk.remove_schedule(asked.name, asked.by)
+
+
+@_post("/api/schedules/{name}/run", Nothing, 201, ORDERED)
+async def run_schedule(asked: AdminRequest) -> ScheduleOrdered:
+    """Run a schedule now."""
+    return await asked.app.desk.run_schedule(asked.name, asked.by)
+
+
+@_post("/api/schedules/{name}/pause", Nothing)
+async def pause_schedule(asked: AdminRequest) -> Schedule:
+    """Pause a schedule until it is resumed."""
+    return await asked.app.desk.pause(asked.name, asked.by)
+
+
+@_post("/api/schedules/{name}/resume", Nothing)
+async def resume_schedule(asked: AdminRequest) -> Schedule:
+    """Resume a paused schedule."""
+    return await asked.app.desk.resume(asked.name, asked.by)
+
+
+# --- routing ----------------------------------------------------------------------------------------------------------
+
+_PLACE: Final = {"{any}": "([^?#]{0,4096})", "{name}": "([^/?#]{1,64})", "{id}": "([^/?#]{1,64})"}
+_PATTERNS: Final = [
+    (
+        re.compile(re.sub(r"\{\w+\}", lambda place: _PLACE[place[0]], path)),
+        {route.method: route for route in ROUTES if route.path == path},
+    )
+    for path in dict.fromkeys(route.path for route in ROUTES)
+]
+
+
+def route_of(path: str) -> tuple[Mapping[str, Route], str]:
+    """The routes of a path by method, and the name in the path: percent-encoded, or with a plain `/`."""
+    for pattern, verbs in _PATTERNS:
+        if found := pattern.fullmatch(path):
+            return verbs, unquote("".join(found.groups()))
+    return {}, ""
