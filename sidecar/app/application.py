@@ -237,7 +237,6 @@ class Application:
             ("reviewing streams", exchanges.run_sweeps),
             ("forgetting tasks", self.shared.tasks.run_sweeps),
             ("calling back", self.callbacks.outbox.run),
-            ("forgetting callbacks", self.callbacks.run_sweeps),
             ("the task API", self.task_api.runner.run),
             ("what runs by the clock", self.scheduler.run),
             ("runs of programs", self.executions.run),

@@ -408,7 +408,7 @@ async def test_what_came_of_it_after_the_permission_ended_is_nobodys(tmp_path: P
         await begun.wait()
         await world.app.disable("user:alice", reason="", until=None, by="test")
         go_on.set()
-        await _until(lambda: not world.app.pipeline.task_front.runner._courses)
+        await _until(lambda: not world.app.pipeline.task_front.runner.worker.jobs)
         record = await world.app.pipeline.task_front.runner.means.store.get(task_id)
         assert record is not None
         assert (record.state, record.error_code, record.result) == ("failed", "Unauthorized", None)

@@ -31,7 +31,7 @@ from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import TASKS, Task, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
 from sidecar.tasks.schedules.schedule_state import SCHEDULES, ScheduleStanding
-from sidecar.tasks.schedules.scheduler import NamedAgents, Scheduler
+from sidecar.tasks.schedules.scheduler import Scheduler
 from tests.a2a.world import EVERYTHING, AgentWorld, ScriptedAgent, agent_world
 from tests.flow.world import until
 
@@ -73,49 +73,57 @@ class Counted:
         self.added = sorted(schedules)
 
 
-class Killed(BaseException):
-    """The process is no more, at this line."""
-
-
-class MortalRunner(TaskRunner):
-    """One that may not outlive the next task that it keeps: `dies` is `charged`, before it is kept, or `added`."""
-
-    dies = ""
-
-    async def add(self, record: Task, *, once_more: bool = False) -> bool:
-        if self.dies == "charged":
-            raise Killed
-        added = await super().add(record, once_more=once_more)
-        if self.dies == "added":
-            raise Killed
-        return added
-
-
-class MortalScheduler(Scheduler):
-    """One that may not outlive its next order: `dies` is `owed`, before it is placed, `ordered`, once it is, or
-    `running`, once the agent is at it."""
-
-    dies = ""
-
-    async def _place(self, one: NamedAgents, task: str, peer: str) -> Task:
-        if self.dies == "owed":
-            raise Killed
-        record = await super()._place(one, task, peer)
-        if self.dies == "running":
-            await asyncio.sleep(0)
-            await until(lambda: not any(course.record.step in _NOT_SENT for course in self._courses))
-        if self.dies in ("ordered", "running"):
-            for _, task_of in self.orders.runner._courses.values():
-                task_of.cancel()
-            raise Killed
-        return record
-
-    @property
-    def _courses(self) -> list[TaskLifecycle]:
-        return [course for course, _ in self.orders.runner._courses.values()]
-
-
 _NOT_SENT = (TaskStep.UNSENT, TaskStep.SENDING)
+
+
+@dataclass
+class Life:
+    """Of one process, which ends at `ends_at`: when a due time is `owed` and not placed, `charged` and not kept,
+    `added` and not begun, `ordered` and not settled, or `running` at its agent and not settled."""
+
+    ends_at: str = ""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    jobs: Mapping[str, TaskLifecycle] = field(default_factory=dict)
+    added: str = ""
+
+    async def before(self, verb: str, first: Any) -> None:
+        settles = verb == "replace" and isinstance(first, ScheduleStanding) and self.added == first.last_task
+        if self.ends_at == "running" and settles:
+            await until(lambda: not any(course.record.step in _NOT_SENT for course in self.jobs.values()))
+        is_there = {"charged": verb == "add", "ordered": settles, "running": settles}.get(self.ends_at, False)
+        if self.over.is_set() or is_there:
+            await self._end()
+
+    async def after(self, verb: str, first: Any, answer: Any) -> None:
+        if verb == "add":
+            self.added = first.id
+        if {"owed": verb == "get" and answer is None, "added": verb == "add"}.get(self.ends_at, False):
+            await self._end()
+
+    async def _end(self) -> None:
+        self.over.set()
+        await asyncio.Event().wait()
+
+
+class MortalStore:
+    """A store as one process has it: from the end of its life on, it asks nothing more."""
+
+    def __init__(self, store: Any, life: Life) -> None:
+        self._store, self._life = store, life
+
+    def __getattr__(self, verb: str) -> Any:
+        there = getattr(self._store, verb)
+        if not callable(there):
+            return there
+
+        async def asked(*about: Any) -> Any:
+            first = about[0] if about else None
+            await self._life.before(verb, first)
+            answer = await there(*about)
+            await self._life.after(verb, first, answer)
+            return answer
+
+        return asked
 
 
 @dataclass
@@ -123,17 +131,31 @@ class Replica:
     """One process, as far as schedules go."""
 
     live: Live
-    runner: MortalRunner
-    scheduler: MortalScheduler
+    runner: TaskRunner
+    scheduler: Scheduler
+    life: Life
+
+    async def looks(self) -> bool:
+        """It looks; whether it outlives that."""
+        looking, dying = (
+            asyncio.ensure_future(self.scheduler.worker.turn()),
+            asyncio.ensure_future(self.life.over.wait()),
+        )
+        await asyncio.wait({looking, dying}, return_when=asyncio.FIRST_COMPLETED)
+        dying.cancel()
+        if self.life.over.is_set():
+            looking.cancel()
+            self.kill()
+        return not self.life.over.is_set()
 
     async def dies_at(self, point: str) -> None:
         """It does, as soon as it comes there; what it took up before is at the agent by then."""
-        await until(lambda: not any(course.record.step in _NOT_SENT for course, _ in self.runner._courses.values()))
-        self.runner.dies = self.scheduler.dies = point
+        await until(lambda: not any(course.record.step in _NOT_SENT for course in self.runner.worker.jobs.values()))
+        self.life.ends_at = point
 
     def kill(self) -> None:
         """It does nothing more, and lets go of nothing."""
-        for _, task in self.runner._courses.values():
+        for task in (*self.runner.worker.tasks.values(), *self.scheduler.worker.tasks.values()):
             task.cancel()
         self.runner._closing = True
 
@@ -153,15 +175,17 @@ class Clockwork:
 
     def replica(self) -> Replica:
         """One more process."""
-        name = f"replica-{len(self.replicas)}"
+        name, life = f"replica-{len(self.replicas)}", Life()
+        tasks: Any = MortalStore(self.tasks, life)
+        standings: Any = MortalStore(self.standings, life)
         live = Live(self._snapshot(), lambda: self.now_s)
         pipeline = self.world.app.pipeline
-        means = replace(pipeline.task_front.runner.means, live=live, store=self.tasks)
-        runner = MortalRunner(means, pipeline.metrics, name, pipeline.task_front.runner.bounds)
+        means = replace(pipeline.task_front.runner.means, live=live, store=tasks)
+        runner = TaskRunner(means, pipeline.metrics, name, pipeline.task_front.runner.bounds)
+        life.jobs = runner.worker.jobs
         orders = TaskOrders(runner, pipeline.pressure, pipeline.refusals, pipeline.metrics)
-        new_id = pipeline.audit.new_id
-        scheduler = MortalScheduler(live, self.standings, orders, self._witness, self.counted, name, new_id)
-        made = Replica(live, runner, scheduler)
+        scheduler = Scheduler(live, standings, orders, self._witness, self.counted, name, pipeline.audit.new_id)
+        made = Replica(live, runner, scheduler, life)
         self.replicas.append(made)
         return made
 
@@ -175,7 +199,7 @@ class Clockwork:
         """It is that time now, and each of them looks."""
         self.now_s = moment(f"2026-11-28T{said}")
         for replica in self.replicas if looks is None else looks:
-            await replica.scheduler.look()
+            await replica.looks()
 
     async def standing(self, key: str = "minutely") -> ScheduleStanding:
         """How one stands."""
@@ -185,7 +209,7 @@ class Clockwork:
 
     async def settle(self) -> None:
         """What was begun is over."""
-        await until(lambda: not any(replica.runner._courses for replica in self.replicas))
+        await until(lambda: not any(replica.runner.worker.jobs for replica in self.replicas))
 
     def told(self) -> list[dict[str, Any]]:
         """What the agent was told, message by message."""
@@ -211,11 +235,12 @@ async def clockwork(
     url: str = "",
     rules: Mapping[str, str] = RULES,
     begin: str = BEGIN,
+    timeout_s: float = 10.0,
     **more: Any,
 ) -> AsyncIterator[Clockwork]:
     """`store` is where tasks and schedules are kept: memory, file, or redis at that URL."""
     scripted = agent or ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
-    shared = open_store(StoreSettings(url=url or "memory://", timeout=0.5), time.time)
+    shared = open_store(StoreSettings(url=url or "memory://", timeout=timeout_s), time.time)
 
     def opened(kind: RecordKind[R]) -> RecordStore[R]:
         if store == "redis":
@@ -232,6 +257,6 @@ async def clockwork(
         finally:
             for replica in works.replicas:
                 replica.kill()
-                await replica.scheduler.close()
+            await works.standings.close()
             await works.tasks.close()
             await shared.close()

@@ -11,8 +11,7 @@ from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError
 from sidecar.tasks.programs.run_record import Execution
 from sidecar.tasks.programs.run_states import RunStatus
-from sidecar.tasks.schedules.schedule_state import ScheduleStanding
-from sidecar.tasks.schedules.transitions import DueResult
+from sidecar.tasks.schedules.schedule_state import DueResult, ScheduleStanding
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until
 
@@ -35,7 +34,7 @@ RULES = {
 async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_was(tmp_path: Path) -> None:
     async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
         record = await world.app.scheduler.run_now("nightly", "test")
-        await until(lambda: not world.app.pipeline.task_front.runner._courses)
+        await until(lambda: not world.app.pipeline.task_front.runner.worker.jobs)
         task = await world.app.shared.task_store.get(record.id)
         assert task is not None
         run = await world.app.executions.get(task.a2a_task)

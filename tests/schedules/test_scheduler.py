@@ -15,7 +15,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.storage import MemoryRecordStore, RecordStoreOut
 from sidecar.tasks.api.task_record import Task
 from sidecar.tasks.api.task_record import TaskState as TaskState
-from sidecar.tasks.schedules.transitions import DueResult, ScheduleState
+from sidecar.tasks.schedules.schedule_state import DueResult, ScheduleState
 from tests.a2a.test_task_api import DONE, WORKING, busy
 from tests.a2a.world import task
 from tests.schedules.clockwork import MINUTELY, RULES, Clockwork, clockwork, minute_of
@@ -143,10 +143,10 @@ async def test_another_calendar_counts_from_when_it_is_seen(works: Clockwork) ->
 async def test_who_has_it_on_their_hands_may_go_or_die(works: Clockwork) -> None:
     one, two = works.replicas
     await works.at("12:00:30")
-    assert one.scheduler._hands and not two.scheduler._hands
+    assert one.scheduler.holds and not two.scheduler.holds
     one.kill()
     await works.at("12:00:40", looks=[two])
-    assert not two.scheduler._hands, "nobody knows yet that it died"
+    assert not two.scheduler.holds, "nobody knows yet that it died"
     await works.at("12:01:00", looks=[two])
     await works.settle()
     assert len(works.told()) == 1
@@ -296,14 +296,14 @@ async def test_how_a_schedule_stands_is_kept_for_a_month_after_it_is_gone(tmp_pa
         await works.at("12:00:30")
         works.write()
         works.now_s += 29 * 86_400.0
-        await works.replicas[0].scheduler.look()
+        await works.replicas[0].scheduler.worker.turn()
         assert not (await works.standing()).is_done
         works.now_s += 2 * 86_400.0
-        await works.replicas[0].scheduler.look()
+        await works.replicas[0].scheduler.worker.turn()
         assert (await works.standing()).is_done
         works.write(minutely=MINUTELY)
         works.now_s += 4.0
-        await works.replicas[0].scheduler.look()
+        await works.replicas[0].scheduler.worker.turn()
         again = await works.standing()
         assert (again.is_done, again.state, again.settled_s) == (False, ScheduleState.ACTIVE, works.now_s)
 
@@ -343,7 +343,7 @@ async def test_one_whose_standing_cannot_be_read_does_not_run_and_keeps_no_other
 async def test_while_the_store_is_out_nothing_runs_and_afterwards_once(tmp_path: Path, valkey: Valkey) -> None:
     with valkey.client() as client:
         client.flushall()
-    async with clockwork(tmp_path, store="redis", url=valkey.url) as works:
+    async with clockwork(tmp_path, store="redis", url=valkey.url, timeout_s=0.2) as works:
         await works.at("12:00:30")
         scheduler = works.replicas[0].scheduler
         with valkey.frozen():
@@ -356,7 +356,7 @@ async def test_while_the_store_is_out_nothing_runs_and_afterwards_once(tmp_path:
         async with asyncio.timeout(30):
             while not works.told():  # a store that was out is asked again after a rest
                 works.now_s += 1
-                await scheduler.look()
+                await scheduler.worker.turn()
                 await asyncio.sleep(0.02)
         await works.settle()
         assert scheduler.up and len(works.told()) == 1
@@ -378,7 +378,7 @@ async def test_a_task_of_which_nobody_heard_that_it_was_kept_is_the_one_that_run
     async with clockwork(tmp_path) as works:
         for minute in ("12:00:30", "12:01:00", "12:01:02"):
             await works.at(minute)
-            await works.replicas[0].runner.look()
+            await works.replicas[0].runner.worker.turn()
         await works.settle()
         await works.at("12:01:10")
         assert len(works.told()) == 1 and works.counted.ran == {("minutely", "success"): 1}

@@ -27,12 +27,12 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
         assert (shown["agent"], shown["state"], shown["last_result"]) == ("researcher", "active", None)
         assert shown["next"].endswith("-12-31T15:00:00.000Z")
         record = await app.scheduler.run_now("minutely", "test")
-        await until(lambda: not app.pipeline.task_front.runner._courses)
+        await until(lambda: not app.pipeline.task_front.runner.worker.jobs)
         assert [said["params"]["message"]["messageId"] for _, said in agent.seen] == [record.id]
         ordered = [one for one in world.records("control") if one["control"]["what"] == "schedule-run"]
         assert [(one["control"]["by"], one["control"]["schedule"]) for one in ordered] == [("test", "minutely")]
-        app.scheduler._taken_s = None
-        await app.scheduler.look()
+        app.scheduler._taken_s = float("-inf")
+        await app.scheduler.worker.turn()
         _, said = app.metrics.render("")
         assert b'sidecar_schedule_runs_total{result="success",schedule="minutely"} 1' in said
         assert re.search(rb'sidecar_schedule_last_success_timestamp_seconds{schedule="minutely"} 1\.', said)
@@ -40,7 +40,7 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
         path = tmp_path / "sidecar.yaml"
         path.write_text(path.read_text().replace(YEARLY, YEARLY.replace("minutely", "other")))
         await app.reload("test")
-        await app.scheduler.look()
+        await app.scheduler.worker.turn()
         assert [*app.status()["schedules"]] == ["other"]
         assert app.readiness()[0]
 

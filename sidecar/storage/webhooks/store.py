@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from sidecar.storage.record_store import RecordStoreOut
 from sidecar.storage.webhooks.delivery import Delivery, PendingDelivery
 from sidecar.storage.webhooks.push_config import PushRecord
 
 
-class DeliveryStoreOut(Exception):
+class DeliveryStoreOut(RecordStoreOut):
     """The store did not answer, or not in time."""
 
 

@@ -29,14 +29,15 @@ from sidecar.identity import check_caller
 from sidecar.limits import Lease
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
-from sidecar.storage import RecordPage, RecordStoreOut
+from sidecar.storage import RecordPage
 from sidecar.tasks.api.completion_webhook import without_result
 from sidecar.tasks.api.models import A2aTask
 from sidecar.tasks.api.request_reader import NewTask, TaskQuery, cancels, gets, order_in, sends, unknown, wanted_in
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep
-from sidecar.tasks.api.task_runner import TaskRunner, unavailable
+from sidecar.tasks.api.task_runner import TaskRunner
 from sidecar.tasks.api.views import cancelled, created, shown
+from sidecar.tasks.worker import store_answers
 from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
@@ -135,10 +136,8 @@ class TaskFrontend:
         return asked
 
     async def _own(self, caller: Caller, task_id: str) -> Task:
-        try:
+        with store_answers():
             record = await self.runner.means.store.get(task_id)
-        except RecordStoreOut as out:
-            raise unavailable(out) from None
         if record is None or record.owner != caller.binding:
             raise unknown()
         return record
@@ -196,10 +195,8 @@ class TaskFrontend:
             or all(may(caller.chain, Question(f"nhi:{name}", one.action, ""), now_s) for one in (LIST, GET))
         ]
         page = RecordPage(shows, wanted.state, wanted.limit, wanted.offset)
-        try:
+        with store_answers():
             records, total = await self.runner.means.store.page(caller.binding, page)
-        except RecordStoreOut as out:
-            raise unavailable(out) from None
         entries = _within([shown(one, request.now) for one in records], request.now.bounds.max_response_bytes)
         return await _respond(
             request, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}

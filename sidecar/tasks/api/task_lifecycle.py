@@ -137,13 +137,12 @@ class TaskLifecycle:
         except RecordStoreOut:
             await self._close(Refusal(Reason.STORE_UNAVAILABLE))
             raise
+        except Exception:  # a bug: its caller gets no details
+            log.exception("bug", extra={"task": self.record.id})
+            await self._fail("InternalError", "Internal error", Refusal(Reason.INTERNAL))
         finally:
             if self.ear is not None:
                 self.ear.cancel()
-
-    async def broken(self) -> None:
-        """Ends the task after a bug, without details for the caller."""
-        await self._fail("InternalError", "Internal error", Refusal(Reason.INTERNAL))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -25,11 +25,11 @@ from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.limits import Lease, LimitPlan, plan_charges
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import SEND
-from sidecar.storage import RecordStoreOut
 from sidecar.tasks.api.permission import check_standing, decided
 from sidecar.tasks.api.request_reader import NewTask, sends, unknown
 from sidecar.tasks.api.task_record import Task, TaskState
-from sidecar.tasks.api.task_runner import TaskRunner, unavailable
+from sidecar.tasks.api.task_runner import TaskRunner
+from sidecar.tasks.worker import store_answers
 from sidecar.vocabulary import Caller, Decision
 
 CREATED, THERE = 201, 200  # HTTP statuses for the audit record
@@ -188,10 +188,8 @@ class _Placing:
         return await self._there(task_id)
 
     async def _there(self, task_id: str) -> Task:
-        try:
+        with store_answers():
             record = await self.orders.runner.means.store.get(task_id)
-        except RecordStoreOut as out:
-            raise unavailable(out) from None
         if record is None or record.owner != self.caller.binding:  # a task must not be returned to another caller
             raise unknown()
         return record

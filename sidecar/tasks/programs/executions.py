@@ -1,9 +1,8 @@
-"""Accepts, resumes and limits the runs of all programs.
+"""Accepts, resumes and limits the runs of all programs: a kind of job of the worker (`tasks/worker.py`).
 
-Every unfinished run is held by one process: the one where it was ordered, which keeps extending its hold and carries it
-through (`run_lifecycle.py`). A run whose hold has lapsed was left by a process that is gone: if it had not begun, it
-waits for its turn here; if it had, it has failed (`orphaned_runs.py`). A run under way here is newer than its stored
-record.
+The process where a run was ordered holds it and carries it through (`run_lifecycle.py`). A run whose hold has lapsed
+was left by a process that is gone: if it had not begun, it waits for its turn here; if it had, it has failed
+(`orphaned_runs.py`). A run under way here is newer than its stored record.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -22,15 +21,7 @@ import orjson
 from sidecar.errors import Reason, Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
-from sidecar.storage import (
-    AddedRecord,
-    RecordBounds,
-    RecordPage,
-    RecordShare,
-    RecordStore,
-    RecordStoreOut,
-    UnreadableRecord,
-)
+from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordShare, RecordStore
 from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs import working_folders
 from sidecar.tasks.programs.attempt import Objection, ProgramRunner, Prompt, no_objection
@@ -43,12 +34,11 @@ from sidecar.tasks.programs.run_record import MAX_TRANSITIONS, Execution, Failur
 from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
 from sidecar.tasks.programs.stored_text import kept_beginning
 from sidecar.tasks.programs.write_leases import LEASE_S, WriteLeases
+from sidecar.tasks.worker import HeldRecords, Worker, store_answers
 from sidecar.vocabulary import Caller
 
-HELD_S: Final = 15.0
 LOOK_EVERY_S: Final = 1.0
 LOOK_ALONE_EVERY_S: Final = 5.0  # if no other process uses the store
-SWEEP_EVERY_S: Final = 60.0
 CANCEL_S: Final = 10.0  # how long a caller who cancels waits for the end
 ENDING_S: Final = 15.0  # how long a program may take to end
 STRAYS_S: Final = 2.0  # how long programs of a killed sidecar take to end (`upstreams/processes/warden.py`)
@@ -56,7 +46,6 @@ FOLLOW_EVERY_S: Final = 1.0
 OUT_S: Final = 15.0  # how long a subscriber to another replica's run waits for a store that is out
 MAX_INPUT_CHARS: Final = 16 * 1024
 MAX_TASK_BYTES: Final = 8 * 2**20  # of a task that is continued many times
-MAX_UNKEPT: Final = 1_000
 SHARE: Final = RecordShare(100_000, 100_000)  # all that have begun: the queues bound them
 STOPPED: Final = "the sidecar stopped"
 UNKEPT: Final = "it was refused, because the store did not answer,"
@@ -101,18 +90,20 @@ class Executions:
     _offers: dict[str, RunOffer] = field(default_factory=dict)
     _retired: set[RunOffer] = field(default_factory=set)
     _turns: dict[str, RunSlots] = field(default_factory=dict)
-    _courses: dict[str, RunLifecycle] = field(default_factory=dict)
-    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _courses: dict[str, RunLifecycle] = field(init=False)
+    worker: Worker[RunLifecycle] = field(init=False)
+    held: HeldRecords[Execution] = field(init=False)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
-    _held_s: float = float("-inf")
-    _regular_since_s: float = float("-inf")
-    _unkept: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
+        is_shared = self.run_shared is not None
+        self.held = HeldRecords(self.store, self.holder, self.clock, SHARE, is_shared)
+        self.worker = Worker("runs", self._look, self._sweep, lambda: LOOK_EVERY_S, self._let_go_of_retired)
+        self._courses = self.worker.jobs
         leases = None if self.run_shared is None else WriteLeases(self.run_shared, self.holder, self.lease_s)
-        about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
-        writes_from_s = time.monotonic() + self.strays_s
-        self._means = RunServices(*about, asyncio.Event(), writes_from_s, self._surely_held, self._keep_anew)
+        about = (self.held, self.bounds, self.metrics, self.random, self.keep_s, leases)
+        self._means = RunServices(*about, asyncio.Event(), time.monotonic() + self.strays_s)
 
     # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -166,10 +157,8 @@ class Executions:
         bounds = self.bounds()._replace(done_per_target=offer.definition.keep_runs)
 
         async def keep() -> None:
-            added = await self.store.add(record, self.holder, now_s + HELD_S, bounds)
-            if (
-                added is AddedRecord.FULL
-            ):  # KNOWN means that the reply to our own write was lost: no other run has this id
+            # KNOWN means that the reply to our own write was lost: no other run has this id.
+            if await self.held.add(record, bounds) is AddedRecord.FULL:
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are kept")
 
         return await self._enter(offer, record, prompt, keep)
@@ -180,7 +169,7 @@ class Executions:
         record = await self._kept(execution_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
-        if record.is_done and (before := self._tasks.get(execution_id)) is not None:
+        if record.is_done and (before := self.worker.tasks.get(execution_id)) is not None:
             # A caller that answers at once may find the previous turn still cleaning up; its last revision is then in
             # the store.
             await asyncio.wait({before}, timeout=ENDING_S)
@@ -212,7 +201,7 @@ class Executions:
         )
 
         async def keep() -> None:
-            if not await self.store.reopen(anew, self.holder, now_s + HELD_S):
+            if not await self.store.reopen(anew, self.holder, self.held.until_s):
                 raise _does_not_wait()
 
         return await self._enter(offer, anew, prompt, keep)
@@ -238,20 +227,16 @@ class Executions:
         course = self._courses.get(execution_id)
         if course is not None:
             return await course.shown()
-        try:
+        with store_answers():
             return await self.store.get(execution_id)
-        except RecordStoreOut as out:
-            raise _unavailable(out) from None
 
     async def page(
         self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
     ) -> tuple[list[Execution], int]:
         """Returns a page of an owner's runs (of all owners if None), newest first, and the total count. Raises
         Refusal(STORE_UNAVAILABLE)."""
-        try:
+        with store_answers():
             kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
-        except RecordStoreOut as out:
-            raise _unavailable(out) from None
         return [self._newest(one) for one in kept], count
 
     async def cancel(self, execution_id: str, why: str) -> Execution:
@@ -284,24 +269,10 @@ class Executions:
     async def run(self) -> None:
         """Extends holds, reads what others ask of this process's runs, ends orphaned runs and deletes old ones, until
         cancelled."""
-        looked_s = swept_s = float("-inf")
-        look_every_s = LOOK_ALONE_EVERY_S if self.run_shared is None else LOOK_EVERY_S
         if self._means.leases is not None:
             with suppress(ConnectionError):
                 await self._means.leases.greet()
-        while True:
-            with suppress(RecordStoreOut):  # `up` reports it, and the next look is soon
-                if time.monotonic() - looked_s >= look_every_s:
-                    looked_s = time.monotonic()
-                    await self._look()
-                if time.monotonic() - swept_s >= SWEEP_EVERY_S:
-                    swept_s = time.monotonic()
-                    await asyncio.to_thread(working_folders.sweep)
-                    await self.store.sweep(self.clock())
-            self.review()
-            self._tell_places()
-            self.measure()
-            await asyncio.sleep(LOOK_EVERY_S)
+        await self.worker.run()
 
     def measure(self) -> None:
         """Reports every agent's runs as metrics."""
@@ -329,19 +300,15 @@ class Executions:
         self.drain()
         if self._courses:  # says what the shutdown waits for
             log.info("runs are under way", extra={"runs": len(self._courses), "grace_s": round(grace_s, 1)})
-        await self._wait(grace_s)
+        await self.worker.wait(grace_s)
         if self._courses:
             log.warning("runs are ended that did not end in time", extra={"runs": len(self._courses)})
         self._stop(list(self._courses.values()), "while it ran")
-        await self._wait(ENDING_S)
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.worker.wait(ENDING_S)
+        await self.worker.cancel()
         offers, self._offers = {*self._offers.values(), *self._retired}, {}
         await asyncio.gather(*(offer.runner.close(STOPPED) for offer in offers), *self._ending, return_exceptions=True)
-        with suppress(RecordStoreOut):
-            await self.store.let_go(self.holder)
-        await self.store.close()
+        await self.held.close()
 
     # --- agents, internal ---------------------------------------------------------------------------------------------
 
@@ -359,6 +326,8 @@ class Executions:
 
     def _let_go_of_retired(self) -> None:
         """Closes the runners of agents that are no longer in force, once their last runs are over."""
+        if self._means.closing.is_set():
+            return
         used = {course.offer for course in self._courses.values()}
         for offer in self._retired - used:
             self._retired.discard(offer)
@@ -377,26 +346,15 @@ class Executions:
         place = offer.turns.enter(record.owner)
         course = self._courses[record.id] = RunLifecycle(self._means, offer, record, prompt, place)
         try:
-            await keep()
-        except BaseException as error:
+            with store_answers():
+                await keep()
+        except BaseException:
             del self._courses[record.id]
             course.never_begins()
-            self._unkept[record.id] = None  # it may be stored all the same, and must not be run
-            while len(self._unkept) > MAX_UNKEPT:
-                self._unkept.popitem(last=False)
-            if isinstance(error, RecordStoreOut):
-                raise _unavailable(error) from None
+            self.held.refuse(record.id)  # it may be stored all the same, and must not be run
             raise
-        self._tasks[record.id] = asyncio.create_task(course.run(), name=f"sees to run {record.id}")
-        self._tasks[record.id].add_done_callback(lambda task: self._over(record.id, task))
+        self.worker.begin(record.id, course, course.run)
         return course.record
-
-    def _over(self, execution_id: str, task: asyncio.Task[None]) -> None:
-        del self._courses[execution_id], self._tasks[execution_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("bug", extra={"run": execution_id}, exc_info=error)
-        if not self._means.closing.is_set():
-            self._let_go_of_retired()
 
     def _tell_places(self) -> None:
         ahead = {
@@ -453,48 +411,41 @@ class Executions:
     async def _replace(self, record: Execution) -> None:
         """Stores a revision; if another process was faster, the next look finds out. Raises
         Refusal(STORE_UNAVAILABLE)."""
-        try:
+        with store_answers():
             await self.store.replace(record)
-        except RecordStoreOut as out:
-            raise _unavailable(out) from None
 
     # --- ownership of runs --------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         """Raises RecordStoreOut."""
-        now_s = self.clock()
-        held_s, was_held_s = time.monotonic(), self._held_s
-        if held_s - was_held_s > HELD_S / 3:
-            self._regular_since_s = held_s
-        # After an outage every hold has lapsed, not only those of processes that are gone, so each process extends its
-        # own holds first. Records that were released are free at all times.
-        free_by_s = now_s if held_s - self._regular_since_s >= HELD_S else 0.0
+        self.review()
+        self._tell_places()
+        self.measure()
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= (LOOK_EVERY_S if self.held.is_shared else LOOK_ALONE_EVERY_S):
+            self._looked_s = now_s
+            await self._take()
+
+    async def _take(self) -> None:
         known = {one: course.saving.revision for one, course in self._courses.items()}
-        for record in await self.store.take(self.holder, free_by_s, now_s + HELD_S, SHARE, known):
-            course = self._courses.get(record.id)
-            if course is not None:
+        for record in await self.held.take(known, own_first=True):
+            if (course := self._courses.get(record.id)) is not None:
                 course.saving.look(record)
             elif not self._means.closing.is_set():
                 await self._nobodys(record)
-        self._held_s = held_s
-        if held_s - was_held_s > HELD_S:  # others may have taken our runs for orphaned: the next write finds out
+        if self.held.lapsed:  # others may have taken our runs for orphaned: the next write finds out
             for course in self._courses.values():
                 course.saving.doubted = True
                 course.saving.moved()
 
-    def _surely_held(self) -> bool:
-        """Whether no other process can have taken this process's runs for orphaned. True if the store is not shared."""
-        return self.run_shared is None or time.monotonic() - self._held_s < HELD_S
-
-    async def _keep_anew(self, record: Execution) -> AddedRecord | None:
-        if not self._surely_held():
-            return None
-        return await self.store.add(record, self.holder, self.clock() + HELD_S, self.bounds())
+    async def _sweep(self) -> None:
+        await asyncio.to_thread(working_folders.sweep)
+        await self.store.sweep(self.clock())
 
     async def _nobodys(self, record: Execution) -> None:
         """Handles a run that no process holds. If it changed since it was read, the write fails on its revision. Raises
         RecordStoreOut."""
-        if record.id in self._unkept:
+        if record.id in self.held.refused:
             await self._left_behind(record, UNKEPT)
         elif record.cancel_requested or has_begun(record) or (offer := self._offers.get(record.target)) is None:
             await self._left_behind(record, STOPPED)
@@ -516,7 +467,7 @@ class Executions:
         try:
             await self._enter(offer, anew, prompt, keep)
         except Refusal:
-            self._unkept.pop(record.id, None)
+            self.held.refused.pop(record.id, None)
         else:
             log.info("a run that had not begun is taken up", extra={"run": record.id, "agent": record.target})
 
@@ -525,16 +476,12 @@ class Executions:
         if await self.store.replace(ended) and ended.status is not None and record.status is None:
             self.metrics.agent_ran(record.target, ended.status)
             log.warning("a run was left behind", extra={"run": record.id, "agent": record.target})
-        self._unkept.pop(record.id, None)
+        self.held.refused.pop(record.id, None)
 
     def _stop(self, courses: list[RunLifecycle], when: str) -> None:
         why = f"{STOPPED} {when}"
         for course in courses:
             course.give_up(GivenUp(RunState.FAILED, why, Failure(Category.SYSTEM, why)))
-
-    async def _wait(self, limit_s: float) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=limit_s)
 
 
 def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
@@ -546,9 +493,3 @@ def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
 
 def _does_not_wait() -> Refusal:
     return Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
-
-
-def _unavailable(out: RecordStoreOut) -> Refusal:
-    if isinstance(out, UnreadableRecord):
-        return Refusal(Reason.STORE_UNAVAILABLE, str(out))
-    return Refusal(Reason.STORE_UNAVAILABLE)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
-from sidecar.storage import AddedRecord, RecordStore
+from sidecar.storage import RecordBounds
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgramRunner, Prompt, Started
 from sidecar.tasks.programs.broadcast import Broadcast
 from sidecar.tasks.programs.concurrency import RunSlot, RunSlots
@@ -37,6 +37,7 @@ from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
 from sidecar.tasks.programs.shielding import to_its_end
 from sidecar.tasks.programs.stored_text import KeptEnd, sanitized
 from sidecar.tasks.programs.write_leases import WriteLease, WriteLeases
+from sidecar.tasks.worker import HeldRecords
 
 MAX_OUTPUT_CHARS: Final = 16 * 1024
 OVERTIME_S: Final = 10.0  # an attempt ends itself at its deadline; one that fails to is ended this much later
@@ -62,21 +63,17 @@ class RunOffer:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What every run needs. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a
-    finished run is kept. Once `closing` is set, no attempt begins. Without leases, no run that writes begins before
-    `writes_from_mono_s`. Unless runs are `surely_held`, another replica may have ended one of this process's, and
-    `keep_anew` does not store again what the store lost."""
+    """What every run needs. `random` gives numbers from 0 to 1; `keep_s` is how long a finished run is kept. Once
+    `closing` is set, no attempt begins. Without leases, no run that writes begins before `writes_from_mono_s`."""
 
-    store: RecordStore[Execution]
+    held: HeldRecords[Execution]
+    bounds: Callable[[], RecordBounds]
     metrics: Metrics
-    clock: Callable[[], float]
     random: Callable[[], float]
     keep_s: Callable[[], float]
     leases: WriteLeases | None
     closing: asyncio.Event
     writes_from_mono_s: float
-    surely_held: Callable[[], bool]
-    keep_anew: Callable[[Execution], Awaitable[AddedRecord | None]]
 
 
 class GivenUp(NamedTuple):
@@ -107,7 +104,7 @@ class RunLifecycle:
 
     def __post_init__(self) -> None:
         self.hearers = Broadcast(lambda: self.record.task)
-        self.saving = RunSaver(self.means.store, self._newest, self.means.keep_anew, self._asked, self._lost)
+        self.saving = RunSaver(self.means.held, self.means.bounds, self._newest, self._asked, self._lost)
 
     async def run(self) -> None:
         """Runs it to its end. Cancelling this call leaves the record as a crash would; use `give_up` to end the run."""
@@ -235,7 +232,7 @@ class RunLifecycle:
     async def _may_begin(self, attempt: int) -> bool:
         """Whether an attempt may begin. The store must know of the first one before it does, so that no other process
         takes over a run that had begun; a run that another process took over or ended does not begin here."""
-        if attempt > 1 and self.means.surely_held():
+        if attempt > 1 and self.means.held.is_sure:
             return True
         try:
             async with asyncio.timeout(self.offer.definition.queue_timeout):
@@ -399,7 +396,7 @@ class RunLifecycle:
         self.over.set()
 
     def _now(self) -> float:
-        return self.means.clock()
+        return self.means.held.clock()
 
 
 _AS_TOLD: Final = {RunState.CANCELLED: CANCELED, RunState.FAILED: FAILED, RunState.TIMEOUT: FAILED}

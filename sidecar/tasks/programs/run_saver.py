@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from sidecar.storage import AddedRecord, RecordStore, RecordStoreOut
+from sidecar.storage import AddedRecord, RecordBounds, RecordStoreOut
 from sidecar.tasks.programs.run_record import Execution
+from sidecar.tasks.worker import HeldRecords
 
 SPOKEN_EVERY_S: Final = 1.0
 AGAIN_S: Final = 1.0
@@ -25,21 +26,21 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunSaver:
-    """The writes of one run. `newest` returns its newest revision; `anew` stores it again if the store lost it and that
-    is allowed; `asked` is called when its cancellation is requested; `lost` is called with the record that replaced it
-    (None if there is none). While it is `doubted`, others may have taken it for orphaned."""
+    """The writes of one run. `newest` returns its newest revision; `asked` is called when its cancellation is
+    requested; `lost` is called with the record that replaced it (None if there is none). While it is `doubted`, others
+    may have taken it for orphaned."""
 
     def __init__(
         self,
-        store: RecordStore[Execution],
+        held: HeldRecords[Execution],
+        bounds: Callable[[], RecordBounds],
         newest: Callable[[], Execution],
-        anew: Callable[[Execution], Awaitable[AddedRecord | None]],
         asked: Callable[[], None],
         lost: Callable[[Execution | None], None],
     ) -> None:
         self.revision = newest().revision
         self.is_lost = self.doubted = False
-        self._store, self._newest, self._anew, self._asked, self._lost = store, newest, anew, asked, lost
+        self._held, self._bounds, self._newest, self._asked, self._lost = held, bounds, newest, asked, lost
         self._changed, self._at_once = asyncio.Event(), asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -103,13 +104,13 @@ class RunSaver:
         may_be_anew = True
         while not self.is_lost:
             record = self._newest()._replace(revision=self.revision + 1)
-            if await self._store.replace(record):
+            if await self._held.store.replace(record):
                 self.revision, self.doubted = record.revision, False
                 return
-            theirs = await self._store.get(record.id)
-            if theirs is None and may_be_anew and not self.doubted:
+            theirs = await self._held.store.get(record.id)
+            if theirs is None and may_be_anew and not self.doubted and self._held.is_sure:
                 may_be_anew = False
-                if (added := await self._anew(record)) is AddedRecord.KEPT:
+                if (added := await self._held.add(record, self._bounds())) is AddedRecord.KEPT:
                     log.warning("a run that the store forgot is kept anew", extra={"run": record.id})
                     self.revision = record.revision
                     return

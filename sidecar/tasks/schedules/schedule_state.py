@@ -1,26 +1,63 @@
-"""The stored state of a schedule.
+"""The stored state of a schedule, its state table, and which due times are owed.
 
 Settings hold what the operator wrote. This record holds what changes as the schedule runs, what operators order, and
 the definition of a schedule that was added over the admin API. A store of records keeps it (`storage/`), for all
 replicas. Each method returns the schedule after the change, or the same schedule if there is nothing to change: the
 process that held it may have died halfway, and another repeats the step.
+
+Of all due times since the last settled one, only the latest is made up for, and only if it is not too long ago; the
+others were missed. A clock that is set back owes nothing twice. If it is set back by more than three hours, the earlier
+time was wrong, as in cron, and the new time holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid5
 
 import orjson
 from pydantic import TypeAdapter
 
+from sidecar.settings.cron import CronSchedule
 from sidecar.settings.schedules import ScheduleSettings
 from sidecar.storage import RecordCodec, RecordKind
-from sidecar.tasks.schedules.transitions import MOVES, DueResult, ScheduleState
 
 OWNER: Final = "schedules"  # one owner for all schedules
 KEPT_S: Final = 30 * 86_400.0  # for a schedule that no settings name any more
 SEEN_EVERY_S: Final = 86_400.0
+WRONG_S: Final = 3 * 3600.0  # cron(8): a smaller change is not a correction
+MOST_COUNTED: Final = 1_000
+
+
+class ScheduleState(StrEnum):
+    """The seed's states of a ScheduledTask."""
+
+    CREATED = "created"  # defined, and disabled or not yet seen to be enabled
+    ACTIVE = "active"  # waits for its next due time
+    EXECUTING = "executing"  # a run is under way
+    PAUSED = "paused"  # by an operator; runs ordered before may continue
+
+
+MOVES: Final[Mapping[ScheduleState, frozenset[ScheduleState]]] = {
+    ScheduleState.CREATED: frozenset({ScheduleState.ACTIVE, ScheduleState.EXECUTING, ScheduleState.PAUSED}),
+    ScheduleState.ACTIVE: frozenset({ScheduleState.EXECUTING, ScheduleState.PAUSED, ScheduleState.CREATED}),
+    ScheduleState.EXECUTING: frozenset({ScheduleState.ACTIVE, ScheduleState.PAUSED, ScheduleState.CREATED}),
+    ScheduleState.PAUSED: frozenset({ScheduleState.ACTIVE, ScheduleState.EXECUTING}),
+}
+
+
+class DueResult(StrEnum):
+    """The result of a due time."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"  # by policy, a limit or the kill switch: nothing was started
+    MISSED = "missed"  # no sidecar was running in time
+    SKIPPED = "skipped"  # the previous run was still under way
 
 
 class ScheduledRun(NamedTuple):
@@ -151,10 +188,6 @@ class ScheduleStanding(NamedTuple):
             ended = ended._replace(last_success_s=at_s)
         return ended._moved(ScheduleState.ACTIVE) if self.state is ScheduleState.EXECUTING and not running else ended
 
-    def gone(self) -> ScheduleStanding:
-        """Marks a schedule that no settings have named for a long time as done."""
-        return self._replace(is_done=True)
-
     def defined(self, added: Added) -> ScheduleStanding:
         """Adds a definition under a free name. The state of an earlier schedule of that name is dropped, except for the
         salt, so that no due time is ordered twice."""
@@ -163,7 +196,7 @@ class ScheduleStanding(NamedTuple):
         return fresh.seen(calendar, enabled=added.schedule.enabled, now_s=added.at_s)
 
     def removed(self) -> ScheduleStanding:
-        """Removes the added definition."""
+        """Ends a schedule whose definition was removed, or that no settings have named for a long time."""
         return self._replace(is_done=True, added=None)
 
     @property
@@ -174,6 +207,29 @@ class ScheduleStanding(NamedTuple):
         if state not in MOVES[self.state]:
             raise ValueError(f"a schedule that is {self.state} cannot be {state}")
         return self._replace(state=state)
+
+
+class OwedTime(NamedTuple):
+    """The latest due time, whether a run for it may still begin, and how many earlier ones were missed, counted up to a
+    bound."""
+
+    due_s: float
+    in_time: bool
+    missed: int
+
+
+def owed(calendar: CronSchedule, settled_s: float, now_s: float, late_s: float) -> OwedTime | None:
+    """Returns what is due since `settled_s`, the last settled time, or None."""
+    due_s = calendar.last_within(settled_s, now_s)
+    if due_s is None:
+        return None
+    missed = calendar.count_within(settled_s, due_s, MOST_COUNTED + 1) - 1
+    return OwedTime(due_s, now_s - due_s <= late_s, missed)
+
+
+def was_wrong(settled_s: float, now_s: float) -> bool:
+    """Whether the settled time is so far ahead of now that the clock must have been wrong."""
+    return settled_s - now_s > WRONG_S
 
 
 def _encoded(standing: ScheduleStanding) -> bytes:

@@ -1,8 +1,8 @@
-"""Orders runs when their schedules are due.
+"""Orders runs when their schedules are due: a kind of job of the worker (`tasks/worker.py`).
 
-Each process takes the schedules that no other process holds, and keeps extending its hold. The steps for a due time are
-in an order that survives a crash at any point: first the task, under an id that only this due time can have, then the
-record that the time is settled. A process that takes over continues from there.
+Each process takes the schedules that no other process holds. The steps for a due time are in an order that survives a
+crash at any point: first the task, under an id that only this due time can have, then the record that the time is
+settled. A process that takes over continues from there.
 """
 
 from __future__ import annotations
@@ -19,23 +19,31 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway.snapshot import Live
 from sidecar.settings.schedules import MOST, ScheduleSettings, acts_as
 from sidecar.settings.validation_errors import nothing_like
-from sidecar.storage import AddedRecord as Taken
-from sidecar.storage import RecordBounds, RecordPage, RecordShare, RecordStore, RecordStoreOut, UnreadableRecord
-from sidecar.tasks.api import task_record as tasks
+from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordShare, RecordStore, RecordStoreOut
+from sidecar.storage import UnreadableRecord as Unreadable
 from sidecar.tasks.api.task_orders import TaskOrders
+from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.programs.stored_text import sanitized
-from sidecar.tasks.schedules.due_times import OwedTime, owed, was_wrong
 from sidecar.tasks.schedules.fit_checks import check_fits
-from sidecar.tasks.schedules.schedule_state import OWNER, Added, ScheduledRun, ScheduleStanding
-from sidecar.tasks.schedules.transitions import DueResult, ScheduleState
+from sidecar.tasks.schedules.schedule_state import (
+    OWNER,
+    Added,
+    DueResult,
+    OwedTime,
+    ScheduledRun,
+    ScheduleStanding,
+    ScheduleState,
+    owed,
+    was_wrong,
+)
+from sidecar.tasks.worker import HeldRecords, Worker, backoff_s, store_answers
 from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal, Witness
 
 LOOK_EVERY_S: Final = 1.0
 TAKE_EVERY_S: Final = 3.0
 UNREADABLE: Final = "unreadable"
-HELD_S: Final = 15.0
 SWEEP_EVERY_S: Final = 3600.0
-AT_ONCE: Final = 16  # schedules worked on at once
+AT_ONCE: Final = 16  # schedules worked on at once, so that requests get their turn
 MOST_AT_ONCE: Final = 20  # runs of one schedule, with `overlap: allow`
 MOST_CONFLICTS: Final = 10
 FIRST_REST_S: Final = 1.0
@@ -45,19 +53,17 @@ SHARE: Final = RecordShare(MOST + MOST_ADDED, MOST + MOST_ADDED)
 BOUNDS: Final = RecordBounds(2 * MOST, 2 * MOST)  # schedules that no settings name any more are kept for a while
 BY_CLOCK, BY_HAND = "schedule", "operator"
 # Refusals that may pass in a moment, and don't settle a due time.
-PASSING: Final = frozenset(
-    {
-        Reason.DRAINING,
-        Reason.OVERLOADED,
-        Reason.STORE_UNAVAILABLE,
-        Reason.AUDIT_UNAVAILABLE,
-        Reason.UPSTREAM_OPEN,
-    }
-)
-ENDS: Final[Mapping[tasks.TaskState, DueResult]] = {
-    tasks.TaskState.COMPLETED: DueResult.SUCCESS,
-    tasks.TaskState.FAILED: DueResult.FAILURE,
-    tasks.TaskState.CANCELLED: DueResult.CANCELLED,
+PASSING: Final = {
+    Reason.DRAINING,
+    Reason.OVERLOADED,
+    Reason.STORE_UNAVAILABLE,
+    Reason.AUDIT_UNAVAILABLE,
+    Reason.UPSTREAM_OPEN,
+}
+ENDS: Final[Mapping[TaskState, DueResult]] = {
+    TaskState.COMPLETED: DueResult.SUCCESS,
+    TaskState.FAILED: DueResult.FAILURE,
+    TaskState.CANCELLED: DueResult.CANCELLED,
 }
 AT_REST: Final = frozenset({ScheduleState.CREATED, ScheduleState.PAUSED})
 FORGOTTEN: Final = "forgotten"  # the task was deleted before its end was seen
@@ -101,11 +107,10 @@ class ShownSchedule(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Returns the state as a word."""
         return self.standing.state if self.is_read else UNREADABLE
 
 
-class NamedAgents(NamedTuple):
+class NamedSchedule(NamedTuple):
     """A schedule of the settings, or one that was added."""
 
     key: str
@@ -118,24 +123,43 @@ class NamedAgents(NamedTuple):
         return self.schedule.id or self.key
 
     @property
-    def calendar(self) -> str:
-        """Returns its cron expression and time zone as text, which changes when they do."""
-        return self.schedule.calendar_words
+    def acts_as(self) -> str:
+        return acts_as(self.key, self.schedule)
 
     @property
     def caller(self) -> Caller:
         """Returns the schedule's own NHI, on whose behalf it orders."""
-        principal = Principal(acts_as(self.key, self.schedule), SCHEDULE)
-        return Caller((principal,), (Credential(SCHEDULE, SCHEDULE, self.key),))
+        return Caller((Principal(self.acts_as, SCHEDULE),), (Credential(SCHEDULE, SCHEDULE, self.key),))
+
+    @property
+    def most_at_once(self) -> int:
+        return 1 if self.schedule.overlap == "skip" else MOST_AT_ONCE
+
+    @property
+    def about(self) -> Mapping[str, str]:
+        """Returns what the log says of it."""
+        return {"schedule": self.key, "agent": self.schedule.agent}
+
+    @property
+    def defined(self) -> Mapping[str, object]:
+        """Returns what audit records hold of the definition, which leaves out the input: not every reader may see
+        it."""
+        about = self.schedule
+        return {
+            "agent": about.agent,
+            "principal": self.acts_as,
+            "cron": about.cron,
+            "timezone": about.timezone,
+            "enabled": about.enabled,
+        }
 
 
-@dataclass(slots=True)
-class _Rest:
-    """The time until which a temporarily refused order is not retried, and the next delay."""
+class _Rest(NamedTuple):
+    """The order for a due time was refused for now, `failed` times, and is not retried before `until_s`."""
 
     due_s: float
+    failed: int = 0
     until_s: float = 0.0
-    next_s: float = FIRST_REST_S
     why: str = ""
 
 
@@ -150,75 +174,64 @@ class Scheduler:
     metrics: ScheduleCounts
     holder: str
     new_id: Callable[[], str]
-    _hands: dict[str, ScheduleStanding] = field(default_factory=dict)
+    worker: Worker[NamedSchedule | None] = field(init=False)
+    holds: dict[str, ScheduleStanding] = field(default_factory=dict)
+    held: HeldRecords[ScheduleStanding] = field(init=False)
     _known: dict[str, ScheduleStanding] = field(default_factory=dict)
     _unread: frozenset[str] = frozenset()  # unreadable, so it may be paused and does not run
-    _reckoned: dict[str, tuple[tuple[str, float], float | None]] = field(default_factory=dict)
+    _due: dict[str, tuple[tuple[str, float], float | None]] = field(default_factory=dict)
     _rests: dict[str, _Rest] = field(default_factory=dict)
-    _taken_s: float | None = None
-    _swept_s: float | None = None
-    _is_out: bool = False
+    _taken_s: float = float("-inf")
     _adding: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the maximum number holds
     _at_once: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, AT_ONCE))
+
+    def __post_init__(self) -> None:
+        self.held = HeldRecords(self.store, self.holder, self.live.clock, SHARE)
+        self.worker = Worker("schedules", self._look, self._sweep, self._pause_s, sweep_every_s=SWEEP_EVERY_S)
 
     # --- scheduled runs -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Orders what is due, until cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(self._pause_s())
-
-    async def look(self) -> None:
-        """Orders what is due now."""
-        named, now_s = self._named, self._now_s
-        anew = (
-            self._taken_s is None
-            or not 0 <= now_s - self._taken_s < TAKE_EVERY_S
-            or not named.keys() <= self._known.keys() | self._unread
-        )
-        try:
-            if anew:
-                await self._take(named, now_s)
-        except RecordStoreOut as out:
-            if named and not self._is_out:  # log once, not with each look
-                log.warning("the store of schedules is out: nothing runs by the clock", extra={"error": str(out)})
-            self._is_out = True
-            return
-        self._is_out = False
-        named = self._named  # again: another replica may have added one
-        self._tell_of_added()
-        await asyncio.gather(*(self._see_to(named.get(one), one, anew=anew) for one in list(self._hands)))
+        await self.worker.run()
 
     async def close(self) -> None:
         """Releases every schedule this process holds."""
-        with suppress(RecordStoreOut):
-            if self._known:
-                await self.store.let_go(self.holder)
-        await self.store.close()
+        await self.worker.cancel()
+        await self.held.close()
 
-    async def _take(self, named: Mapping[str, NamedAgents], now_s: float) -> None:
+    async def _look(self) -> None:
+        """Orders what is due now. Raises RecordStoreOut."""
+        named = self._named
+        anew = not 0 <= self._now_s - self._taken_s < TAKE_EVERY_S
+        if anew := anew or not named.keys() <= self._known.keys() | self._unread:
+            await self._take(named)
+            named = self._named  # another replica may have added one
+        self._tell_of_added()
+        for schedule_id in self.holds.keys() - self.worker.jobs.keys():
+            one = named.get(schedule_id)
+            self.worker.begin(schedule_id, one, partial(self._see_to, one, schedule_id, anew=anew))
+        await self.worker.wait()
+
+    async def _take(self, named: Mapping[str, NamedSchedule]) -> None:
         """Takes this process's schedules and those whose hold has lapsed, and reads the states of all."""
+        now_s = self._now_s
         for one in named.values():
             if one.id not in self._known:
-                await self._begin(one, now_s)
-        taken = await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE)
-        self._hands = {one.id: one for one in taken}
+                await self._begin(one)
+        self.holds = {one.id: one for one in await self.held.take()}
         await self._read()
         named = self._named
         await self._look_for_unread(named)
         self._taken_s = now_s
         self._rests = {known: rest for known, rest in self._rests.items() if known in named}
-        self._reckoned = {known: reckoned for known, reckoned in self._reckoned.items() if known in named}
+        self._due = {known: due for known, due in self._due.items() if known in named}
         for one in named.values():
             standing = self._known.get(one.id)
             if standing is not None and standing.is_done:
                 await self._change(one, self._seen(one))
             elif standing is not None and standing.last_success_s is not None:
                 self.metrics.schedule_succeeded(one.key, standing.last_success_s)
-        if self._swept_s is None or abs(now_s - self._swept_s) >= SWEEP_EVERY_S:
-            self._swept_s = now_s
-            await self.store.sweep(now_s)
 
     async def _read(self) -> None:
         """Reads the states of all schedules, and which were added. Raises RecordStoreOut."""
@@ -226,78 +239,78 @@ class Scheduler:
         self._known = {one.id: one for one in everything}
         self._tell_of_added()
 
+    async def _sweep(self) -> None:
+        await self.store.sweep(self._now_s)
+
     def _tell_of_added(self) -> None:
         """Passes the names of added schedules to the check of callers and to the metrics."""
         added = [one for one in self._named.values() if one.added is not None]
-        acting = {one.key: acts_as(one.key, one.schedule) for one in added if one.schedule.enabled}
+        acting = {one.key: one.acts_as for one in added if one.schedule.enabled}
         self.live.current.identity.believe_schedules(acting)
         self.metrics.schedules_added([one.key for one in added])
 
-    async def _look_for_unread(self, named: Mapping[str, NamedAgents]) -> None:
+    async def _look_for_unread(self, named: Mapping[str, NamedSchedule]) -> None:
         unread = set()
         for one in named.keys() - self._known.keys():
             try:
                 await self.store.get(one)
-            except UnreadableRecord as unreadable:
+            except Unreadable as unreadable:
                 unread.add(one)
                 if one not in self._unread:
-                    log.error("a schedule does not run", extra={**_about(named[one]), "why": str(unreadable)})
+                    log.error("a schedule does not run", extra={**named[one].about, "why": str(unreadable)})
         self._unread = frozenset(unread)
 
-    async def _begin(self, one: NamedAgents, now_s: float) -> None:
-        fresh = ScheduleStanding(one.id, now_s, self.new_id(), now_s)
-        if await self.store.add(fresh, self.holder, now_s + HELD_S, BOUNDS) is Taken.FULL:
+    async def _begin(self, one: NamedSchedule) -> None:
+        if await self.held.add(self._fresh(one), BOUNDS) is AddedRecord.FULL:
             log.error("there are too many schedules: this one does not run", extra={"schedule": one.key})
 
-    async def _see_to(self, one: NamedAgents | None, known_as: str, *, anew: bool) -> None:
+    def _fresh(self, one: NamedSchedule) -> ScheduleStanding:
+        return ScheduleStanding(one.id, self._now_s, self.new_id(), self._now_s)
+
+    async def _see_to(self, one: NamedSchedule | None, schedule_id: str, *, anew: bool) -> None:
         try:
-            async with self._at_once:  # bounded, so that requests get their turn
+            async with self._at_once:
                 if one is None:
-                    await self._part_with(known_as)
+                    await self._part_with(schedule_id)
                 else:
                     await self._keep_up(one, anew=anew)
         except _Changed:  # the next look sees the change
-            self._hands.pop(known_as, None)
-        except RecordStoreOut as out:  # still held here: the next look retries
-            log.warning("the store is out", extra={"schedule": known_as, "error": str(out)})
-        except Exception:  # a bug in one schedule must not stop the others
-            log.exception("bug", extra={"schedule": known_as})
+            self.holds.pop(schedule_id, None)
 
-    async def _part_with(self, known_as: str) -> None:
-        """Handles a schedule that this process's settings don't name; another replica's may."""
-        standing = self._hands[known_as]
-        if self._now_s < standing.expires_at:
-            return
-        gone = standing.gone()
-        await self.store.replace(gone._replace(revision=gone.revision + 1))
-        del self._hands[known_as]
+    async def _part_with(self, schedule_id: str) -> None:
+        """Deletes a schedule that this process's settings have not named for long; another replica's may."""
+        standing = self.holds[schedule_id]
+        if self._now_s >= standing.expires_at:
+            gone = standing.removed()
+            await self.store.replace(gone._replace(revision=gone.revision + 1))
+            del self.holds[schedule_id]
 
-    async def _keep_up(self, one: NamedAgents, *, anew: bool) -> None:
-        standing = self._hands[one.id]
+    async def _keep_up(self, one: NamedSchedule, *, anew: bool) -> None:
+        standing = self.holds[one.id]
         if self._seen(one)(standing) is not standing:
-            standing = await self._change(one, self._seen(one))
+            standing, _ = await self._change(one, self._seen(one))
         if anew:
             standing = await self._follow(one, standing)
         if self._is_due(one, standing):
             await self._settle_up(one)
 
-    def _is_due(self, one: NamedAgents, standing: ScheduleStanding) -> bool:
+    def _is_due(self, one: NamedSchedule, standing: ScheduleStanding) -> bool:
         """Whether something is due. Called often, so it uses only what is in memory."""
         if standing.state in AT_REST:
             return False
         next_s = self._due_next(one, standing)
         return (next_s is not None and next_s <= self._now_s) or was_wrong(standing.settled_s, self._now_s)
 
-    async def _settle_up(self, one: NamedAgents) -> None:
+    async def _settle_up(self, one: NamedSchedule) -> None:
         """Settles what is due by the state in memory, after reading the stored state: another process may have settled
         it, or an operator may have paused the schedule."""
-        standing = await self._change(one, self._seen(one))
+        standing, _ = await self._change(one, self._seen(one))
         standing = await self._follow(one, standing)
         now_s, schedule = self._now_s, one.schedule
         if not self._is_due(one, standing):
             return
         if was_wrong(standing.settled_s, now_s):
-            log.warning("the clock was set back: what it did not come to is not made up for", extra=_about(one))
+            log.warning("the clock was set back: what it did not come to is not made up for", extra=one.about)
             await self._change(one, lambda was: was.corrected(now_s))
             return
         owes = owed(schedule.calendar, standing.settled_s, now_s, schedule.late_s)
@@ -305,12 +318,12 @@ class Scheduler:
             return
         if not owes.in_time:
             await self._settle(one, owes, DueResult.MISSED, self._rest_of(one, owes).why)
-        elif len(standing.running) >= (1 if schedule.overlap == "skip" else MOST_AT_ONCE):
+        elif len(standing.running) >= one.most_at_once:
             await self._settle(one, owes, DueResult.SKIPPED, "the run before goes on")
         else:
             await self._order(one, standing, owes)
 
-    async def _order(self, one: NamedAgents, standing: ScheduleStanding, owes: OwedTime) -> None:
+    async def _order(self, one: NamedSchedule, standing: ScheduleStanding, owes: OwedTime) -> None:
         task, rest = standing.task_for(owes.due_s), self._rest_of(one, owes)
         if self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
             return
@@ -318,31 +331,29 @@ class Scheduler:
             if await self.orders.runner.means.store.get(task) is None:  # else its process died, or was slow
                 await self._place(one, task, BY_CLOCK)
         except Refusal as refusal:
-            if refusal.reason in PASSING:
-                self._again_later(one, rest, refusal)
-            else:
+            if refusal.reason not in PASSING:
                 await self._settle(one, owes, DueResult.REFUSED, refusal.reason)
+                return
+            pause_s = backoff_s(FIRST_REST_S, LONGEST_REST_S, rest.failed + 1, (1.0, 1.0), 0.0)
+            self._rests[one.id] = _Rest(owes.due_s, rest.failed + 1, self._now_s + pause_s, refusal.reason)
+            log.warning("a scheduled run cannot begin yet", extra={**one.about, "reason": refusal.reason.value})
             return
-        if await self._changes(one, lambda was: was.ordered(ScheduledRun(task, owes.due_s))):
+        _, is_ours = await self._change(one, lambda was: was.ordered(ScheduledRun(task, owes.due_s)))
+        if is_ours:
             self._count(one, DueResult.MISSED, owes.missed)
 
-    def _again_later(self, one: NamedAgents, rest: _Rest, refusal: Refusal) -> None:
-        rest.until_s, rest.why = self._now_s + rest.next_s, refusal.reason
-        rest.next_s = min(2 * rest.next_s, LONGEST_REST_S)
-        self._rests[one.id] = rest
-        log.warning("a scheduled run cannot begin yet", extra={**_about(one), "reason": refusal.reason.value})
-
-    def _rest_of(self, one: NamedAgents, owes: OwedTime) -> _Rest:
+    def _rest_of(self, one: NamedSchedule, owes: OwedTime) -> _Rest:
         rest = self._rests.get(one.id)
         return rest if rest is not None and rest.due_s == owes.due_s else _Rest(owes.due_s)
 
-    async def _settle(self, one: NamedAgents, owes: OwedTime, result: DueResult, why: str) -> None:
-        if await self._changes(one, lambda was: was.settled(owes.due_s, result, why)):
-            log.warning("a scheduled run did not begin", extra={**_about(one), "result": result.value, "why": str(why)})
+    async def _settle(self, one: NamedSchedule, owes: OwedTime, result: DueResult, why: str) -> None:
+        _, is_ours = await self._change(one, lambda was: was.settled(owes.due_s, result, why))
+        if is_ours:
+            log.warning("a scheduled run did not begin", extra={**one.about, "result": result.value, "why": str(why)})
             self._count(one, result, 1)
             self._count(one, DueResult.MISSED, owes.missed)
 
-    async def _follow(self, one: NamedAgents, standing: ScheduleStanding) -> ScheduleStanding:
+    async def _follow(self, one: NamedSchedule, standing: ScheduleStanding) -> ScheduleStanding:
         """Records the ends of tasks that it ordered."""
         for run in standing.running:
             record = await self.orders.runner.means.store.get(run.task)
@@ -350,14 +361,16 @@ class Scheduler:
                 continue
             result, why = _end_of(record)
             at_s = record.completed_at if record is not None else None
-            if await self._changes(one, partial(ScheduleStanding.ended, run=run, result=result, why=why, at_s=at_s)):
+            ended = partial(ScheduleStanding.ended, run=run, result=result, why=why, at_s=at_s)
+            standing, is_ours = await self._change(one, ended)
+            if is_ours:
                 level = logging.INFO if result is DueResult.SUCCESS else logging.WARNING
-                about = {**_about(one), "task": run.task, "result": result.value}  # `why` may be agent text
+                about = {**one.about, "task": run.task, "result": result.value}  # `why` may be agent text
                 log.log(level, "a scheduled run ended", extra=about)
                 self._count(one, result, 1)
                 if result is DueResult.SUCCESS and at_s is not None:
                     self.metrics.schedule_succeeded(one.key, at_s)
-        return self._known.get(one.id, standing)
+        return standing
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -368,11 +381,10 @@ class Scheduler:
 
     def seen(self) -> Sequence[ShownSchedule]:
         """Returns all schedules as of the last look."""
-        known, unread = self._known, self._unread
         return [
-            self._shown(one, known[one.id]) if one.id in known else self._not_read(one)
+            self._shown(one, self._known.get(one.id))
             for one in self._named.values()
-            if one.id in known or one.id in unread
+            if one.id in self._known or one.id in self._unread
         ]
 
     @property
@@ -388,10 +400,17 @@ class Scheduler:
 
     async def list(self) -> Sequence[ShownSchedule]:
         """Returns all schedules as stored now. Raises Refusal(STORE_UNAVAILABLE)."""
-        with _answered():
+        shown = []
+        with store_answers():
             await self._read()
-            shown = [await self._as_it_stands(one) for one in self._named.values()]
-            return [one for one in shown if one is not None]
+            for one in self._named.values():
+                with suppress(_Changed):  # removed meanwhile
+                    try:
+                        standing, _ = await self._change(one, _as_it_is)
+                        shown.append(self._shown(one, standing))
+                    except Unreadable:
+                        shown.append(self._shown(one, None))
+        return shown
 
     async def add(self, key: str, schedule: ScheduleSettings, by: str) -> ShownSchedule:
         """Adds a schedule that the settings don't have, for all replicas. Raises Refusal for a definition that the
@@ -403,9 +422,10 @@ class Scheduler:
                 now, now_s = self.live.current, self._now_s
                 others = {one.key: one.schedule for one in self._named.values()}
                 check_fits(key, schedule, others, now.settings, now.engine, now_s)
-                one = NamedAgents(key, schedule, Added(key, schedule, by, now_s))
-                await self.witness("schedule-add", by, schedule=key, **_defined(one))
-                shown = self._shown(one, await self._keep(one, now_s))
+                added = Added(key, schedule, by, now_s)
+                one = NamedSchedule(key, schedule, added)
+                await self.witness("schedule-add", by, schedule=key, **one.defined)
+                shown = self._shown(one, await self._keep(one, added))
             self._tell_of_added()
             return shown
 
@@ -416,21 +436,22 @@ class Scheduler:
             raise Conflict(f"{key} is a schedule of sidecar.yaml: remove it there, or set enabled: false")
         with _answered():
             one = await self._of(key)
-            await self.witness("schedule-remove", by, schedule=key, **_defined(one))
-            standing = await self._change(one, ScheduleStanding.removed)
-            self._hands.pop(one.id, None)
+            await self.witness("schedule-remove", by, schedule=key, **one.defined)
+            standing, _ = await self._change(one, ScheduleStanding.removed)
+            self.holds.pop(one.id, None)
             self._tell_of_added()
             return ShownSchedule(key, one.schedule, standing, None, added=one.added)
 
-    async def run_now(self, key: str, by: str) -> tasks.Task:
+    async def run_now(self, key: str, by: str) -> Task:
         """Orders a run now, on behalf of the schedule; its due times don't change. Raises Refusal, as for any order;
         TOO_MANY_CONCURRENT if the previous run is still under way."""
         with _answered():
             one = await self._of(key)
             if not one.schedule.enabled:
                 raise Refusal(Reason.ROUTE_UNKNOWN, "the schedule is not enabled")
-            standing = await self._follow(one, await self._change(one, _as_it_is))
-            if len(standing.running) >= (1 if one.schedule.overlap == "skip" else MOST_AT_ONCE):
+            standing, _ = await self._change(one, _as_it_is)
+            standing = await self._follow(one, standing)
+            if len(standing.running) >= one.most_at_once:
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "the run before goes on")
             task = self.new_id()
             await self.witness("schedule-run", by, schedule=key, task=task)
@@ -440,17 +461,18 @@ class Scheduler:
 
     async def pause(self, key: str, by: str) -> ShownSchedule:
         """Stops further orders of the schedule, at every replica; runs under way continue. Raises Refusal."""
-        return await self._word_of(key, "schedule-pause", by, lambda was: was.paused(by, self._now_s))
+        return await self._ordered(key, "schedule-pause", by, lambda was: was.paused(by, self._now_s))
 
     async def resume(self, key: str, by: str) -> ShownSchedule:
         """Resumes the schedule; due times missed meanwhile are not made up for. Raises Refusal."""
-        return await self._word_of(key, "schedule-resume", by, lambda was: was.resumed(self._now_s))
+        return await self._ordered(key, "schedule-resume", by, lambda was: was.resumed(self._now_s))
 
-    async def _word_of(self, key: str, what: str, by: str, verb: Verb) -> ShownSchedule:
+    async def _ordered(self, key: str, what: str, by: str, verb: Verb) -> ShownSchedule:
         with _answered():
             one = await self._of(key)
             await self.witness(what, by, schedule=key)
-            return self._shown(one, await self._change(one, verb))
+            standing, _ = await self._change(one, verb)
+            return self._shown(one, standing)
 
     # --- single steps -------------------------------------------------------------------------------------------------
 
@@ -463,54 +485,48 @@ class Scheduler:
         if sum(one.added is not None for one in self._known.values()) >= MOST_ADDED:
             raise Conflict(f"{MOST_ADDED} schedules were added, and no more can be: remove one")
 
-    async def _keep(self, one: NamedAgents, now_s: float) -> ScheduleStanding:
+    async def _keep(self, one: NamedSchedule, added: Added) -> ScheduleStanding:
         """Stores its record, new or in place of a removed one. Raises RecordStoreOut, Conflict."""
-        assert one.added is not None
         for _ in range(MOST_CONFLICTS):
             was = await self.store.get(one.id)
             if was is None:
-                fresh = ScheduleStanding(one.id, now_s, self.new_id(), now_s).defined(one.added)
-                kept = await self.store.add(fresh, self.holder, now_s + HELD_S, BOUNDS)
-                if kept is Taken.FULL:
-                    raise Conflict("the store has no room for another schedule")
-                if kept is Taken.KEPT:
-                    return self._remember(fresh)
+                fresh = self._fresh(one).defined(added)
+                match await self.held.add(fresh, BOUNDS):
+                    case AddedRecord.FULL:
+                        raise Conflict("the store has no room for another schedule")
+                    case AddedRecord.KEPT:
+                        return self._remember(fresh)
                 continue
-            if was.added == one.added:  # the reply to our own write was lost
+            if was.added == added:  # the reply to our own write was lost
                 return self._remember(was)
             if was.added is not None:
                 raise Conflict(f"another replica has just added a schedule {one.key}")
-            if await self._put(was, was.defined(one.added)):
+            if await self._put(was, was.defined(added)):
                 return self._known[one.id]
         raise RecordStoreOut("it is changed by others all the time")
 
-    async def _place(self, one: NamedAgents, task: str, peer: str) -> tasks.Task:
-        schedule = one.schedule
-        who, settings = acts_as(one.key, schedule), self.live.current.settings
+    async def _place(self, one: NamedSchedule, task: str, peer: str) -> Task:
+        schedule, settings = one.schedule, self.live.current.settings
         behind_us = {*settings.upstreams, *settings.agents} if one.added is not None else frozenset[str]()
-        if who.removeprefix("nhi:") in behind_us:  # schedules of the settings are checked at load
-            raise Refusal(Reason.BAD_CREDENTIAL, f"{who} stands behind us, and would call as itself")
+        if one.acts_as.removeprefix("nhi:") in behind_us:  # schedules of the settings are checked at load
+            raise Refusal(Reason.BAD_CREDENTIAL, f"{one.acts_as} stands behind us, and would call as itself")
         return await self.orders.place(
             one.caller, schedule.agent, schedule.task_type, schedule.input_parameters, task, peer=peer
         )
 
-    async def _changes(self, one: NamedAgents, verb: Verb) -> bool:
-        """Applies a change; whether this process made it, and no replica before. Raises RecordStoreOut."""
-        return (await self._changed(one, verb))[1]
-
-    async def _change(self, one: NamedAgents, verb: Verb) -> ScheduleStanding:
-        """Applies a change and returns the schedule after it. Raises RecordStoreOut."""
-        return (await self._changed(one, verb))[0]
-
-    async def _changed(self, one: NamedAgents, verb: Verb) -> tuple[ScheduleStanding, bool]:
+    async def _change(self, one: NamedSchedule, verb: Verb) -> tuple[ScheduleStanding, bool]:
+        """Applies a change. Returns the schedule after it, and whether this process made the change, and no replica
+        before. Raises RecordStoreOut."""
         for _ in range(MOST_CONFLICTS):
-            now_s = self._now_s
             was = await self.store.get(one.id)
             if one.added is not None and (was is None or was.added != one.added):
-                self._forget(one.id, was)
+                self._known.pop(one.id, None)
+                if was is not None:
+                    self._known[one.id] = was
+                self._tell_of_added()
                 raise _Changed
             if was is None:
-                await self._begin(one, now_s)
+                await self._begin(one)
                 continue
             then = verb(was)
             if then is was:
@@ -522,80 +538,65 @@ class Scheduler:
     async def _put(self, was: ScheduleStanding, then: ScheduleStanding) -> bool:
         """Replaces the previous state with the new one; returns False if the stored state is another."""
         then = then._replace(revision=was.revision + 1)
-        reopens = was.is_done and not then.is_done
-        until_s = self._now_s + HELD_S
-        if not await (self.store.reopen(then, self.holder, until_s) if reopens else self.store.replace(then)):
-            return False
-        self._remember(then)
-        return True
-
-    def _forget(self, known_as: str, found: ScheduleStanding | None) -> None:
-        if found is None:
-            self._known.pop(known_as, None)
+        if was.is_done and not then.is_done:
+            put = await self.store.reopen(then, self.holder, self.held.until_s)
         else:
-            self._known[known_as] = found
-        self._tell_of_added()
+            put = await self.store.replace(then)
+        if put:
+            self._remember(then)
+        return put
 
     def _remember(self, standing: ScheduleStanding) -> ScheduleStanding:
         self._known[standing.id] = standing
-        if standing.id in self._hands:
-            self._hands[standing.id] = standing
+        if standing.id in self.holds:
+            self.holds[standing.id] = standing
         return standing
 
-    def _seen(self, one: NamedAgents) -> Verb:
+    def _seen(self, one: NamedSchedule) -> Verb:
         """Returns the change that applies the current settings. Only the holder makes it: replicas' settings may differ
         for a while."""
-        return partial(ScheduleStanding.seen, calendar=one.calendar, enabled=one.schedule.enabled, now_s=self._now_s)
+        calendar, enabled = one.schedule.calendar_words, one.schedule.enabled
+        return partial(ScheduleStanding.seen, calendar=calendar, enabled=enabled, now_s=self._now_s)
 
-    def _count(self, one: NamedAgents, result: DueResult, count: int) -> None:
+    def _count(self, one: NamedSchedule, result: DueResult, count: int) -> None:
         if count:
             self.metrics.schedule_ran(one.key, result, count)
 
-    async def _of(self, key: str) -> NamedAgents:
+    async def _of(self, key: str) -> NamedSchedule:
         """Returns the schedule of this name. Raises Refusal, and RecordStoreOut if the store is needed and out."""
         schedule = self.live.current.settings.schedules.get(key)
         if schedule is not None:
-            return NamedAgents(key, schedule)
+            return NamedSchedule(key, schedule)
         await self._read()
         named = {one.key: one for one in self._named.values()}
         if key not in named:
             raise Refusal(Reason.ROUTE_UNKNOWN, nothing_like("there is no such schedule", key, named))
         return named[key]
 
-    def _shown(self, one: NamedAgents, standing: ScheduleStanding) -> ShownSchedule:
+    def _shown(self, one: NamedSchedule, standing: ScheduleStanding | None) -> ShownSchedule:
+        """Returns what operators see; without a standing, it could not be read."""
+        if standing is None:
+            nothing = ScheduleStanding(one.id, self._now_s, "", self._now_s)
+            return ShownSchedule(one.key, one.schedule, nothing, None, is_read=False)
         waits = one.schedule.enabled and standing.state is not ScheduleState.PAUSED
         next_s = one.schedule.calendar.next_after(self._now_s) if waits else None
         return ShownSchedule(one.key, one.schedule, standing, next_s, added=one.added)
 
-    async def _as_it_stands(self, one: NamedAgents) -> ShownSchedule | None:
-        """Returns the schedule as stored, or None if it was removed meanwhile."""
-        try:
-            return self._shown(one, await self._change(one, _as_it_is))
-        except UnreadableRecord:
-            return self._not_read(one)
-        except _Changed:
-            return None
-
-    def _not_read(self, one: NamedAgents) -> ShownSchedule:
-        return ShownSchedule(
-            one.key, one.schedule, ScheduleStanding(one.id, self._now_s, "", self._now_s), None, is_read=False
-        )
-
-    def _due_next(self, one: NamedAgents, standing: ScheduleStanding) -> float | None:
+    def _due_next(self, one: NamedSchedule, standing: ScheduleStanding) -> float | None:
         """Returns the next due time, computed once for each settled time."""
-        about = (one.calendar, standing.settled_s)
-        known = self._reckoned.get(one.id)
+        about = (one.schedule.calendar_words, standing.settled_s)
+        known = self._due.get(one.id)
         if known is None or known[0] != about:
-            known = self._reckoned[one.id] = (about, one.schedule.calendar.next_after(standing.settled_s))
+            known = self._due[one.id] = (about, one.schedule.calendar.next_after(standing.settled_s))
         return known[1]
 
     def _pause_s(self) -> float:
         """Returns the time until something is due, or until the next look."""
-        now_s, named = self._now_s, self._named
+        now_s = self._now_s
         waits = [
             next_s - now_s
-            for one in named.values()
-            if (standing := self._hands.get(one.id)) is not None
+            for one in self._named.values()
+            if (standing := self.holds.get(one.id)) is not None
             and standing.state not in AT_REST
             and (next_s := self._due_next(one, standing)) is not None
             and next_s > now_s
@@ -603,11 +604,11 @@ class Scheduler:
         return min([LOOK_EVERY_S, *waits])
 
     @property
-    def _named(self) -> Mapping[str, NamedAgents]:
+    def _named(self) -> Mapping[str, NamedSchedule]:
         configured = self.live.current.settings.schedules
-        named = [NamedAgents(key, schedule) for key, schedule in configured.items()]
+        named = [NamedSchedule(key, schedule) for key, schedule in configured.items()]
         kept = (one.added for one in self._known.values() if one.added is not None)
-        added = (NamedAgents(one.key, one.schedule, one) for one in kept if one.key not in configured)
+        added = (NamedSchedule(one.key, one.schedule, one) for one in kept if one.key not in configured)
         return {one.id: one for one in (*added, *named)}  # settings win over an added schedule of the same id
 
     @property
@@ -615,7 +616,7 @@ class Scheduler:
         return self.live.clock()
 
 
-def _end_of(record: tasks.Task | None) -> tuple[DueResult, str]:
+def _end_of(record: Task | None) -> tuple[DueResult, str]:
     """Returns the result of a finished task, and the reason in its agent's words, without secrets."""
     if record is None:
         return DueResult.FAILURE, FORGOTTEN
@@ -627,28 +628,11 @@ def _as_it_is(standing: ScheduleStanding) -> ScheduleStanding:
     return standing
 
 
-def _defined(one: NamedAgents) -> Mapping[str, object]:
-    """Returns what audit records hold of a definition, which leaves out the input: not every reader may see it."""
-    about = one.schedule
-    return {
-        "agent": about.agent,
-        "principal": acts_as(one.key, about),
-        "cron": about.cron,
-        "timezone": about.timezone,
-        "enabled": about.enabled,
-    }
-
-
-def _about(one: NamedAgents) -> Mapping[str, str]:
-    return {"schedule": one.key, "agent": one.schedule.agent}
-
-
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Turns a store that is out into the Refusal that an operator gets."""
+    """Turns what an operator's order may meet into the Refusal that the operator gets."""
     try:
-        yield
+        with store_answers():
+            yield
     except _Changed:
         raise Refusal(Reason.ROUTE_UNKNOWN, "there is no such schedule any more: it was removed meanwhile") from None
-    except RecordStoreOut as out:
-        raise Refusal(Reason.STORE_UNAVAILABLE, str(out) if isinstance(out, UnreadableRecord) else "") from None

@@ -11,14 +11,11 @@ it is registered and before each delivery.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Final
 
 from sidecar.gateway.frontends.a2a.push_notifications import PATH, IsAnothers, PushConfigs, RewrittenConfig, Shows
 from sidecar.http.client import GuardedClient, SystemResolver
@@ -58,10 +55,6 @@ __all__ = [
     "load_or_make_callback_key",
 ]
 
-SWEEP_EVERY_S: Final = 60.0
-
-log = logging.getLogger("sidecar.tasks.webhooks")
-
 
 @dataclass(frozen=True, slots=True)
 class Webhooks:
@@ -71,15 +64,6 @@ class Webhooks:
     outbox: Outbox
     pushes: PushConfigs
     resolver: SystemResolver
-
-    async def run_sweeps(self) -> None:
-        """Deletes expired push configurations until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            try:
-                await self.outbox.store.sweep(time.time())
-            except DeliveryStoreOut as out:
-                log.warning("the store of callbacks is out", extra={"error": str(out)})
 
     async def close(self) -> None:
         """Closes the file and the resolver's threads. Waiting deliveries are sent after the next start."""

@@ -1,4 +1,4 @@
-"""Delivers webhooks at least once.
+"""Delivers webhooks at least once: a kind of job of the worker (`tasks/worker.py`).
 
 A delivery is stored before `put` returns. It is signed and sent through the address guard
 (`http/client/guarded_client.py`), and deleted when its receiver has accepted it or it is given up. The code that queued
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from sidecar.errors import Reason, Refusal, SettingsError
@@ -33,10 +33,11 @@ from sidecar.storage.webhooks.delivery import (
 from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
 from sidecar.tasks.webhooks.delivery_order import DeliveryOrder
 from sidecar.tasks.webhooks.signature import CallbackKey
+from sidecar.tasks.worker import STORE_REST_S, Worker, backoff_s
 from sidecar.vocabulary import Witness
 
 LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
-STORE_REST_S: Final = 1.0  # between two tries at a store that is out
+SPREAD: Final = (0.5, 1.0)  # of a delay before a retry
 KNOWN_AT_ONCE: Final = 500
 MAX_RETRY_AFTER_S: Final = 86_400
 RESULTS: Final[dict[DeliveryState, Result]] = {
@@ -82,10 +83,15 @@ class Outbox:
     clock: Callable[[], float]
     chance: Callable[[], float]
     new_id: Callable[[], str]
-    _schedule: DeliveryOrder = field(default_factory=DeliveryOrder)
+    _order: DeliveryOrder = field(default_factory=DeliveryOrder)
     _listeners: dict[Kind, Listener] = field(default_factory=dict)
-    _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _over: dict[str, DeliveryState] = field(default_factory=dict)  # ended, but not yet deleted from the store
+    _worker: Worker[PendingDelivery] = field(init=False)
+    _look_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._worker = Worker("callbacks", self._look, self._sweep, self._pause_s, ended=self._wake)
+        self._look_at = self.clock()
 
     def listen(self, kind: Kind, told: Listener) -> None:
         """Registers the listener for results of deliveries of this kind, including those of an earlier process."""
@@ -106,14 +112,14 @@ class Outbox:
         if not has_room:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
         self._known(PendingDelivery(*callback[:6], 0, now_s))
-        self._awake.set()
+        self._wake()
         return callback.id
 
     async def drop(self, kind: Kind, ref: str) -> None:
         """Drops all deliveries with this ref, though an attempt may be under way. Raises Refusal(STORE_UNAVAILABLE)."""
-        dropped = [waiting.id for waiting in self._schedule.about(kind, ref)]
+        dropped = [waiting.id for waiting in self._order.about(kind, ref)]
         for id_ in dropped:
-            self._schedule.move(id_, Happening.DROPPED)
+            self._order.move(id_, Happening.DROPPED)
         try:
             await self.store.ended(dropped)
         except DeliveryStoreOut:
@@ -124,44 +130,52 @@ class Outbox:
 
     def clock_was_set(self, by_s: float) -> None:
         """Shifts due times and ages by the change of the clock."""
-        self._schedule.shift(by_s)
-        self._awake.set()
+        self._order.shift(by_s)
+        self._wake()
 
     async def run(self) -> None:
         """Sends what is due, until cancelled. Attempts under way then are repeated after the next start."""
-        async with asyncio.TaskGroup() as attempts:
-            look_at = self.clock()
-            while True:
-                now_s = self.clock()
-                if not look_at - LOOK_AGAIN_S <= now_s < look_at:
-                    look_at = now_s + (LOOK_AGAIN_S if await self._look() else STORE_REST_S)
-                self._awake.clear()
-                while (waiting := self._schedule.take(now_s, self.rules().per_target_per_minute)) is not None:
-                    attempts.create_task(self._attempt(waiting))
-                wake_at = min(self._schedule.wake_at() or look_at, look_at)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, wake_at - now_s)):
-                        await self._awake.wait()
-
-    async def _look(self) -> bool:
-        """Reads the store and deletes ended deliveries there; whether both succeeded."""
         try:
-            if self._over:
-                ended = [*self._over]
-                await self.store.ended(ended)
-                for id_ in ended:
-                    self._over.pop(id_, None)
-            for number, waiting in enumerate(await self.store.waiting()):
-                self._known(waiting)
-                if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
-                    await asyncio.sleep(0)  # yields to other tasks: after a long outage there are many
-        except DeliveryStoreOut:
-            return False
-        return True
+            await self._worker.run()
+        finally:
+            await self._worker.cancel()
+
+    async def _look(self) -> None:
+        """Reads the store if it is time, and begins what may be sent now. Raises DeliveryStoreOut."""
+        now_s = self.clock()
+        try:
+            if not self._look_at - LOOK_AGAIN_S <= now_s < self._look_at:
+                self._look_at = now_s + STORE_REST_S
+                await self._read()
+                self._look_at = now_s + LOOK_AGAIN_S
+        finally:
+            while (waiting := self._order.take(now_s, self.rules().per_target_per_minute)) is not None:
+                self._worker.begin(waiting.id, waiting, partial(self._attempt, waiting))
+
+    def _wake(self) -> None:
+        self._worker.wake()
+
+    def _pause_s(self) -> float:
+        return min(self._order.wake_at() or self._look_at, self._look_at) - self.clock()
+
+    async def _read(self) -> None:
+        """Learns of deliveries that another process left, and deletes ended ones."""
+        if self._over:
+            ended = [*self._over]
+            await self.store.ended(ended)
+            for id_ in ended:
+                self._over.pop(id_, None)
+        for number, waiting in enumerate(await self.store.waiting()):
+            self._known(waiting)
+            if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
+                await asyncio.sleep(0)  # yields to other tasks: after a long outage there are many
+
+    async def _sweep(self) -> None:
+        await self.store.sweep(self.clock())
 
     def _known(self, waiting: PendingDelivery) -> None:
-        if waiting.id not in self._over and waiting.id not in self._schedule:
-            self._schedule.add(waiting, _receiver(waiting.url))
+        if waiting.id not in self._over and waiting.id not in self._order:
+            self._order.add(waiting, _receiver(waiting.url))
             self._count()
 
     async def _attempt(self, waiting: PendingDelivery) -> None:
@@ -169,18 +183,13 @@ class Outbox:
         started_s = self.clock()
         try:
             happening, why, rest_s = await self._sent(waiting)
-        except (DeliveryStoreOut, _Held):  # the next look reports it
-            self._postpone(waiting)
-        except asyncio.CancelledError:  # it may have arrived; the receiver knows it by its id
-            self._postpone(waiting)
-            raise
+        except BaseException as error:  # if it was cancelled, it may have arrived; the receiver knows it by its id
+            if waiting.id in self._order:
+                self._order.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
+            if not isinstance(error, DeliveryStoreOut | _Held):  # the next look reports an outage
+                raise
         else:
             await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
-        self._awake.set()
-
-    def _postpone(self, waiting: PendingDelivery) -> None:
-        if waiting.id in self._schedule:
-            self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
 
     async def _sent(self, waiting: PendingDelivery) -> tuple[Happening, str, float | None]:
         """Sends it; returns the event, the reason, and the delay that the receiver asks for."""
@@ -228,10 +237,12 @@ class Outbox:
     async def _settle(
         self, waiting: PendingDelivery, happening: Happening, why: str, rest_s: float | None, duration_s: float
     ) -> None:
-        if waiting.id not in self._schedule:  # dropped meanwhile
+        if waiting.id not in self._order:  # dropped meanwhile
             return
-        due_at = self.clock() + max(self._wait_s(waiting.attempts), rest_s or 0.0)
-        state = self._schedule.move(waiting.id, happening, due_at)
+        rules = self.rules()
+        pause_s = backoff_s(rules.first_retry_s, rules.max_retry_s, waiting.attempts + 1, SPREAD, self.chance())
+        due_at = self.clock() + max(pause_s, rest_s or 0.0)
+        state = self._order.move(waiting.id, happening, due_at)
         attempts = waiting.attempts + 1
         try:
             if state is DeliveryState.WAITING:
@@ -243,17 +254,8 @@ class Outbox:
                 self._over[waiting.id] = state
         self._count()
         if state is not DeliveryState.FORGOTTEN:
-            self._tell(
-                DeliveryOutcome(waiting.id, waiting.kind, waiting.ref, RESULTS[state], attempts, why),
-                waiting,
-                duration_s,
-            )
-
-    def _wait_s(self, attempts: int) -> float:
-        """Returns the delay: doubled with each attempt, and spread over its upper half so that retries come apart."""
-        rules = self.rules()
-        longest_s = min(rules.max_retry_s, rules.first_retry_s * 2.0 ** min(attempts, 40))
-        return longest_s * (0.5 + 0.5 * self.chance())
+            told = DeliveryOutcome(waiting.id, waiting.kind, waiting.ref, RESULTS[state], attempts, why)
+            self._tell(told, waiting, duration_s)
 
     def _tell(self, told: DeliveryOutcome, waiting: PendingDelivery, duration_s: float) -> None:
         self.counts.callback_attempted(told.kind, told.result, duration_s)
@@ -265,7 +267,7 @@ class Outbox:
             asyncio.get_running_loop().call_soon(listener, told)  # its errors don't affect the outbox
 
     def _count(self) -> None:
-        self.counts.callbacks_wait(len(self._schedule))
+        self.counts.callbacks_wait(len(self._order))
 
 
 def _receiver(url: str) -> str:

@@ -714,6 +714,6 @@ async def test_whatever_happens_to_runs_at_whatever_moment_each_ends_once_as_the
             assert sum(step.state is RunState.CLEANUP for step in run.transitions) == 1
             assert task_state(run) in ("TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED")
         async with asyncio.timeout(PATIENCE_S):  # an end is told before all that was there for it is gone
-            while stage.executions._courses:
+            while stage.executions.worker.jobs:
                 await asyncio.sleep(0)
         assert (at_work, stage.executions.standing("writer")) == (set(), (0, 0, 3))

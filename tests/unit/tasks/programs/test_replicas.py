@@ -62,9 +62,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def killed(stage: Stage) -> None:
     """As kill -9 leaves it: nothing is said to anybody, the keepers of its programs end them."""
-    for task in stage.executions._tasks.values():
-        task.cancel()
-    await asyncio.gather(*stage.executions._tasks.values(), return_exceptions=True)
+    await stage.executions.worker.cancel()
 
 
 # --- one sidecar and its file -----------------------------------------------------------------------------------------
@@ -280,7 +278,7 @@ async def test_a_run_that_waits_for_its_caller_goes_on_at_another_replica(valkey
 async def test_what_a_dead_replica_left_is_ended_by_another_once_its_time_is_over(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.executions.HELD_S", 0.1)
+    monkeypatch.setattr("sidecar.tasks.worker.HELD_S", 0.1)
     async with replicas(valkey, Working(), Working()) as (dead, alive), running(alive):
         left = await dead.begin()
         mine = await alive.begin(caller=BOB)
@@ -295,7 +293,7 @@ async def test_what_a_dead_replica_left_is_ended_by_another_once_its_time_is_ove
 async def test_a_run_that_was_taken_for_left_behind_is_given_up_and_what_the_store_says_holds(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.executions.HELD_S", 0.1)
+    monkeypatch.setattr("sidecar.tasks.worker.HELD_S", 0.1)
     go_on = asyncio.Event()
     there = set[str]()
 
@@ -325,7 +323,7 @@ async def test_a_run_that_was_taken_for_left_behind_is_given_up_and_what_the_sto
 async def test_who_was_not_heard_for_too_long_finds_out_which_runs_are_not_its_own_any_more(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.executions.HELD_S", 0.1)
+    monkeypatch.setattr("sidecar.tasks.worker.HELD_S", 0.1)
     work = Working()
     async with replicas(valkey, work, says) as (silent, other), running(other):
         execution_id = await silent.begin()
@@ -335,13 +333,13 @@ async def test_who_was_not_heard_for_too_long_finds_out_which_runs_are_not_its_o
             while work.there:
                 await asyncio.sleep(0.01)
         assert await silent.get(execution_id) == ended
-        assert not silent.executions._courses
+        assert not silent.executions.worker.jobs
 
 
 async def test_a_run_that_waited_and_was_taken_up_by_another_runs_there_alone(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.executions.HELD_S", 0.1)
+    monkeypatch.setattr("sidecar.tasks.worker.HELD_S", 0.1)
     began: list[str] = []
     go_on = asyncio.Event()
 
@@ -366,7 +364,7 @@ async def test_a_run_that_waited_and_was_taken_up_by_another_runs_there_alone(
 async def test_where_nobody_could_say_what_is_theirs_everybody_does_before_anything_is_taken_for_left_behind(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.executions.HELD_S", 1.0)
+    monkeypatch.setattr("sidecar.tasks.worker.HELD_S", 1.0)
     works = [Working(), Working()]
     async with replicas(valkey, *works) as stages, AsyncExitStack() as jobs:
         runs = [await stage.begin() for stage in stages]
@@ -376,7 +374,7 @@ async def test_where_nobody_could_say_what_is_theirs_everybody_does_before_anyth
         for stage in stages:
             await jobs.enter_async_context(running(stage))
         async with asyncio.timeout(PATIENCE_S):
-            while not all(stage.executions._surely_held() for stage in stages):
+            while not all(stage.executions.held.is_sure for stage in stages):
                 await asyncio.sleep(0.01)
         for work in works:
             work.may_end.set()

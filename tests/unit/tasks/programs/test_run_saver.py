@@ -7,12 +7,13 @@ import logging
 
 import pytest
 
-from sidecar.storage import AddedRecord, RecordBounds, RecordStoreOut
+from sidecar.storage import RecordBounds, RecordStoreOut
 from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.tasks.programs import run_saver as saving
 from sidecar.tasks.programs.run_record import Execution, Transition
 from sidecar.tasks.programs.run_saver import RunSaver
 from sidecar.tasks.programs.run_states import RunState
+from sidecar.tasks.worker import HeldRecords
 from tests.unit.tasks.programs.runs import run
 
 
@@ -24,10 +25,8 @@ class Watched:
         self.record = run(id="1", transitions=(Transition(RunState.IDLE, 0.0),), state=RunState.IDLE, status=None)
         self.bounds = RecordBounds()
         self.asked, self.lost = 0, list[Execution | None]()
-        self.saving = RunSaver(self.store, lambda: self.record, self._anew, self._ask, self.lost.append)
-
-    async def _anew(self, record: Execution) -> AddedRecord | None:
-        return await self.store.add(record, "me", 10.0, self.bounds)
+        self.held = HeldRecords(self.store, "me", lambda: 0.0, is_shared=False)
+        self.saving = RunSaver(self.held, lambda: self.bounds, lambda: self.record, self._ask, self.lost.append)
 
     def _ask(self) -> None:
         self.asked += 1
@@ -122,7 +121,7 @@ async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again() -> 
 
 async def test_what_the_store_forgot_is_kept_anew_and_goes_on() -> None:
     async with Watched() as one:
-        one.store = one.saving._store = MemoryRecordStore[Execution]()
+        one.store = one.held.store = MemoryRecordStore[Execution]()
         for state in (RunState.STARTING, RunState.RUNNING):
             one.record = one.record.moved(state, 1.0)
             one.saving.moved()
@@ -133,7 +132,7 @@ async def test_what_the_store_forgot_is_kept_anew_and_goes_on() -> None:
 @pytest.mark.parametrize("why", ["others may have ended it", "there is no room"])
 async def test_what_may_not_be_kept_anew_is_lost(why: str) -> None:
     async with Watched() as one:
-        one.store = one.saving._store = MemoryRecordStore[Execution]()
+        one.store = one.held.store = MemoryRecordStore[Execution]()
         one.saving.doubted = why == "others may have ended it"
         one.bounds = RecordBounds(total=0) if why == "there is no room" else RecordBounds()
         one.saving.moved()

@@ -11,10 +11,20 @@ from sidecar.observability.metrics import SCHEDULE_RESULTS
 from sidecar.settings.cron import CronSchedule
 from sidecar.storage import RecordStoreOut
 from sidecar.tasks.api.task_record import MOVES as TASK_MOVES
-from sidecar.tasks.schedules.due_times import MOST_COUNTED, OwedTime, owed, was_wrong
-from sidecar.tasks.schedules.schedule_state import KEPT_S, SCHEDULES, ScheduledRun, ScheduleStanding
+from sidecar.tasks.schedules.schedule_state import (
+    KEPT_S,
+    MOST_COUNTED,
+    MOVES,
+    SCHEDULES,
+    DueResult,
+    OwedTime,
+    ScheduledRun,
+    ScheduleStanding,
+    ScheduleState,
+    owed,
+    was_wrong,
+)
 from sidecar.tasks.schedules.scheduler import ENDS
-from sidecar.tasks.schedules.transitions import MOVES, DueResult, ScheduleState
 
 SALT = "01939393-0000-7000-8000-000000000000"
 DAILY = "0 2 * * * UTC"
@@ -83,7 +93,7 @@ def test_a_due_time_has_one_task_and_another_deployment_another() -> None:
 
 def test_one_that_is_gone_begins_anew_when_it_is_there_again() -> None:
     assert ACTIVE.expires_at == 1.0 + KEPT_S
-    again = EXECUTING.paused("me", 2.0).gone().seen(DAILY, enabled=True, now_s=KEPT_S)
+    again = EXECUTING.paused("me", 2.0).removed().seen(DAILY, enabled=True, now_s=KEPT_S)
     assert (again.is_done, again.state, again.paused_by, again.settled_s) == (False, ScheduleState.PAUSED, "me", KEPT_S)
 
 

@@ -71,14 +71,6 @@ async def test_what_fails_comes_again_under_the_same_id_until_it_is_taken() -> N
         assert [b"/mcp HTTP" in request for request in receiver.requests] == [True] * 4
 
 
-async def test_each_further_attempt_waits_twice_as_long_up_to_a_bound() -> None:
-    async with running(first_retry_s=1.0, max_retry_s=10.0) as (box, _):
-        waits = [box._wait_s(attempts) for attempts in (0, 1, 2, 3, 4, 50, 10_000)]
-        longest = [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
-        assert all(most / 2 <= wait <= most for wait, most in zip(waits, longest, strict=True))
-        assert len({box._wait_s(9) for _ in range(20)}) > 10, "what failed together comes apart"
-
-
 @pytest.mark.parametrize(
     ("answers", "rules", "results"),
     [

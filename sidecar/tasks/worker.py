@@ -1,0 +1,187 @@
+"""Runs durable jobs: takes due work, holds it, runs it, retries it, and sweeps up.
+
+    kind of job                    record             holder              a look takes
+    task of the task API           Task               one replica         tasks that no live process holds
+    run of a CLI program           Execution          one replica         runs left by a process that is gone
+    schedule                       ScheduleStanding   one replica         schedules that no live process holds
+    delivery of a webhook          Delivery           this data folder    deliveries left by the last process
+
+`Worker` is the loop and the jobs under way. `HeldRecords` is the lease: a process holds the records that it works on
+and extends its hold with each look, and a hold that lapsed may be taken by another process. A kind adds what a look
+finds, when the next one is due, and how a job runs (`api/task_runner.py`, `programs/executions.py`,
+`schedules/scheduler.py`, `webhooks/outbox.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from sidecar.errors import Reason, Refusal
+from sidecar.storage import AddedRecord, RecordBounds, RecordShare, RecordStore, RecordStoreOut, UnreadableRecord
+from sidecar.storage.record_store import NOTHING, R
+
+HELD_S: Final = 15.0
+SWEEP_EVERY_S: Final = 60.0
+STORE_REST_S: Final = 1.0  # between two looks at a store that is out
+MAX_REFUSED: Final = 1_000
+
+J = TypeVar("J")
+
+log = logging.getLogger("sidecar.tasks")
+
+
+@dataclass(slots=True, eq=False)
+class Worker(Generic[J]):
+    """Looks for work of one kind, and runs its jobs. `name` is the plural for logs. `look` takes up what is due, and
+    `sweep` deletes what has expired; both may raise RecordStoreOut. `pause_s` is the time to the next look, which
+    `wake` cuts short. `jobs` are those under way, by id, and `ended` is called after each."""
+
+    name: str
+    look: Callable[[], Awaitable[object]]
+    sweep: Callable[[], Awaitable[object]]
+    pause_s: Callable[[], float]
+    ended: Callable[[], object] = lambda: None
+    sweep_every_s: float = SWEEP_EVERY_S
+    jobs: dict[str, J] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _swept_s: float = float("-inf")
+    _is_out: bool = False
+
+    async def run(self) -> None:
+        """Takes up work until cancelled. Jobs under way are not cancelled with it."""
+        while True:
+            self._awake.clear()
+            pause_s = self.pause_s() if await self.turn() else min(STORE_REST_S, self.pause_s())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, pause_s)):
+                    await self._awake.wait()
+
+    async def turn(self) -> bool:
+        """Looks once, and sweeps if it is time; whether the store answered."""
+        try:
+            await self.look()
+            now_s = time.monotonic()  # whatever the clock says
+            if now_s - self._swept_s >= self.sweep_every_s:
+                self._swept_s = now_s
+                await self.sweep()
+        except RecordStoreOut as out:
+            if not self._is_out:  # once, not with each look
+                log.warning(f"the store of {self.name} is out", extra={"error": str(out)})
+            self._is_out = True
+            return False
+        self._is_out = False
+        return True
+
+    def wake(self) -> None:
+        """Makes the next look begin at once."""
+        self._awake.set()
+
+    def begin(self, job_id: str, job: J, doing: Callable[[], Awaitable[None]]) -> None:
+        """Runs a job beside the others."""
+        self.jobs[job_id] = job
+        task = self.tasks[job_id] = asyncio.create_task(self._see_to(job_id, doing), name=f"{self.name}: {job_id}")
+        task.add_done_callback(lambda _: self._over(job_id, task))
+
+    async def wait(self, limit_s: float | None = None, *, only: Collection[str] | None = None) -> None:
+        """Waits for jobs under way, up to `limit_s`."""
+        if tasks := [task for job_id, task in self.tasks.items() if only is None or job_id in only]:
+            await asyncio.wait(tasks, timeout=limit_s)
+
+    async def cancel(self) -> None:
+        """Cancels every job and waits for its end."""
+        for task in list(self.tasks.values()):
+            task.cancel()
+        await self.wait()
+
+    async def _see_to(self, job_id: str, doing: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await doing()
+        except RecordStoreOut as out:  # still held: a later look begins it again
+            log.warning(f"the store of {self.name} is out", extra={"job": job_id, "error": str(out)})
+        except Exception:  # a bug in one job must not stop the others
+            log.exception("bug", extra={"job": job_id})
+
+    def _over(self, job_id: str, task: asyncio.Task[None]) -> None:
+        if self.tasks[job_id] is task:  # else it has begun again
+            del self.jobs[job_id], self.tasks[job_id]
+        self.ended()
+
+
+@dataclass(slots=True, eq=False)
+class HeldRecords(Generic[R]):
+    """The records of one kind that this process holds as `holder`, within `share`. `clock` gives seconds since the
+    epoch. Unless the store `is_shared`, no other process can take them. `refused` has the ids of records that may be
+    stored although their callers were told that they are not."""
+
+    store: RecordStore[R]
+    holder: str
+    clock: Callable[[], float]
+    share: RecordShare = RecordShare()  # noqa: RUF009 - immutable
+    is_shared: bool = True
+    refused: dict[str, None] = field(default_factory=dict)
+    lapsed: bool = False
+    _held_s: float = float("-inf")
+    _regular_since_s: float = float("-inf")
+
+    @property
+    def until_s(self) -> float:
+        """Returns when a hold that is extended now lapses."""
+        return self.clock() + HELD_S
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether no other process can have taken what this process holds."""
+        return not self.is_shared or time.monotonic() - self._held_s < HELD_S
+
+    async def add(self, record: R, bounds: RecordBounds) -> AddedRecord:
+        """Stores a new record, held by this process. Raises RecordStoreOut."""
+        return await self.store.add(record, self.holder, self.until_s, bounds)
+
+    async def take(self, known: Mapping[str, int] = NOTHING, *, own_first: bool = False) -> list[R]:
+        """Extends this process's holds, takes what no process holds, and returns both except for the revisions in
+        `known`. `lapsed` says then whether others may have taken its records meanwhile. Raises RecordStoreOut.
+
+        After an outage of the store every hold has lapsed, not only those of processes that are gone. With `own_first`
+        each process then extends its own for `HELD_S` before it takes others'; released records are free at once."""
+        now_s, mono_s = self.clock(), time.monotonic()
+        if mono_s - self._held_s > HELD_S / 3:
+            self._regular_since_s = mono_s
+        free_by_s = 0.0 if own_first and mono_s - self._regular_since_s < HELD_S else now_s
+        taken = await self.store.take(self.holder, free_by_s, now_s + HELD_S, self.share, known)
+        self.lapsed, self._held_s = mono_s - self._held_s > HELD_S, mono_s
+        return taken
+
+    def refuse(self, record_id: str) -> None:
+        """Notes a record that its caller was told is not stored."""
+        self.refused[record_id] = None
+        while len(self.refused) > MAX_REFUSED:
+            del self.refused[next(iter(self.refused))]
+
+    async def close(self) -> None:
+        """Releases every record and closes the store."""
+        with suppress(RecordStoreOut):
+            await self.store.let_go(self.holder)
+        await self.store.close()
+
+
+@contextmanager
+def store_answers() -> Iterator[None]:
+    """Turns a store that is out, or a record that cannot be read, into Refusal(STORE_UNAVAILABLE)."""
+    try:
+        yield
+    except RecordStoreOut as out:
+        raise Refusal(Reason.STORE_UNAVAILABLE, str(out) if isinstance(out, UnreadableRecord) else "") from None
+
+
+def backoff_s(first_s: float, most_s: float, failed: int, spread: tuple[float, float], chance: float) -> float:
+    """Returns the delay after `failed` failed attempts: `first_s`, doubled with each, at most `most_s`, times a factor
+    within `spread` that `chance` (0 to 1) chooses, so that what failed together is not retried together."""
+    low, high = spread
+    return min(most_s, first_s * 2.0 ** min(failed - 1, 40)) * (low + (high - low) * chance)
