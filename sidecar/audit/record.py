@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -23,7 +22,7 @@ from sidecar.audit.clear import Clear
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.errors import LimitState, Refusal
 from sidecar.protocols.compact_json import compact_json
-from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, RuleRef
+from sidecar.vocabulary import Call, Caller, Chain, Decision, Fact, Link, Question, RuleRef
 
 VERSION = 2  # version 1 had the server in `tool_name`, and the tool or else the method in `method`
 EVENTS = ("decision", "outcome", "refusal", "control")
@@ -35,78 +34,28 @@ CHECKPOINT = "checkpoint"  # a signed statement of the chain's end
 REMOVED = "part-removed"  # a part that `keep` deletes
 STOP = "stop"
 
+_NAMES = """v event seq id timestamp instance decision_id request_id trace_id run_id thread_id task_id peer credential
+    credential_fault chain granted agent_id agent_role protocol protocol_version upstream federation server tool method
+    action object args_hash clear_arguments redaction_applied redactions evidence status reason error_message tool_error
+    links facts limits would_deny would_allow policy_revision enforcement http_status bytes_in bytes_out duration_ms
+    latency control key_id prev_hash"""
+_LISTS = ("credential", "chain", "evidence", "links", "facts", "limits", "would_deny", "would_allow")
 # Every field in order, with its value while unknown. The line's `hash` is added last (`chain`).
 BLANK: Mapping[str, Any] = {
+    **dict.fromkeys(_NAMES.split()),
+    **dict.fromkeys(_LISTS, ()),
     "v": VERSION,
-    "event": None,
-    "seq": None,
-    "id": None,
-    "timestamp": None,
-    "instance": None,
-    "decision_id": None,
-    "request_id": None,
-    "trace_id": None,
-    "run_id": None,
-    "thread_id": None,
-    "task_id": None,
-    "peer": None,
-    "credential": (),
-    "credential_fault": None,
-    "chain": (),
-    "granted": None,
-    "agent_id": None,
-    "agent_role": None,
-    "protocol": None,
-    "protocol_version": None,
-    "upstream": None,
-    "federation": None,
-    "server": None,
-    "tool": None,
-    "method": None,
-    "action": None,
-    "object": None,
-    "args_hash": None,
-    "clear_arguments": None,
     "redaction_applied": False,
-    "redactions": None,
-    "evidence": (),
-    "status": None,
-    "reason": None,
-    "error_message": None,
-    "tool_error": None,
-    "links": (),
-    "facts": (),
-    "limits": (),
-    "would_deny": (),
-    "would_allow": (),
-    "policy_revision": None,
-    "enforcement": None,
-    "http_status": None,
-    "bytes_in": None,
-    "bytes_out": None,
-    "duration_ms": None,
     "latency": {},
-    "control": None,
-    "key_id": None,
-    "prev_hash": None,
 }
 FIELDS = (*BLANK, "hash")
 
+_SEED_NAMES = """id timestamp run_id thread_id agent_id agent_role tool_name method args_hash redaction_applied duration_ms
+    status error_message"""
 # The field names of the seed's AuditLog, and the fields of our records that they map to.
-SEED_FIELDS: Mapping[str, str] = {
-    "id": "id",
-    "timestamp": "timestamp",
-    "run_id": "run_id",
-    "thread_id": "thread_id",
-    "agent_id": "agent_id",
-    "agent_role": "agent_role",
+SEED_FIELDS: Mapping[str, str] = {name: name for name in _SEED_NAMES.split()} | {
     "tool_name": "server",
     "method": "tool",
-    "args_hash": "args_hash",
-    "redaction_applied": "redaction_applied",
-    "duration_ms": "duration_ms",
-    "status": "status",
-    "error_message": "error_message",
 }
 
 # Bounds in characters and entries. Together they keep a line under chain.MAX_LINE_BYTES, including escapes.
@@ -139,13 +88,6 @@ class Names(Protocol):
         """Whether the question's object exists; None if that is unknown."""
 
 
-class RecordCounts(Protocol):
-    """Counts records; `sidecar.observability.metrics.Metrics` implements it."""
-
-    def audit_recorded(self, event: str, result: str) -> None:
-        """Count one record of an event, `written` or `failed`."""
-
-
 def text(value: str, chars: int) -> str:
     """A bounded copy. A lone surrogate, which cannot be encoded, becomes a question mark."""
     if len(value) > chars:
@@ -172,12 +114,12 @@ class Describer:
     Callers, rules and roles are the same objects from call to call, so their fields are cached.
     """
 
-    __slots__ = ("_nobody", "_roles", "_rules", "_who", "clear")
+    __slots__ = ("_no_caller", "_roles", "_rules", "_who", "clear")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self.clear = Clear(clear_arguments)
         """Selects the arguments that are recorded in clear."""
-        self._nobody = Digests(key, "")
+        self._no_caller = Digests(key, "")
         self._who = _once(partial(_who, key))
         self._rules = _once(_rule_ids)
         self._roles = _once(_role_names)
@@ -202,7 +144,8 @@ class Describer:
         if call is None:
             return hashed
         known = names.has(call.question)
-        if known or (known is None and (allowed or _is_bounded(call.question))):
+        is_bounded = not call.question.object.startswith("resource:")  # a URI is up to 2,000 characters of its choice
+        if known or (known is None and (allowed or is_bounded)):
             return hashed
         word, _, rest = call.question.object.partition(":")
         server, slash, _ = rest.partition("/")
@@ -214,7 +157,7 @@ class Describer:
 
     def caller(self, caller: Caller) -> Mapping[str, Any]:
         """The caller: its chain, and the credentials that proved it."""
-        return self._who(caller).fields
+        return self._who(caller)[0]
 
     def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
         """The decision and what it was based on."""
@@ -222,23 +165,23 @@ class Describer:
         facts = [(link, fact) for link in decision.links for fact in link.facts]
         return {
             "agent_role": self._roles(decision.roles),
-            "links": [self._link(link) for link in decision.links[:ENTRIES]],
+            "links": [
+                {
+                    "kind": link.kind,
+                    "action": text(link.action, ID_CHARS),
+                    "decision": "allow" if link.allowed else "deny",
+                    "rules": self._rules(link.rules),
+                }
+                for link in decision.links[:ENTRIES]
+            ],
             "facts": [_fact(digests, link, fact) for link, fact in facts[:ENTRIES]],
-            "would_deny": decision.would_deny and _names(decision.would_deny, RULE_CHARS),
-            "would_allow": decision.would_allow and _names(decision.would_allow, RULE_CHARS),
+            "would_deny": decision.would_deny and rule_names(decision.would_deny),
+            "would_allow": decision.would_allow and rule_names(decision.would_allow),
             "policy_revision": optional_text(decision.revision),
         }
 
     def _digests(self, caller: Caller | None) -> Digests:
-        return self._nobody if caller is None else self._who(caller).digests
-
-    def _link(self, link: Link) -> dict[str, Any]:
-        return {
-            "kind": link.kind,
-            "action": text(link.action, ID_CHARS),
-            "decision": "allow" if link.allowed else "deny",
-            "rules": self._rules(link.rules),
-        }
+        return self._no_caller if caller is None else self._who(caller)[1]
 
 
 def about_call(call: Call) -> dict[str, Any]:
@@ -273,11 +216,6 @@ def skill_in(record: Mapping[str, Any]) -> object:
     return None if record.get("method") == record.get("action") else record.get("method")
 
 
-def rule_names(values: Sequence[str]) -> list[str]:
-    """Bounded rule ids."""
-    return _names(values, RULE_CHARS)
-
-
 def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
     """The state of each limit and the amount charged to this call; 0 if not `charged`."""
     return [
@@ -292,43 +230,35 @@ def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
     ]
 
 
-def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
-    """Convert seconds by stage to milliseconds by stage."""
-    return {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()}
-
-
 def to_ms(spent_s: float) -> float:
     """Seconds as milliseconds, to the microsecond. (`round` with digits takes five times as long.)"""
     return int(spent_s * 1e6 + 0.5) / 1000
 
 
+def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
+    """`to_ms` for each stage, inlined: it runs twice for each call."""
+    return {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()}
+
+
 def control(what: str, by: str, given: Mapping[str, object]) -> dict[str, Any]:
     """A control record: the action, the actor, and its details."""
-    particulars = list(given.items())[:PARTICULARS]
-    said = {
-        "what": text(what, ID_CHARS),
-        "by": text(by, NAME_CHARS),
-        **{text(name, ID_CHARS): _plain(value) for name, value in particulars},
-    }
-    return {**BLANK, "control": said}
+    details = {text(name, ID_CHARS): _plain(value) for name, value in islice(given.items(), PARTICULARS)}
+    return {**BLANK, "control": {"what": text(what, ID_CHARS), "by": text(by, NAME_CHARS), **details}}
 
 
-@dataclass(frozen=True, slots=True)
-class _Who:
+def _who(key: AuditKey, caller: Caller) -> tuple[Mapping[str, Any], Digests]:
     """A caller's fields, and the digests of its tenant."""
-
-    fields: Mapping[str, Any]
-    digests: Digests
-
-
-def _who(key: AuditKey, caller: Caller) -> _Who:
+    credentials = [
+        {"kind": one.kind, "issuer": text(one.issuer, NAME_CHARS), "key_id": text(one.key_id, ID_CHARS)}
+        for one in caller.credentials[:CREDENTIALS]
+    ]
     fields = {
-        "credential": _written([_credential(credential) for credential in caller.credentials[:CREDENTIALS]]),
-        "chain": _written(_names([principal.name for principal in caller.chain[:CHAIN]])),
+        "credential": _written(credentials),
+        "chain": _written([text(principal.name, NAME_CHARS) for principal in caller.chain[:CHAIN]]),
         "granted": _granted(caller.chain),
         "agent_id": text(caller.last.name, NAME_CHARS),
     }
-    return _Who(fields, Digests(key, namespace_of(caller.last.id)))
+    return fields, Digests(key, namespace_of(caller.last.id))
 
 
 def _granted(chain: Chain) -> Fragment | None:
@@ -341,13 +271,8 @@ def _granted(chain: Chain) -> Fragment | None:
     return _written(granted if words else [])
 
 
-def _is_bounded(question: Question) -> bool:
-    """Whether the grammar of names bounds the object; a URI is up to 2,000 characters of the caller's choice."""
-    return not question.object.startswith("resource:")
-
-
 def _rule_ids(rules: tuple[RuleRef, ...]) -> Fragment:
-    return _written(_names([rule.id for rule in rules[:RULES]], RULE_CHARS))
+    return _written(rule_names([rule.id for rule in rules[:RULES]]))
 
 
 def _role_names(roles: tuple[str, ...]) -> str | None:
@@ -374,21 +299,14 @@ def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
     return made
 
 
-def _credential(credential: Credential) -> dict[str, str]:
-    return {
-        "kind": credential.kind,
-        "issuer": text(credential.issuer, NAME_CHARS),
-        "key_id": text(credential.key_id, ID_CHARS),
-    }
-
-
 def _without_query(question: Question, value: str) -> str:
     """The object without its query and fragment, which are the caller's own text and are not shown (CONTRACT 7)."""
     return _QUERY.split(value, maxsplit=1)[0] if question.object.startswith("resource:") else value
 
 
-def _names(values: Sequence[str], chars: int = NAME_CHARS) -> list[str]:
-    return [text(value, chars) for value in values[:ENTRIES]]
+def rule_names(values: Sequence[str]) -> list[str]:
+    """Bounded rule ids."""
+    return [text(value, RULE_CHARS) for value in values[:ENTRIES]]
 
 
 def _plain(value: object) -> object:
@@ -398,7 +316,7 @@ def _plain(value: object) -> object:
         case int():
             return request_id(value)
         case list() | tuple():
-            return _names([str(item) for item in value[:ENTRIES]], RULE_CHARS)
+            return rule_names([str(item) for item in value[:ENTRIES]])
         case _:
             return text(str(value), NAME_CHARS)
 

@@ -31,12 +31,13 @@ from typing import Any, Literal
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import AuditFile, FoundEnd
-from sidecar.audit.record import Event, RecordCounts
+from sidecar.audit.record import Event
 from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
 from sidecar.audit.rotation import Attester, ChainSink, RotatingSink, Rotation, Stamp
 from sidecar.audit.writer import RecordWriter
 from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal, SettingsError, fault_in
+from sidecar.observability.metrics import Metrics
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
@@ -46,21 +47,6 @@ HASHED_HERE_BYTES = 64 * 1024  # of a body; its arguments are hashed in less tha
 
 class Audit:
     """The audit log of one sidecar: one sink and one writer, for one event loop."""
-
-    __slots__ = (
-        "_counted",
-        "_durability",
-        "_evidence",
-        "_stamp",
-        "_timestamp",
-        "clock",
-        "describer",
-        "found",
-        "key",
-        "new_id",
-        "trail",
-        "writer",
-    )
 
     def __init__(
         self,
@@ -72,7 +58,7 @@ class Audit:
         instance: str,
         clock: Clock,
         new_id: Callable[[], str],
-        metrics: RecordCounts | None = None,
+        metrics: Metrics | None = None,
         evidence_path: Path | None = None,
         attester: Attester | None = None,
         rotation: Rotation | None = None,
@@ -87,9 +73,10 @@ class Audit:
         self.found = found.what
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
-        by_the_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
+        stamp_in_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
+        chosen = rotation or Rotation()
         self.trail = RotatingSink(
-            sink, by_the_thread, clock, attester=attester, rotation=rotation or Rotation(), evidence=self._evidence
+            sink, stamp_in_thread, clock, attester=attester, rotation=chosen, evidence=self._evidence
         )
         self.writer = RecordWriter(self.trail)
         self._durability = durability
@@ -272,32 +259,12 @@ class Recording:
         """Note that a response rule examined a message and made `count` replacements."""
         self.redactions = (self.redactions or 0) + count
 
-    async def keep(
-        self,
-        *,
-        server: str,
-        tool: str,
-        invocation: str,
-        args_hash: str | None,
-        redacted: bool,
-        data: Mapping[str, Any],
-        said: object = None,
-    ) -> None:
-        """Store a result before the caller gets it; the outcome will name it. `invocation` is the decision of the call,
-        `said` the tool's own evidence fields. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
+    async def keep(self, **about: Any) -> None:
+        """Store a result before the caller gets it; the outcome will name it. `about` is that of
+        `result_store.evidence_record`, without the run. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
         if len(self._kept) >= shape.ENTRIES:  # an outcome cannot name more; the caller may resume the stream
             raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results on one stream are to be kept")
-        about = evidence_record(
-            server=server,
-            tool=tool,
-            invocation=invocation,
-            run_id=shape.optional_text(self.run_id),
-            args_hash=args_hash,
-            redacted=redacted,
-            data=data,
-            said=said,
-        )
-        named = await self.audit.keep(about)
+        named = await self.audit.keep(evidence_record(run_id=shape.optional_text(self.run_id), **about))
         if named is not None:
             self._kept.append(named)
 
