@@ -15,7 +15,6 @@ at its deadline (`writer.py`), without losing a started delivery.
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, Protocol
@@ -60,8 +59,8 @@ class ChainedCarrier:
     """A sink whose chain starts or continues at `end`, for the life of this process."""
 
     def __init__(self, carrier: Carrier, end: ChainEnd) -> None:
-        self.end = end
-        self.file = None
+        self.end, self.file = end, None
+        self.abandon, self.close = carrier.give_up, carrier.close
         self._carrier = carrier
         self._begun: AppendLines | None = None
 
@@ -91,32 +90,7 @@ class ChainedCarrier:
             raise OSError(errno.EBUSY, "what came before is not there yet") from error
         self.end, self._begun = self._begun.after, None
 
-    def abandon(self) -> None:
-        self._carrier.give_up()
 
-    def close(self) -> None:
-        self._carrier.close()
-
-
-class CarrierDeadline:
-    """Pauses between attempts, until the carrier gives up."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-
-    @property
-    def over(self) -> bool:
-        """Whether waiting is over."""
-        return self._over.is_set()
-
-    def end(self) -> None:
-        """End all waits. May be called from any thread."""
-        self._over.set()
-
-    def pauses(self) -> Iterator[float]:
-        """Increasing pauses, in seconds."""
-        return chain(PAUSES_S, repeat(LONGEST_PAUSE_S))
-
-    def wait(self, seconds: float) -> bool:
-        """Wait; returns False if waiting is over."""
-        return not self._over.wait(seconds)
+def pauses() -> Iterator[float]:
+    """Increasing pauses between attempts, in seconds."""
+    return chain(PAUSES_S, repeat(LONGEST_PAUSE_S))

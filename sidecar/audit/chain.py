@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -76,6 +76,9 @@ class ChainHead:
     def made_with(self, key: AuditKey) -> bool:
         """Whether this key wrote it."""
         return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
+
+    def made_with_any(self, keys: Iterable[AuditKey]) -> bool:
+        return any(map(self.made_with, keys))
 
 
 class UnfitHead(OSError):

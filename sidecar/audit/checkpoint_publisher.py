@@ -66,16 +66,16 @@ class CheckpointPublisher:
 
 def to_descriptor(descriptor: int) -> Place:
     """Publish one line per checkpoint to standard output. If the output is not read, only one thread blocks."""
-    writing: asyncio.Future[None] | None = None
+    writing: asyncio.Future[int] | None = None
 
     async def place(checkpoint: Checkpoint) -> None:
         nonlocal writing
         if sys.stdout is None:  # closed at start: the descriptor number may belong to another file
             raise OSError("standard output is closed")
         if writing is not None and not writing.done():
-            raise OSError("nobody reads it")
+            raise OSError("the last checkpoint is not read yet")
         line = checkpoint.published + b"\n"  # below PIPE_BUF: written whole or not at all
-        writing = asyncio.get_running_loop().run_in_executor(None, _write, descriptor, line)
+        writing = asyncio.get_running_loop().run_in_executor(None, os.write, descriptor, line)
         await asyncio.shield(writing)
 
     return place
@@ -87,7 +87,7 @@ def to_store(run: Run) -> Place:
     async def place(checkpoint: Checkpoint) -> None:
         arguments = [checkpoint.published.decode(), str(KEPT)]
         if await run(SCRIPT, KEY + checkpoint.kid, arguments) is None:
-            raise OSError("the store is in this process: it tells nobody")
+            raise OSError("the store is in this process: no other process can read it")
 
     return place
 
@@ -97,7 +97,3 @@ async def told_to_store(run: Run, kid: str) -> Sequence[Checkpoint]:
     lines = await run(READ, KEY + kid, [str(READ_BACK)])
     listed = lines if isinstance(lines, list) else []
     return [found for line in listed if isinstance(line, bytes) for found in published_in(line[:MAX_LINE_BYTES])]
-
-
-def _write(descriptor: int, line: bytes) -> None:
-    os.write(descriptor, line)

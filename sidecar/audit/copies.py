@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from sidecar.audit.carrier import AppendLines, Carrier, UnsureError
 from sidecar.audit.chain import ChainEnd, seal
-from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.rotation import ChainSink
 
 MAX_WAITING: Final = 20_000  # lines, about 40 MB
@@ -31,9 +30,8 @@ class CopySink:
     def __init__(self, sink: ChainSink, end: ChainEnd, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
         """`end` is the current end of the sink's chain."""
         self.copied = self.lost = 0
-        self._sink = sink
-        self._carrier = carrier
-        self._max_waiting = max_waiting
+        self.file, self.settle = sink.file, sink.settle
+        self._sink, self._carrier, self._max_waiting = sink, carrier, max_waiting
         self._waiting: deque[tuple[bytes, ChainEnd]] = deque()
         self._changed = threading.Condition()
         self._at_work = 0
@@ -45,13 +43,6 @@ class CopySink:
     @property
     def end(self) -> ChainEnd:
         return self._sink.end
-
-    @property
-    def file(self) -> AuditFile | None:
-        return self._sink.file
-
-    def settle(self) -> None:
-        self._sink.settle()
 
     @property
     def waiting(self) -> int:
@@ -91,7 +82,7 @@ class CopySink:
 
     def _lose(self, count: int, why: str) -> None:
         self.lost += count
-        log.error("the copy of the evidence lacks lines", extra={"lines": count, "why": why})
+        log.error("the copy of the audit log lacks lines", extra={"lines": count, "why": why})
 
     def _work(self) -> None:
         while lines := self._next():
@@ -106,7 +97,7 @@ class CopySink:
                     self._lose(len(lines), str(error))
                 break
             else:
-                self._lose(len(lines), "nobody knows")
+                self._lose(len(lines), "it is unknown whether they arrived")
             self._end, self._at_work = append.after, 0
 
     def _next(self) -> list[tuple[bytes, ChainEnd]]:

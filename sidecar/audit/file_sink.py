@@ -76,13 +76,8 @@ class AuditFile:
         self, path: Path, key: AuditKey, descriptor: int, head_descriptor: int, found: FoundEnd, *, to_disk: bool
     ) -> None:
         self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
-        self.found = found
-        self.end = found.end
-        self._key = key
-        self._file = descriptor
-        self._head = head_descriptor
-        self._size = found.size
-        self._to_disk = to_disk
+        self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
+        self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
         self._unsettled = False
 
     @classmethod
@@ -90,17 +85,16 @@ class AuditFile:
         """Lock the file, inspect it, and remove a torn tail. `older` are previous keys. Raises SettingsError."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _opened(path, os.O_APPEND) as descriptor:
-                _lock(path, descriptor)
-                with _opened(path.with_name(path.name + HEAD_SUFFIX)) as head_descriptor:
-                    _lock(path, head_descriptor)  # another process may be about to rotate the file
-                    found = _inspect(path, descriptor, head_descriptor, key, older)
-                    os.ftruncate(descriptor, found.size)
-                    if os.fstat(head_descriptor).st_size > HEAD_BYTES:
-                        os.ftruncate(head_descriptor, HEAD_BYTES)
-                    if found.end == BEGINNING and not found.what:  # otherwise written with the findings
-                        os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
-                    return cls(path, key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
+            head_path = path.with_name(path.name + HEAD_SUFFIX)
+            # Both are locked: another process may be about to rotate the file.
+            with _locked(path, os.O_APPEND) as descriptor, _locked(head_path) as head_descriptor:
+                found = _inspect(path, descriptor, head_descriptor, key, older)
+                os.ftruncate(descriptor, found.size)
+                if os.fstat(head_descriptor).st_size > HEAD_BYTES:
+                    os.ftruncate(head_descriptor, HEAD_BYTES)
+                if found.end == BEGINNING and not found.what:  # otherwise written with the findings
+                    os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
+                return cls(path, key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
         except OSError as error:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
 
@@ -115,7 +109,7 @@ class AuditFile:
             os.pwrite(self._head, head_line(self._key, self.end, end), 0)
             if self._to_disk:
                 os.fdatasync(self._head)
-            _write_all(self._file, lines)
+            write_all(self._file, lines)
             if self._to_disk:
                 os.fdatasync(self._file)
             os.pwrite(self._head, head_line(self._key, end), 0)
@@ -123,7 +117,7 @@ class AuditFile:
             self._take_back()
             raise
         self._unsettled = False
-        self.end, self._size = end, self._size + len(lines)
+        self.end, self.size = end, self.size + len(lines)
         return count
 
     def settle(self) -> None:
@@ -137,11 +131,6 @@ class AuditFile:
     def file(self) -> AuditFile:
         return self
 
-    @property
-    def size(self) -> int:
-        """Bytes in this file, without the earlier parts."""
-        return self._size
-
     def turn_over(self, part: Path) -> None:
         """Rename the file to `part` and continue in a new one. Raises OSError; then the file either keeps its name and
         accepts further records, or has its new name and accepts none."""
@@ -150,15 +139,14 @@ class AuditFile:
             raise OSError(errno.EEXIST, "the part is there, or the file is another")
         fresh = self.path.with_name(f"{self.path.name}{FRESH_SUFFIX}")
         fresh.unlink(missing_ok=True)  # from a start that was killed here; a link is not followed
-        with _opened(fresh, os.O_APPEND | os.O_EXCL) as descriptor:
-            _lock(fresh, descriptor)
+        with _locked(fresh, os.O_APPEND | os.O_EXCL) as descriptor:
             self.path.rename(part)
             try:
                 fresh.rename(self.path)
             except OSError:
                 part.rename(self.path)
                 raise
-            replaced, self._file, self._size = self._file, os.dup(descriptor), 0
+            replaced, self._file, self.size = self._file, os.dup(descriptor), 0
         os.close(replaced)
         if self._to_disk:
             _sync_folder(self.path.parent)
@@ -176,21 +164,21 @@ class AuditFile:
             status, name = os.fstat(descriptor), path.name
             if status.st_nlink == 0:
                 raise OSError(errno.ESTALE, f"{name} was deleted; start the sidecar anew")
-            if not _is_at(path, status):
+            if not is_at(path, status):
                 raise OSError(errno.ESTALE, f"{name} was moved away; put it back, or start the sidecar anew")
-            if descriptor == self._file and status.st_size != self._size:
-                message = f"{name} has {status.st_size} bytes and not {self._size}; start the sidecar anew"
+            if descriptor == self._file and status.st_size != self.size:
+                message = f"{name} has {status.st_size} bytes and not {self.size}; start the sidecar anew"
                 raise OSError(errno.ESTALE, message)
 
     def _take_back(self) -> None:
         """Truncate to the last whole append. If that fails, `_unsettled` stays set and the next append tries again."""
-        if os.fstat(self._file).st_size > self._size:
-            os.ftruncate(self._file, self._size)
+        if os.fstat(self._file).st_size > self.size:
+            os.ftruncate(self._file, self.size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
         self._unsettled = False
 
 
-def _is_at(path: Path, status: os.stat_result) -> bool:
+def is_at(path: Path, status: os.stat_result) -> bool:
     """Whether the open file with this status is the one at `path`."""
     try:
         return os.path.samestat(path.stat(), status)
@@ -199,33 +187,26 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
 
 
 def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, older: Sequence[AuditKey]) -> FoundEnd:
+    foreign = _unusable(path, "ends in a line that is no audit record", code="A114", hint="move the file away")
     raw_head = os.pread(head_descriptor, HEAD_BYTES + 1, 0)
     size = os.fstat(descriptor).st_size
     reach = MAX_APPEND_BYTES + MAX_LINE_BYTES
     tail = os.pread(descriptor, reach, max(0, size - reach))
     whole, newline, torn = tail.rpartition(b"\n")
     if not newline and torn and not torn.startswith(_OURS[: len(torn)]) and torn.strip(b"\0"):
-        raise _foreign(path)
-    last = None
-    if newline:
-        last = unseal(whole.rpartition(b"\n")[2])
-        if last is None:
-            raise _foreign(path)
+        raise foreign
+    last = unseal(whole.rpartition(b"\n")[2]) if newline else None
+    if newline and last is None:
+        raise foreign
     read = read_anchor(raw_head, last, whole, key, older)
     what, facts = read.what, read.facts | {"last_seq": last.seq if last else 0}
-    if what[:1] == ("continued",) and read.head is not None and _ended_aside(path, read.head):
+    parts = parts_of(path) if what[:1] == ("continued",) and read.head is not None else ()
+    if parts and read.head is not None and last_end(parts[-1]) == read.head.end:  # rotated, then killed at an append
         what = (*(("cut-short",) if read.head.end != read.head.next else ()), *what[1:])
     if torn:
         what = ("torn-tail", *what)
         facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
     return FoundEnd(read.end, size - len(torn), what, {"found": list(what), **facts} if what else {})
-
-
-def _ended_aside(path: Path, head: ChainHead) -> bool:
-    """Whether we rotated the previous file completely, so that a kill came before or during the first append to this
-    one."""
-    parts = parts_of(path)
-    return bool(parts) and last_end(parts[-1]) == head.end
 
 
 def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, ChainEnd]:
@@ -319,23 +300,20 @@ def _follows(lines: bytes, end: ChainEnd) -> bool:
 
 
 @contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """A descriptor for the duration of the block; to keep it, duplicate it (locks stay with the duplicate)."""
+def _locked(path: Path, flags: int = 0) -> Iterator[int]:
+    """A locked descriptor for the duration of the block; to keep it, duplicate it (the lock stays with the duplicate).
+    Raises SettingsError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _unusable(path, "is not a regular file", code="A112")
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(path: Path, descriptor: int) -> None:
-    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
     except BlockingIOError:
         hint = "give each sidecar a data folder of its own"
         raise _unusable(path, "is being written by another sidecar", code="A113", hint=hint) from None
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -346,14 +324,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`. Raises OSError."""
     written = os.write(descriptor, data)
     while written < len(data):  # a disk that fills up takes a part, and reports the error at the next write
         written += os.write(descriptor, data[written:])
-
-
-def _foreign(path: Path) -> SettingsError:
-    return _unusable(path, "ends in a line that is no audit record", code="A114", hint="move the file away")
 
 
 def _unusable(path: Path, message: str, *, code: str, hint: str = "") -> SettingsError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from sidecar.audit import record as shape
 from sidecar.audit.chain import BEGINNING, GENESIS, MAX_LINE_BYTES, ChainEnd, SealedRecord, parse_head, unseal
@@ -49,8 +49,7 @@ class _Gap:
     moved: set[int] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedLines:
+class RemovedLines(NamedTuple):
     """The record of a part that was deleted by configuration, and the line of that record."""
 
     last_seq: int
@@ -79,9 +78,8 @@ class LineWalk:
         processes: int = 1,
         progress: Progress = lambda count: None,
     ) -> None:
-        self.report = report
+        self.report, self.part = report, part
         report.last_seq = after.seq
-        self.part = part
         self.instances: dict[str, None] = {}
         self.named: dict[str, NamedResult] = {}
         self.hashes: dict[int, str] = {after.seq: after.hash}
@@ -90,11 +88,8 @@ class LineWalk:
         self.stopped_seq = self.attested_seq = self.signed_seq = 0
         self.newest_signed: Checkpoint | None = None
         self._wanted = tuple(sorted(set(wanted)))
-        self._with_evidence = with_evidence
-        self._keys = keys
-        self._public_keys = public_keys or {}
-        self._processes = processes
-        self._progress = progress
+        self._with_evidence, self._processes, self._progress = with_evidence, processes, progress
+        self._keys, self._public_keys = keys, public_keys or {}
         self._path, self._line = Path(), 0
         self._expected: int | None = None if part else after.seq + 1
         self._previous = after.hash
@@ -287,7 +282,7 @@ class LineWalk:
         """Whether an anchor that a start could not check was made with one of our keys and ends before its record."""
         head = parse_head(f"{text}\n".encode())
         before = ChainEnd(sealed.seq - 1, sealed.prev_hash)
-        return head is not None and before in (head.end, head.next) and any(head.made_with(key) for key in self._keys)
+        return head is not None and before in (head.end, head.next) and head.made_with_any(self._keys)
 
     def _hear_checkpoint(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
         checkpoint = checkpoint_in(control)
@@ -310,8 +305,8 @@ class LineWalk:
 
 
 _NOTES = {
-    "torn-tail": "the run before ended in the middle of an append that nobody was told had succeeded",
-    "cut-short": "the run before was killed in the middle of an append that nobody was told had succeeded",
+    "torn-tail": "the run before ended in the middle of an append that was never acknowledged",
+    "cut-short": "the run before was killed in the middle of an append that was never acknowledged",
     "continued": "the file before this one had been moved away",
 }
 

@@ -21,12 +21,13 @@ import logging
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
+from sidecar.audit.carrier import AppendLines, UnsureError, pauses
 from sidecar.audit.chain import UnfitHead
 from sidecar.errors import SettingsError
 from sidecar.http.client.failures import EgressError, InvalidRequest
@@ -44,8 +45,6 @@ log = logging.getLogger("sidecar.audit")
 
 
 class OtlpReply(NamedTuple):
-    """A receiver's response."""
-
     status: int
     media_type: str
     retry_after: str
@@ -53,7 +52,7 @@ class OtlpReply(NamedTuple):
 
 
 class OtlpCarrier:
-    """One receiver. `headers` are read for each connection, so credentials can be rotated."""
+    """One receiver. `headers` are read for each connection, so credentials can be rotated. `over` ends all waits."""
 
     def __init__(
         self,
@@ -64,15 +63,11 @@ class OtlpCarrier:
         ca_path: Path | None = None,
         compress: bool = True,
         attempt_s: float = ATTEMPT_S,
-        patience: CarrierDeadline | None = None,
+        over: threading.Event | None = None,
     ) -> None:
-        self._origin = origin
-        self._resource = resource
-        self._headers = headers
-        self._ca_path = ca_path
-        self._compress = compress
-        self._attempt_s = attempt_s
-        self._patience = patience or CarrierDeadline()
+        self._origin, self._resource, self._headers, self._ca_path = origin, resource, headers, ca_path
+        self._compress, self._attempt_s = compress, attempt_s
+        self._over = over or threading.Event()
         self._socket: socket.socket | None = None
         self._form: RequestForm | None = None
 
@@ -82,9 +77,9 @@ class OtlpCarrier:
         body = export_request(append.lines, self._resource)
         if self._compress:
             body = gzip.compress(body, compresslevel=1, mtime=0)
-        unsure, pauses, told = False, self._patience.pauses(), ""
+        unsure, waits_s, told = False, pauses(), ""
         while True:
-            pause_s, why = next(pauses), "no answer"
+            pause_s, why = next(waits_s), "no answer"
             try:
                 said = self._post(body)
             except InvalidRequest as error:
@@ -102,14 +97,14 @@ class OtlpCarrier:
             if why != told:
                 log.warning("the receiver did not take the evidence; trying again", extra={"why": why[:200]})
                 told = why
-            if not self._patience.wait(pause_s):
+            if self._over.wait(pause_s):
                 raise UnsureError(why, again=False) if unsure else OSError(errno.EAGAIN, why)
 
     def give_up(self) -> None:
-        self._patience.end()
+        self._over.set()
 
     def close(self) -> None:
-        self._patience.end()
+        self._over.set()
         self._disconnect()
 
     def _judge(self, said: OtlpReply, count: int, *, unsure: bool) -> None:
@@ -134,7 +129,7 @@ class OtlpCarrier:
 
     def _post(self, body: bytes) -> OtlpReply:
         until = time.monotonic() + self._attempt_s
-        if self._socket is not None and not _is_quiet(self._socket):
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
             self._disconnect()  # the peer closed or sent data while idle: a request sent there may be lost
         if self._socket is None or self._form is None:
             self._socket, self._form = self._connected(until)
@@ -185,12 +180,6 @@ class OtlpCarrier:
         taken, self._socket = self._socket, None
         if taken is not None:
             taken.close()
-
-
-def _is_quiet(connection: socket.socket) -> bool:
-    waiting = select.poll()
-    waiting.register(connection, select.POLLIN)
-    return not waiting.poll(0)
 
 
 def _pause_s(retry_after: str, otherwise_s: float) -> float:

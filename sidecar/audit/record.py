@@ -50,8 +50,8 @@ BLANK: Mapping[str, Any] = {
 }
 FIELDS = (*BLANK, "hash")
 
-_SEED_NAMES = """id timestamp run_id thread_id agent_id agent_role tool_name method args_hash redaction_applied duration_ms
-    status error_message"""
+_SEED_NAMES = """id timestamp run_id thread_id agent_id agent_role tool_name method args_hash redaction_applied
+    duration_ms status error_message"""
 # The field names of the seed's AuditLog, and the fields of our records that they map to.
 SEED_FIELDS: Mapping[str, str] = {name: name for name in _SEED_NAMES.split()} | {
     "tool_name": "server",

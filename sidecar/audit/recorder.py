@@ -74,10 +74,7 @@ class Audit:
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
         stamp_in_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
-        chosen = rotation or Rotation()
-        self.trail = RotatingSink(
-            sink, stamp_in_thread, clock, attester=attester, rotation=chosen, evidence=self._evidence
-        )
+        self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation or Rotation(), self._evidence)
         self.writer = RecordWriter(self.trail)
         self._durability = durability
         self._counted: Callable[[str, str], object] = metrics.audit_recorded if metrics else lambda event, result: None

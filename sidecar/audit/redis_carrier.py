@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
+from sidecar.audit.carrier import AppendLines, UnsureError, pauses
 from sidecar.audit.chain import ChainEnd, head_line, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd, read_anchor
@@ -58,40 +59,26 @@ return 'done'
 """
 
 
-class StreamConnection(Protocol):
-    """The part of redis-py's connections that we use. Connecting and replies have deadlines."""
-
-    def connect(self) -> None: ...
-
-    def disconnect(self) -> None: ...
-
-    def send_command(self, *args: Any) -> None: ...
-
-    def read_response(self, disable_decoding: bool = False) -> Any: ...
-
-
 class RedisCarrier:
-    """One stream, and its writer."""
+    """One stream, and its writer. Connecting and replies have deadlines of their own; `over` ends all waits."""
 
     def __init__(
         self,
-        connect: Callable[[], StreamConnection],
+        connect: Callable[[], Any],
         stream: str,
         key: AuditKey,
         *,
         older: Sequence[AuditKey] = (),
         max_length: int | None = None,
-        patience: CarrierDeadline | None = None,
+        over: threading.Event | None = None,
     ) -> None:
         """`older` are previous keys."""
-        self._connect = connect
+        self._connect, self._key, self._older = connect, key, older
         self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
-        self._key = key
-        self._older = older
         self._anew = False  # the stored end is not ours: the next append is unconditional
         self._most = "" if max_length is None else str(max_length)
-        self._patience = patience or CarrierDeadline()
-        self._connection: StreamConnection | None = None
+        self._over = over or threading.Event()
+        self._connection: Any = None  # redis-py does not type its connections
         self._turn = ""
 
     def take(self, end: ChainEnd | None = None) -> FoundEnd:
@@ -104,15 +91,15 @@ class RedisCarrier:
             found = _found(bytes(raw_head), bytes(line), self._key, self._older)
             begins = found.end if end is None else end
             if begins != found.end:
-                log.warning(
-                    "the copy of the evidence lacks lines", extra={"last": found.end.seq, "next": begins.seq + 1}
-                )
+                extra = {"last": found.end.seq, "next": begins.seq + 1}
+                log.warning("the copy of the audit log lacks lines", extra=extra)
             if found.what and end is None:
                 self._anew = True  # the anchor is replaced together with the record of the findings
             else:
                 self._append(AppendLines((), begins, begins), anyway=True)  # our key's anchor; also tests writing
         except (OSError, RedisError, TypeError, ValueError) as error:
-            raise SettingsError([_unusable(f"cannot be written: {_why(error)}")]) from None
+            message = f"the audit stream cannot be written: {_why(error)}"
+            raise SettingsError([fault_in("audit.redis", message, code="A120")]) from None
         return found
 
     def lines(self) -> Iterator[bytes]:
@@ -129,7 +116,7 @@ class RedisCarrier:
 
     def carry(self, append: AppendLines) -> None:
         unsure, anyway = False, self._anew
-        pauses = self._patience.pauses()
+        waits_s = pauses()
         while True:
             try:
                 reply = self._append(append, anyway=anyway)
@@ -139,7 +126,7 @@ class RedisCarrier:
             except (RedisError, OSError) as error:
                 unsure = unsure or self._connection is not None
                 self._disconnect()
-                if not self._patience.wait(next(pauses)):
+                if self._over.wait(next(waits_s)):
                     raise _failed(_why(error), unsure=unsure) from None
                 continue
             if reply == DONE:
@@ -147,14 +134,14 @@ class RedisCarrier:
                 return
             if reply == TAKEN:
                 raise _failed("another sidecar writes this stream now", unsure=unsure)
-            log.error("the stream's end is not where it was: evidence was lost there", extra={"seq": append.before.seq})
+            log.error("the stream does not end where it did: it lost audit records", extra={"seq": append.before.seq})
             anyway = True
 
     def give_up(self) -> None:
-        self._patience.end()
+        self._over.set()
 
     def close(self) -> None:
-        self._patience.end()
+        self._over.set()
         self._disconnect()
 
     def _append(self, append: AppendLines, *, anyway: bool) -> bytes:
@@ -171,22 +158,14 @@ class RedisCarrier:
         """Send a command and return its reply. Raises OSError, RedisError."""
         try:
             if self._connection is None:
-                self._connection = self._connected()
+                self._connection = self._connect()
+                self._connection.connect()
             self._connection.send_command(*command)
             return self._connection.read_response(disable_decoding=True)
         except (OSError, RedisError):
             raise
         except Exception as error:  # redis-py's parser may raise anything on a malformed reply
             raise ConnectionError(f"a foreign reply ({type(error).__name__})") from None
-
-    def _connected(self) -> StreamConnection:
-        connection = self._connect()
-        try:
-            connection.connect()
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -210,7 +189,3 @@ def _failed(why: str, *, unsure: bool) -> OSError:
 def _why(error: Exception) -> str:
     """The error for operators: its kind and the server's text; never a URL."""
     return f"{type(error).__name__}: {error}"[:200]
-
-
-def _unusable(message: str) -> Any:
-    return fault_in("audit.redis", f"the audit stream {message}", code="A120")

@@ -31,10 +31,7 @@ _BY_STATUS = {
 def render_record(record: Mapping[str, Any], *, colour: bool = False) -> str:
     """Two lines without a trailing newline. See `wants_colour` for `colour`."""
     word, shade = _verdict(record)
-    first = [_paint(f"{word:<7}", shade, colour), *_what(record)]
-    second = " · ".join(part for part in _ground(record) if part)
-    time = plain(record.get("timestamp"))[11:23]
-    return f"{time:<12}  {'  '.join(part for part in first if part)}\n{_INDENT}{_paint(second, _DIM, colour)}"
+    return _two_lines(record, word, shade, _what(record), " · ".join(filter(None, _ground(record))), colour)
 
 
 def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = False) -> str:
@@ -42,20 +39,16 @@ def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = 
     metadata = record.get("metadata")
     redacted = isinstance(metadata, Mapping) and metadata.get("redacted") is True
     word, shade = ("kept", _GREEN) if as_recorded else ("CHANGED", _RED)
-    what = [
-        f"{plain(record.get('mcp_tool_name'))}/{plain(record.get('mcp_method'))}",
-        "redacted" if redacted else "",
-    ]
-    first = [
-        _paint(f"{word:<7}", shade, colour),
-        *what,
-        plain(record.get("mcp_invocation_id")),
-        plain(record.get("id")),
-    ]
+    tool = f"{plain(record.get('mcp_tool_name'))}/{plain(record.get('mcp_method'))}"
+    ids = plain(record.get("mcp_invocation_id")), plain(record.get("id"))
     data = ascii_json({"data": record.get("data")}).decode()[len('{"data":') : -1]
     shown = data if len(data) <= _DATA_CHARS else data[:_DATA_CHARS] + "..."
-    time = plain(record.get("timestamp"))[11:23]
-    return f"{time:<12}  {'  '.join(part for part in first if part)}\n{_INDENT}{_paint(shown, _DIM, colour)}"
+    return _two_lines(record, word, shade, [tool, "redacted" if redacted else "", *ids], shown, colour)
+
+
+def _two_lines(record: Mapping[str, Any], word: str, shade: str, parts: list[str], second: str, colour: bool) -> str:
+    first = "  ".join(filter(None, [_paint(f"{word:<7}", shade, colour), *parts]))
+    return f"{plain(record.get('timestamp'))[11:23]:<12}  {first}\n{_INDENT}{_paint(second, _DIM, colour)}"
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -75,7 +68,7 @@ def _what(record: Mapping[str, Any]) -> list[str]:
     if isinstance(control, Mapping):
         particulars = [f"{plain(name)}={plain(value)}" for name, value in control.items() if name not in ("what", "by")]
         return [plain(control.get("what")), f"by {plain(control.get('by'))}", *particulars]
-    who = [plain(name) for name in _list(record.get("chain"))] or ["nobody"]
+    who = [plain(name) for name in _list(record.get("chain"))] or ["no caller"]
     duration_ms = record.get("duration_ms")
     return [
         " → ".join([*who, plain(record.get("object") or record.get("upstream"))]),

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from sidecar.audit.file_sink import is_at, write_all
 from sidecar.audit.segments import aside, last_seq_of, parts_of
 from sidecar.errors import Reason, Refusal
 
@@ -97,10 +98,8 @@ class ResultFile:
     """The result file of one sidecar, opened at the first line. Not thread-safe: one event loop appends."""
 
     def __init__(self, path: Path | None, *, to_disk: bool = False) -> None:
-        self._path = path
-        self._to_disk = to_disk
-        self._file = -1
-        self._size = 0
+        self._path, self._to_disk = path, to_disk
+        self._file, self._size = -1, 0
 
     def append(self, line: bytes) -> int:
         """Write one line whole or not at all. Returns the number of bytes removed of a torn line from an earlier run,
@@ -110,9 +109,7 @@ class ResultFile:
         torn_bytes = self._open() if self._file < 0 else 0
         data = line + b"\n"
         try:
-            written = os.write(self._file, data)
-            while written < len(data):  # a disk that fills up takes a part, and reports the error at the next write
-                written += os.write(self._file, data[written:])
+            write_all(self._file, data)
             if self._to_disk:
                 os.fdatasync(self._file)
         except OSError:
@@ -175,11 +172,7 @@ class ResultFile:
         """Whether the file is as we left it. If it was deleted, moved or truncated, `verify` reports the missing
         results; new ones are still stored."""
         status = os.fstat(self._file)
-        try:
-            there = self._path is not None and os.path.samestat(self._path.stat(), status)
-        except OSError:
-            there = False
-        return there and status.st_size == self._size
+        return self._path is not None and is_at(self._path, status) and status.st_size == self._size
 
     def _take_back(self) -> None:
         """Truncate to the last whole line. If that fails, the next `append` reopens the file and finds it torn."""

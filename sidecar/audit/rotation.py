@@ -79,19 +79,14 @@ class RotatingSink:
         sink: ChainSink,
         stamp: Stamp,
         clock: Clock,
-        *,
-        attester: Attester | None = None,
-        rotation: Rotation = Rotation(),
-        evidence: ResultFile | None = None,
+        attester: Attester | None,
+        rotation: Rotation,
+        evidence: ResultFile,
     ) -> None:
-        self.sink = sink
-        self._file = sink.file
-        self._stamp = stamp
-        self._clock = clock
-        self._attester = attester
-        self._rotation = rotation
-        self._evidence = evidence
-        self._timestamp = timestamps()
+        self.sink, self._file, self._evidence = sink, sink.file, evidence
+        self.abandon, self.close = sink.abandon, sink.close
+        self._stamp, self._clock, self._timestamp = stamp, clock, timestamps()
+        self._attester, self._rotation = attester, rotation
         self._attested = BEGINNING  # the chain's end after the last checkpoint
         self._attested_mono_s = clock.monotonic()
         self._begun_at_s: float | None = None  # when the first record of this file was written
@@ -101,7 +96,6 @@ class RotatingSink:
 
     @property
     def end(self) -> ChainEnd:
-        """The end of the chain."""
         return self.sink.end
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
@@ -113,17 +107,10 @@ class RotatingSink:
             self._tried(self.seal)
         return count
 
-    def abandon(self) -> None:
-        self.sink.abandon()
-
-    def close(self) -> None:
-        self.sink.close()
-
     def is_due(self) -> bool:
         """Whether `look` has something to do; an estimate that other threads may make."""
-        every_s = self._rotation.every_s
-        may_be_old = every_s is not None and self._can_turn_over() and (self._begun_at_s is None or self._is_old())
-        return may_be_old or self._is_unattested()
+        is_unread = self._rotation.every_s is not None and self._begun_at_s is None and self._can_turn_over()
+        return is_unread or self._is_old() or self._is_unattested()
 
     def look(self) -> None:
         """Do what is due by time."""
@@ -134,17 +121,14 @@ class RotatingSink:
 
     def seal(self) -> None:
         """Write a checkpoint of the chain's end. Raises OSError."""
-        attester = self._attester
-        if attester is None:
+        if self._attester is None:
             return
         self.sink.settle()
-        end = self.end
-        if end.seq == 0 or end == self._attested:
+        if self.end.seq == 0 or self.end == self._attested:
             return
-        checkpoint = attest(attester.key, end, self._timestamp(self._clock.time()))
+        checkpoint = attest(self._attester.key, self.end, self._timestamp(self._clock.time()))
         self._say(shape.CHECKPOINT, checkpoint._asdict())
-        self._attested, self._attested_mono_s = self.end, self._clock.monotonic()
-        self.newest = checkpoint
+        self._attested, self._attested_mono_s, self.newest = self.end, self._clock.monotonic(), checkpoint
 
     # --- what is due ------------------------------------------------------------------------------------------------
 
@@ -155,67 +139,58 @@ class RotatingSink:
         return self._clock.monotonic() - self._attested_mono_s >= attester.every_s
 
     def _is_full(self) -> bool:
-        most = self._rotation.max_bytes
-        return most is not None and self._can_turn_over() and (self._size() >= most or self._kept_bytes() >= most)
+        file, most = self._file, self._rotation.max_bytes
+        if file is None or most is None or not self._can_turn_over():
+            return False
+        return file.size >= most or self._evidence.size >= most
 
     def _is_old(self) -> bool:
         every_s = self._rotation.every_s
         return every_s is not None and self._can_turn_over() and self._clock.time() - self._begun_s() >= every_s
 
     def _can_turn_over(self) -> bool:
-        return self._size() > 0 and self._clock.monotonic() >= self._not_before_mono_s
-
-    def _size(self) -> int:
-        return 0 if self._file is None else self._file.size
-
-    def _kept_bytes(self) -> int:
-        return 0 if self._evidence is None else self._evidence.size
+        return bool(self._file and self._file.size) and self._clock.monotonic() >= self._not_before_mono_s
 
     def _begun_s(self) -> float:
+        now_s = self._clock.time()
         if self._begun_at_s is None:
-            self._begun_at_s = self._clock.time()
+            self._begun_at_s = now_s
             with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
                 first = None if self._file is None else first_line(self._file.path)
-                self._begun_at_s = datetime.fromisoformat(first.fields["timestamp"]).timestamp() if first else None
-        now_s = self._clock.time()
-        self._begun_at_s = min(self._begun_at_s or now_s, now_s)  # not in the future: the clock may have gone back
+                self._begun_at_s = datetime.fromisoformat(first.fields["timestamp"]).timestamp() if first else now_s
+        self._begun_at_s = min(self._begun_at_s, now_s)  # not in the future: the clock may have gone back
         return self._begun_at_s
 
     # --- rotation ---------------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
         """Rotate the file, ended by a checkpoint; then delete parts beyond the number to keep."""
-        if self._file is None:
-            return
         self._not_before_mono_s = self._clock.monotonic() + RETRY_S
         if self._tried(self.seal) and self._tried(self._set_aside):
             self._begun_at_s, self._not_before_mono_s = None, 0.0
             self._tried(self._set_evidence_aside)  # on failure, rotated together with the next part
-            self._tried(self._let_go)
+            self._tried(self._delete_parts)
 
     def _set_aside(self) -> None:
-        if self._file is not None:
-            self._file.turn_over(aside(self._file.path, self._clock.time(), self.end.seq))
+        assert self._file is not None
+        self._file.turn_over(aside(self._file.path, self._clock.time(), self.end.seq))
 
     def _set_evidence_aside(self) -> None:
-        if self._evidence is not None and self._evidence.size:
+        if self._evidence.size:
             self._evidence.turn_over(self._clock.time(), self.end.seq)
 
-    def _let_go(self) -> None:
+    def _delete_parts(self) -> None:
         """Delete the oldest parts, each after recording what it was. Only if checkpoints cover them."""
         keep, file = self._rotation.keep, self._file
         if keep is None or file is None or self._attester is None:
             return
         removed = -1
         for part, first_seq, end in reversed(self._parts(file.path)[keep:]):
-            self._say(
-                shape.REMOVED,
-                {"file": part.name, "first_seq": first_seq, "last_seq": end.seq, "last_hash": end.hash},
-            )
+            facts = {"file": part.name, "first_seq": first_seq, "last_seq": end.seq, "last_hash": end.hash}
+            self._say(shape.REMOVED, facts)
             part.unlink()
             removed = end.seq
-        if self._evidence is not None:  # results stored before a part ended may be named in the next one
-            self._evidence.let_go(removed)
+        self._evidence.let_go(removed)  # results stored before a part ended may be named in the next one
 
     def _parts(self, path: Path) -> list[tuple[Path, int, ChainEnd]]:
         """The parts of this log, newest first, with their first sequence and their end. Files that only have a part's
@@ -224,7 +199,7 @@ class RotatingSink:
         for part in reversed(parts_of(path)):
             first, end = first_line(part), last_end(part)
             if first is None or end is None or not first.seq <= end.seq == last_seq_of(part) < before_seq:
-                log.error("what has the name of a part of the audit is none", extra={"file": part.name})
+                log.error("a file has the name of a part of the audit log and is none", extra={"file": part.name})
                 continue
             found.append((part, first.seq, end))
             before_seq = first.seq
@@ -237,6 +212,9 @@ class RotatingSink:
         try:
             act()
         except (OSError, SettingsError) as error:
-            log.error("the evidence goes on as it was", extra={"failed": act.__name__, "error": str(error)})
+            log.error(
+                "rotating or sealing the audit log failed; records go to the current file and it is tried again",
+                extra={"failed": act.__name__, "error": str(error)},
+            )
             return False
         return True

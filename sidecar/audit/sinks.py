@@ -13,7 +13,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from redis.backoff import NoBackoff
@@ -89,8 +88,8 @@ def reading_stream(settings: Settings) -> RedisCarrier:
     """Open the configured stream for reading, without becoming its writer. Raises SettingsError."""
     if settings.audit_store.is_memory:
         raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
-    nobody = AuditKey.from_secret(b"")
-    return RedisCarrier(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), nobody)
+    no_key = AuditKey.from_secret(b"")
+    return RedisCarrier(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), no_key)
 
 
 def _carrier(
@@ -121,7 +120,10 @@ def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
         origin = parse_origin(chosen.url)
     except ValueError as error:
         raise SettingsError([fault_in("audit.otlp.url", str(error), code="A120")]) from None
-    headers = partial(_headers, chosen.header_paths)
+
+    def headers() -> Mapping[str, str]:
+        return {name: read_secret(path, "theirs") for name, path in chosen.header_paths.items()}
+
     headers()
     resource = {
         "service.name": "sidecar",
@@ -131,10 +133,6 @@ def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
     }
     packed = chosen.compression == "gzip"
     return OtlpCarrier(origin, resource, headers=headers, ca_path=chosen.ca_path, compress=packed)
-
-
-def _headers(paths: Mapping[str, Path]) -> Mapping[str, str]:
-    return {name: read_secret(path, "theirs") for name, path in paths.items()}
 
 
 def _connection(chosen: StoreSettings) -> AbstractConnection:

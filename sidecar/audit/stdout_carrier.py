@@ -26,8 +26,7 @@ class StdoutCarrier:
     """Writes lines to a descriptor. `let_go` releases it."""
 
     def __init__(self, descriptor: int, let_go: Callable[[], None]) -> None:
-        self._descriptor = descriptor
-        self._let_go = let_go
+        self._descriptor, self._let_go = descriptor, let_go
         self._begun: AppendLines | None = None
         self._rest = b""
 

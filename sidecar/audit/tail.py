@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.audit.file_sink import is_at
 from sidecar.audit.segments import last_seq_of, parts_of
 
 
@@ -73,7 +74,4 @@ def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iter
 
 
 def _is_still(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+    return is_at(path, os.fstat(file.fileno()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -63,20 +63,6 @@ class VerificationReport:
 
     def as_data(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "ok": self.ok,
-            "records": self.records,
-            "first_seq": self.first_seq,
-            "last_seq": self.last_seq,
-            "events": dict(self.events),
-            "checkpoints": self.checkpoints,
-            "signed_up_to": self.signed_up_to,
-            "instances": self.instances,
-            "end": self.end,
-            "problem_count": self.problem_count,
-            "problems": [asdict(problem) for problem in self.problems],
-            "proved": self.proved,
-            "not_proved": self.unproved,
-            "notes": self.notes,
-            "unfinished": len(self.unfinished),
-        }
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        said |= {"problems": [asdict(one) for one in self.problems], "unfinished": len(self.unfinished)}
+        return {"ok": self.ok, **said, "events": dict(self.events), "not_proved": said.pop("unproved")}

@@ -30,10 +30,9 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidecar.audit.chain import BEGINNING, HEAD_BYTES, HEAD_SUFFIX, ChainEnd, ChainHead, parse_head
 from sidecar.audit.checkpoints import Checkpoint, Keys, read_checkpoints
@@ -127,8 +126,7 @@ def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Ma
 # --- the anchor -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Anchor:
+class _Anchor(NamedTuple):
     """`head` is None if there is no anchor file (`there` is false) or it is malformed."""
 
     there: bool
@@ -153,9 +151,9 @@ def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys
         if before.there:
             report.add(path, 0, "forged", "this is no anchor")
         elif not walk.part:
-            report.add(path, 0, "no-anchor", "there is none, so that nobody can say where the log ended")
+            report.add(path, 0, "no-anchor", "there is none, so the end of the log cannot be verified")
         return
-    if keys and not _made(head, keys):
+    if keys and not head.made_with_any(keys):
         names = ", ".join(key.id for key in keys)
         report.add(path, 0, "forged", f"the key {names} did not make this anchor (it names {head.key_id})")
     elif head.end.seq > last_seq:
@@ -168,19 +166,15 @@ def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys
         report.add(path, 0, "inserted", f"the anchor knows {head.next.seq} records, the log has {last_seq}")
     elif head.end != head.next and after.head == head:
         report.notes.append(
-            f"an append that would have ended with record {head.next.seq} was cut short by a kill: nobody was told "
-            "that it had succeeded, and a cut in it does not show"
+            f"an append that would have ended with record {head.next.seq} was cut short by a kill: it was never "
+            "acknowledged, and a cut in it does not show"
         )
-
-
-def _made(head: ChainHead, keys: Sequence[AuditKey]) -> bool:
-    return any(head.made_with(key) for key in keys)
 
 
 def _went_on(after: _Anchor, last_seq: int, keys: Sequence[AuditKey]) -> bool:
     """Whether the log was written meanwhile, so that the anchor has moved past what was read."""
     head = after.head
-    return head is not None and head.next.seq >= last_seq and (not keys or _made(head, keys))
+    return head is not None and head.next.seq >= last_seq and (not keys or head.made_with_any(keys))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -224,18 +218,18 @@ def _sum_up_checkpoints(walk: LineWalk, published: Sequence[Published], keys: Ke
         report.signed_up_to = newest_signed.seq
         report.proved.append(
             f"{walk.signed_count} checkpoints in the log are signed: up to record {newest_signed.seq} it is what the "
-            f"sidecar attested at {newest_signed.time[:40]}, whoever could write files, or had the audit key, since"
+            f"sidecar attested at {newest_signed.time[:40]}, even if others can write files or have the audit key since"
         )
     if report.ok and believed:
         newest = max(believed, key=lambda one: one.seq)
         report.proved.append(
             f"{len(believed)} published checkpoints are true of it: up to record {newest.seq} it is what it was at "
-            f"{newest.time[:40]}, whoever could write files and keys since"
+            f"{newest.time[:40]}, even if others could write files and keys since"
         )
-        report.unproved.append(f"that nobody put log and anchor back to a copy of after record {newest.seq}")
+        report.unproved.append(f"that log and anchor were not put back to a copy of after record {newest.seq}")
     else:
         report.unproved.append(
-            "that nobody who once copied log and anchor has put both back as they were, or begun anew without them"
+            "that log and anchor were not both put back to an earlier copy of them, or begun anew without them"
         )
     if published and not believed:
         why = "the keys for them were not given, or they are of other records"
@@ -270,16 +264,18 @@ def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) ->
         report.proved.append(f"{which}: none was changed, removed, moved or put in after it was sealed")
         if keys and head is not None:
             report.proved.append(
-                f"the anchor was made with the key {head.key_id}: the log ends where the sidecar ended it, or whoever "
-                "else has that key"
+                f"the anchor was made with the key {head.key_id}: the log ends where the sidecar, or another "
+                "holder of that key, ended it"
             )
             if head.key_id != keys[0].id:
                 report.unproved.append(
-                    f"that it was the sidecar: {head.key_id} is not the first of the given keys, and whoever had it "
-                    "before it was changed can have made that anchor"
+                    f"that it was the sidecar: {head.key_id} is not the first of the given keys, and any "
+                    "holder of it from before the change can have made that anchor"
                 )
     if not keys:
-        report.unproved.append("who made the anchor: without a key, whoever rewrites the whole log can rewrite it too")
+        report.unproved.append(
+            "who made the anchor: without a key, an attacker who rewrites the whole log can rewrite it too"
+        )
     if walk.part:
         report.unproved.append("what was before the first line and after the last: these files are a part")
         if keys and head is None:

@@ -36,7 +36,7 @@ CLOSE_S: Final = 5.0
 log = logging.getLogger("sidecar.audit")
 
 
-def _nobody(_: OSError | None) -> None:
+def _ignored(_: OSError | None) -> None:
     """Ignores the result."""
 
 
@@ -120,13 +120,13 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
-    async def append(self, record: dict[str, Any], told: Told = _nobody) -> None:
+    async def append(self, record: dict[str, Any], told: Told = _ignored) -> None:
         """Write a record. Raises OSError. Cancelling the wait does not undo the write."""
         await self._done(record, None, told)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Run other blocking work before all later records. Raises OSError."""
-        return await self._done(None, work, _nobody)
+        return await self._done(None, work, _ignored)
 
     def post(self, record: dict[str, Any], told: Told) -> None:
         """Queue a record without waiting."""

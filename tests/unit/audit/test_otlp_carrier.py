@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from sidecar.audit.carrier import AppendLines, CarrierDeadline, UnsureError
+from sidecar.audit.carrier import AppendLines, UnsureError
 from sidecar.audit.chain import BEGINNING, ChainEnd, UnfitHead, seal
 from sidecar.audit.otlp_carrier import MAX_ANSWER_BYTES, OtlpCarrier, _pause_s
 from sidecar.audit.otlp_messages import rejected
@@ -105,12 +105,12 @@ def test_a_receiver_says_when_to_come_again(receiver: Receiver) -> None:
     receiver.answers = [lambda: web.Response(status=503, headers={"Retry-After": "1"})]
     waited: list[float] = []
 
-    class Waits(CarrierDeadline):
-        def wait(self, seconds: float) -> bool:
-            waited.append(seconds)
-            return True
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0)
+            return False
 
-    carrier = otlp(receiver.url, patience=Waits())
+    carrier = otlp(receiver.url, over=Waits())
     carrier.carry(ONE)
     carrier.close()
     assert waited == [1.0]

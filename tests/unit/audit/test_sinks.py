@@ -26,7 +26,7 @@ from redis.connection import UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
 from sidecar.audit import Audit
-from sidecar.audit.carrier import AppendLines, CarrierDeadline, ChainedCarrier
+from sidecar.audit.carrier import AppendLines, ChainedCarrier
 from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, parse_head, unseal
 from sidecar.audit.copies import CopySink
 from sidecar.audit.file_sink import AuditFile, FoundEnd
@@ -502,10 +502,10 @@ def test_what_is_no_reply_is_no_record(lie: bytes) -> None:
 
         liar = threading.Thread(target=lies, daemon=True)
         liar.start()
-        patience = CarrierDeadline()
-        patience.end()
+        over = threading.Event()
+        over.set()
         port = server.getsockname()[1]
-        stream = RedisCarrier(lambda: TcpConnection(port=port, socket_timeout=0.2), STREAM, KEY, patience=patience)
+        stream = RedisCarrier(lambda: TcpConnection(port=port, socket_timeout=0.2), STREAM, KEY, over=over)
         with pytest.raises(OSError):
             ChainedCarrier(stream, BEGINNING).append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
         stream.close()
