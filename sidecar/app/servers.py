@@ -146,10 +146,10 @@ class Servers:
         for name, port in wanted:
             place = str(replace(address, port=port))
             calls = GrpcCalls(
-                handle,
-                name,
-                lambda label: live.current.meant_in_grpc(label),
-                (settings.server.grpc_authority_header or "").lower(),
+                handle=handle,
+                agent=name,
+                meant=lambda label: live.current.meant_in_grpc(label),
+                authority=(settings.server.grpc_authority_header or "").lower(),
                 patience_s=settings.server.body_timeout_s,
                 at_once=settings.server.max_connections,
                 turned_away=self.pipeline.refusals.turned_away,

@@ -40,6 +40,7 @@ from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell
 from sidecar.gateway.forwarder import Forwarder, SessionLost
 from sidecar.gateway.frontends import dispatch, mcp_requests
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
+from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
 from sidecar.gateway.frontends.mcp_requests import (
     JSON,
@@ -296,13 +297,13 @@ class Pipeline:
         intent = await self.agents.understand(request, route)
         with self._admitted(request, begins=True):
             decision = self._decide(request, caller, intent.call)
-            agent, owning = self.agents.agent(request, route), self.agents.owning(caller, intent)
+            agent, owning = self.agents.agent(request, route), TaskOwnership(self.tasks, caller, intent)
             if agent.unable(intent.operation) is None:  # otherwise no task may be disclosed
                 await owning.check()
                 request.record.task_id = owning.task
             agent.account.breaker.check()
             async with self._charged(request, caller, intent.call, decision) as (lease, timeout_s):
-                return await self.agents.carry_out(request, agent, decision, intent, owning, lease, timeout_s)
+                return await self.agents.carry_out(request, agent, decision, owning, lease, timeout_s)
 
     async def _task(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Carries out a request of the task API; the stages run on its operation."""
@@ -567,26 +568,14 @@ class Pipeline:
         return response
 
     def _told(self, request: RequestContext, refusal: Refusal) -> ErrorResponse:
-        metadata_url = (
-            "" if request.front is None else request.now.metadata_url(request.front, request.folder, request.alias)
-        )
+        now, decision_id = request.now, request.record.decision_id
+        url = "" if request.front is None else now.metadata_url(request.front, request.folder, request.alias)
         if request.dialect is not None:
-            return request.dialect.tell(
-                refusal,
-                decision_id=request.record.decision_id,
-                request_id=request.request_id,
-                manner=request.now.manner,
-                resource_metadata=metadata_url,
-            )
+            return request.dialect.tell(refusal, decision_id, now.manner, url)
         return tell(
-            refusal,
-            request.shape,
-            decision_id=request.record.decision_id,
-            request_id=request.request_id,
-            method=request.method,
-            manner=request.now.manner,
-            resource_metadata=metadata_url,
-        )
+            refusal, request.shape, decision_id=decision_id, request_id=request.request_id, method=request.method,
+            manner=now.manner, resource_metadata=url,
+        )  # fmt: skip
 
 
 async def _public(

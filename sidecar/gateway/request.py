@@ -49,9 +49,7 @@ from sidecar.vocabulary import ANONYMOUS, Call, Caller
 class RefusalWriter(Protocol):
     """Writes refusals of a protocol whose answers differ from MCP's."""
 
-    def tell(
-        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
-    ) -> ErrorResponse:
+    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         """Returns a refusal in this protocol."""
 
 

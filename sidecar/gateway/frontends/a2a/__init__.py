@@ -9,7 +9,6 @@ context_ids.py         context ids as the agent sees them
 cards.py               agent cards
 push_configs.py        push configurations in requests and answers
 push_notifications.py  registration and forwarding of push notifications
-reported_costs.py      costs that agents report
 grpc.py                the gRPC listener
 grpc_connections.py    limits on its connections
 """

@@ -8,10 +8,10 @@ operation is sent to the agent; its answer is checked and written in the caller'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -21,7 +21,6 @@ from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a import cards
 from sidecar.gateway.frontends.a2a.push_configs import PushRewriter
 from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs
-from sidecar.gateway.frontends.a2a.reported_costs import CostReader
 from sidecar.gateway.frontends.a2a.request_reader import (
     AgentOperation,
     CalledName,
@@ -38,6 +37,7 @@ from sidecar.gateway.frontends.a2a.task_pages import TaskPages
 from sidecar.gateway.reauthorization import end_of
 from sidecar.gateway.request import RequestContext, WatchedExchange
 from sidecar.gateway.routing import Route
+from sidecar.http.client import Deadline
 from sidecar.http.server.response import WholeResponse
 from sidecar.limits import Lease
 from sidecar.protocols import jsonrpc
@@ -52,10 +52,62 @@ from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperati
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 _OF_RPC = frozenset({"", "/", "/v1", "/v1/"})  # the seed's base path is /agents/{id}/v1
+_FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
+_UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
+
+
+@dataclass(slots=True, eq=False)
+class AgentExchange(WatchedExchange):
+    """One decided operation at its agent. `dialect` writes its answers.
+
+    The cost that an agent reports is final when the task has ended, and when it waits for its caller (`is_final`): the
+    caller's next message is a call of its own, with its own cost.
+    """
+
+    agent: AgentUpstream = field(kw_only=True)
+    owning: TaskOwnership = field(kw_only=True)
+    lease: Lease = field(kw_only=True)
+    dialect: ResponseWriter = field(kw_only=True)
+    is_final: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        return self.owning.intent.operation
+
+    async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the caller may see of an answer or an event; the audit record names its task."""
+        admitted = await self.owning.admit(result)
+        self.request.record.task_id = self.owning.task
+        return admitted
+
+    def hear(self, result: Mapping[str, Any]) -> None:
+        """Reads the cost, and whether it is final, from a result or an event."""
+        self.lease.heard(result)
+        if "message" in result:
+            self.is_final = True
+        for part in ("task", "statusUpdate"):
+            if part in result:
+                state = result[part].get("status", {}).get("state", "TASK_STATE_UNSPECIFIED")
+                self.is_final = state not in _UNDER_WAY
+                if state in _FAILED:
+                    self.request.tool_failed()
+
+    def heard_all(self) -> None:
+        """Returns the unused part of the charge if the cost is final."""
+        if self.is_final:
+            self.request.answered()
+
+    async def failed(self, error: AgentError) -> WholeResponse:
+        """Sends an agent's error, which ends the call."""
+        self.request.answered()
+        self.request.tool_failed()
+        return await _whole(self.request, self.dialect.error(error))
 
 
 @dataclass(slots=True)
 class AgentFrontend:
+    """Serves the addresses of agents."""
+
     exchanges: Forwarder
     pushes: PushConfigs
     pages: TaskPages
@@ -162,153 +214,162 @@ class AgentFrontend:
             raise Refusal(Reason.ROUTE_UNKNOWN)
         return agent
 
-    def owning(self, caller: Caller, intent: AgentOperation) -> TaskOwnership:
-        """Returns the ownership of the tasks that the operation names."""
-        return TaskOwnership(self.exchanges.tasks, caller, intent)
-
     async def carry_out(
         self,
         request: RequestContext,
         agent: AgentUpstream,
         decision: Decision,
-        intent: AgentOperation,
         owning: TaskOwnership,
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
         call that is refused before anything was sent to the agent costs nothing."""
+        intent, caller, dialect = owning.intent, owning.caller, _dialect(request)
         if (unable := agent.unable(intent.operation)) is not None:
-            return await _whole(request, _dialect(request).error(unable))
+            return await _whole(request, dialect.error(unable))
         limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
-        until = end_of(owning.caller, decision, request.now)
-        overseen = WatchedExchange(
-            request, owning.caller, intent.call, limit_s, self.exchanges.streams, request.now, until
-        )
+        until, now = end_of(caller, decision, request.now), request.now
+        exchange = AgentExchange(
+            request, caller, intent.call, limit_s, self.exchanges.streams, now, until,
+            agent=agent, owning=owning, lease=lease, dialect=dialect,
+        )  # fmt: skip
         outgoing = OutgoingOperation(
             intent.operation,
             intent.params,
-            owning.caller,
-            overseen.left_s or limit_s,
+            caller,
+            exchange.left_s or limit_s,
             intent.extensions,
             routing.trace_headers(request.headers),
             owning.admit,
         )
         if intent.operation.streams:
-            with self.exchanges.places.place(owning.caller, request.now.settings.streams):
-                return await self._stream(overseen, agent, outgoing, owning, lease, timeout_s)
-        async with overseen.under_way(self.exchanges.oversight.calls):
+            # lasts as long as the task, unless a budget ends it earlier
+            exchange.endless, exchange.timeout_s = True, timeout_s
+            with self.exchanges.places.place(caller, now.settings.streams):
+                return await self._stream(exchange, outgoing)
+        async with exchange.under_way(self.exchanges.oversight.calls):
             await agent.cards.prepare()
             if intent.operation is CARD:
-                lease.forwarded = True
-                return await self._extended(overseen, agent, outgoing)
+                return await self._extended(exchange, outgoing)
             if intent.operation is LIST:
-                return await self._listed(overseen, agent, outgoing, owning, lease)
-            pushing = PushRewriter(self.pushes, owning.caller, intent)
+                return await self._listed(exchange, outgoing)
+            pushing = PushRewriter(self.pushes, caller, intent)
             try:
-                params = await pushing.rewritten()
-                await owning.begin()
-                lease.forwarded = True
-                answer = await agent.wire.ask(outgoing._replace(params=owning.outward(params)))
+                answer = await agent.wire.ask(await self._sent(exchange, outgoing, pushing))
                 if isinstance(answer, AgentError):
-                    CostReader(request).failed()
-                    return await _whole(request, _dialect(request).error(answer))
-                costing = CostReader(request)
-                costing.hear(answer)
-                costing.end()
-                admitted = await self._admitted(request, owning, answer)
+                    return await exchange.failed(answer)
+                exchange.hear(answer)
+                exchange.heard_all()
+                admitted = await exchange.admit(answer)
                 await pushing.settle(admitted)
-                return await _whole(request, _dialect(request).result(intent.operation, await pushing.shown(admitted)))
+                return await _whole(request, dialect.result(intent.operation, await pushing.shown(admitted)))
             finally:
                 await pushing.undo()
 
-    async def _admitted(self, request: RequestContext, owning: TaskOwnership, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the caller may see of an answer or an event; the audit record names its task."""
-        admitted = await owning.admit(result)
-        request.record.task_id = owning.task
-        return admitted
+    async def _sent(
+        self, exchange: AgentExchange, outgoing: OutgoingOperation, pushing: PushRewriter
+    ) -> OutgoingOperation:
+        """Returns the operation as the agent receives it. Nothing here can refuse it any more, so it is charged."""
+        params = await pushing.rewritten()
+        await exchange.owning.begin()
+        exchange.lease.forwarded = True
+        return outgoing._replace(params=exchange.owning.outward(params))
 
-    async def _listed(
-        self,
-        overseen: WatchedExchange,
-        agent: AgentUpstream,
-        outgoing: OutgoingOperation,
-        owning: TaskOwnership,
-        lease: Lease,
-    ) -> web.StreamResponse:
+    async def _listed(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
         async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
-            lease.forwarded = True
-            return await agent.wire.ask(outgoing._replace(params=params, deadline_s=overseen.left_s or 0.001))
+            exchange.lease.forwarded = True
+            left_s = exchange.left_s or 0.001
+            return await exchange.agent.wire.ask(outgoing._replace(params=params, deadline_s=left_s))
 
-        page, dialect = await self.pages.page(owning, ask), _dialect(overseen.request)
-        lease.forwarded = True
+        page, dialect = await self.pages.page(exchange.owning, ask), exchange.dialect
+        exchange.lease.forwarded = True
         told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
-        return await _whole(overseen.request, told)
+        return await _whole(exchange.request, told)
 
-    async def _extended(
-        self, overseen: WatchedExchange, agent: AgentUpstream, outgoing: OutgoingOperation
-    ) -> web.StreamResponse:
+    async def _extended(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
         """Answers an authenticated caller with the agent's extended card, or with its rewritten card if it has none."""
-        request, now = overseen.request, overseen.request.now
+        request, now, agent, dialect = exchange.request, exchange.request.now, exchange.agent, exchange.dialect
+        exchange.lease.forwarded = True
         card: dict[str, Any] | AgentError = await agent.cards.card()
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
             card = await agent.wire.ask(outgoing)
         if isinstance(card, AgentError):
-            return await _whole(request, _dialect(request).error(card))
+            return await _whole(request, dialect.error(card))
         try:
             documents.check(card)
         except UnreadableMessage as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
         place = cards.place_of(now, agent, request.alias, request.base)
-        view = cards.view_of(now, agent, card, overseen.caller.chain, place, self.exchanges.live.clock())
-        shown = cards.ours(agent, card, view)
-        return await _whole(request, _dialect(request).result(CARD, documents.signed(shown, cards.signer_of(now))))
+        view = cards.view_of(now, agent, card, exchange.caller.chain, place, self.exchanges.live.clock())
+        shown = documents.signed(cards.ours(agent, card, view), cards.signer_of(now))
+        return await _whole(request, dialect.result(CARD, shown))
 
-    async def _stream(
-        self,
-        overseen: WatchedExchange,
-        agent: AgentUpstream,
-        outgoing: OutgoingOperation,
-        owning: TaskOwnership,
-        lease: Lease,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
+    async def _stream(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
         """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
         refusal, and the call is watched as one that waits for an answer."""
-        request, dialect, calls = overseen.request, _dialect(overseen.request), self.exchanges.oversight.calls
-        # lasts as long as the task, unless a budget ends it earlier
-        overseen.endless, overseen.timeout_s = True, timeout_s
-        pushing = PushRewriter(self.pushes, owning.caller, owning.intent)
+        calls, agent, heard = self.exchanges.oversight.calls, exchange.agent, None
+        pushing = PushRewriter(self.pushes, exchange.caller, exchange.owning.intent)
         try:
-            async with overseen.under_way(calls):
+            async with exchange.under_way(calls):
                 await agent.cards.prepare()
-                params = await pushing.rewritten()
-                await owning.begin()
-                outgoing = outgoing._replace(params=owning.outward(params))
-                lease.forwarded = True
-                heard = await agent.wire.listen(outgoing)
-        except BaseException:
-            await pushing.undo()
-            raise
-        if isinstance(heard, AgentError):
-            CostReader(request).failed()
-            await pushing.undo()
-            return await _whole(request, dialect.error(heard))
-        try:
-            async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
-                async with overseen.under_way(calls):
+                heard = await agent.wire.listen(await self._sent(exchange, outgoing, pushing))
+            if isinstance(heard, AgentError):
+                return await exchange.failed(heard)
+            async with aclosing(_begun(heard, exchange.clock(), agent.timeout_s)) as events:
+                async with exchange.under_way(calls):
                     first = await anext(events, None)
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
                     if isinstance(first, AgentError):
-                        CostReader(request).failed()
-                        return await _whole(request, dialect.error(first))
-                    first = await self._admitted(request, owning, first)
+                        return await exchange.failed(first)
+                    first = await exchange.admit(first)
                     await pushing.settle(first)
-                return await self._passed_on(overseen, heard, events, first, owning)
+                return await self._passed_on(exchange, heard, events, first)
         finally:
-            heard.close()
+            if heard is not None and not isinstance(heard, AgentError):
+                heard.close()
             await pushing.undo()
+
+    async def _passed_on(
+        self,
+        exchange: AgentExchange,
+        heard: AgentEvents,
+        events: AsyncGenerator[dict[str, Any] | AgentError | None, None],
+        first: dict[str, Any],
+    ) -> web.StreamResponse:
+        request, dialect, operation = exchange.request, exchange.dialect, exchange.operation
+        called = _called(request)
+        exchange.hear(first)
+        sent = await request.open_outlet() if called is None else called.outlet()
+        try:
+            with exchange.streaming(heard, sent):
+                await sent.write(dialect.event(operation, first))
+                async for event in events:
+                    if event is None:
+                        await sent.write(KEEP_ALIVE)
+                    elif isinstance(event, AgentError):
+                        request.tool_failed()
+                        await sent.write(dialect.error_event(event))
+                        break
+                    else:
+                        exchange.hear(event)
+                        await sent.write(dialect.event(operation, await exchange.admit(event)))
+            exchange.heard_all()
+            await request.ended(200, sent.bytes_out)
+            await sent.end()
+        except asyncio.CancelledError:
+            if not request.record.done:
+                await request.ended(200, sent.bytes_out)  # a reader ends a stream by disconnecting
+            raise
+        except Refusal as refusal:
+            told = await request.remember(Refusal(exchange.cut) if exchange.cut is not None else refusal, 200)
+            if told.reason is not Reason.CALLER_GONE:
+                with suppress(Refusal):  # the caller disconnected; the outcome is recorded
+                    # The status line has been sent, so the stream ends with the refusal in the protocol.
+                    await sent.write(dialect.refusal_event(told, request.record.decision_id, request.now.manner))
+                    await sent.end()
+        return sent.response
 
     async def pushed(self, request: RequestContext, route: Route) -> web.StreamResponse:
         """Accepts an agent's push notification. The agent authenticates with the secret that it received with the
@@ -324,59 +385,13 @@ class AgentFrontend:
         await request.record.outcome(http_status=204, bytes_out=0)
         return WholeResponse(204)
 
-    async def _passed_on(
-        self,
-        overseen: WatchedExchange,
-        heard: AgentEvents,
-        events: AsyncGenerator[dict[str, Any] | AgentError | None, None],
-        first: dict[str, Any],
-        owning: TaskOwnership,
-    ) -> web.StreamResponse:
-        request, dialect, operation = overseen.request, _dialect(overseen.request), owning.intent.operation
-        called, costing = _called(request), CostReader(request)
-        costing.hear(first)
-        sent = await request.open_outlet() if called is None else called.outlet()
-        try:
-            with overseen.streaming(heard, sent):
-                await sent.write(dialect.event(operation, first))
-                async for event in events:
-                    if event is None:
-                        await sent.write(KEEP_ALIVE)
-                    elif isinstance(event, AgentError):
-                        request.tool_failed()
-                        await sent.write(dialect.error_event(event))
-                        break
-                    else:
-                        costing.hear(event)
-                        await sent.write(dialect.event(operation, await self._admitted(request, owning, event)))
-            costing.end()
-            await request.ended(200, sent.bytes_out)
-            await sent.end()
-        except asyncio.CancelledError:
-            if not request.record.done:
-                await request.ended(200, sent.bytes_out)  # a reader ends a stream by disconnecting
-            raise
-        except Refusal as refusal:
-            told = await request.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
-            if told.reason is not Reason.CALLER_GONE:
-                await self._last_word(request, sent, dialect, told)
-        return sent.response
-
-    async def _last_word(self, request: RequestContext, sent: Any, dialect: ResponseWriter, told: Refusal) -> None:
-        """Ends a stream with a refusal in the protocol, because the status line has been sent."""
-        try:
-            await sent.write(dialect.refusal_event(told, request.record.decision_id, request.now.manner))
-            await sent.end()
-        except Refusal:  # the caller disconnected; the outcome is recorded
-            return
-
 
 async def _begun(
-    heard: AgentEvents, overseen: WatchedExchange, idle_s: float
+    heard: AgentEvents, deadline: Deadline, idle_s: float
 ) -> AsyncGenerator[dict[str, Any] | AgentError | None, None]:
     """Yields the events, without keep-alives before the first."""
     begun = False
-    async with aclosing(heard.events(overseen.clock(), idle_s)) as events:
+    async with aclosing(heard.events(deadline, idle_s)) as events:
         async for event in events:
             if event is not None or begun:
                 begun = True

@@ -28,6 +28,7 @@ from sidecar.gateway.error_responses import DenyManner, ErrorResponse, facts_of
 from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections, Peer
 from sidecar.gateway.frontends.a2a.request_reader import CalledName
 from sidecar.gateway.frontends.a2a.response_writers import (
+    ResponseWriter,
     details_of,
     grpc_status,
     info_of,
@@ -39,13 +40,12 @@ from sidecar.gateway.frontends.a2a.response_writers import (
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.protocols.a2a.errors import AgentError, AgentErrorKind
-from sidecar.protocols.a2a.forms import WireForm, form_of
-from sidecar.protocols.a2a.operations import BY_GRPC, Binding, Operation, Version
+from sidecar.protocols.a2a.operations import BY_GRPC, Operation, Version
 from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import DETAILS, encode_status
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, has_nul, malformed
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, has_nul, malformed
 
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -63,17 +63,12 @@ _STATUS = {code.name: code for code in grpc.StatusCode}
 
 
 @dataclass(slots=True)
-class GrpcWriter:
+class GrpcWriter(ResponseWriter):
     """Writes answers in Protocol Buffers. `failure` is the status of a failed call."""
 
-    version: Version
     failure: tuple[str, str, bytes] | None = None
 
-    binding: Binding = "grpc"
-
-    @property
-    def form(self) -> WireForm:
-        return form_of(self.version, self.binding)
+    binding = "grpc"
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
         return ErrorResponse(200, self.event(operation, result), "application/grpc")
@@ -95,15 +90,13 @@ class GrpcWriter:
         self.error(error)
         return b""
 
-    def tell(
-        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
-    ) -> ErrorResponse:
+    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
         self._fail(grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)])
         return ErrorResponse(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        self.tell(refusal, decision_id=decision_id, request_id=None, manner=manner, resource_metadata="")
+        self.tell(refusal, decision_id, manner, "")
         return b""
 
     def _fail(self, status: str, word: AgentErrorKind | None, message: str, infos: Sequence[dict[str, Any]]) -> None:
@@ -188,32 +181,21 @@ class GrpcEventStream(EventStream):
             raise Refusal(Reason.CALLER_GONE) from None
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class GrpcCalls(grpc.GenericRpcHandler):
     """Handles every method of every version at one port. `agent` is the agent of the port; for a call that names no
     agent, `meant` finds one by the first label of the authority that a proxy passes on in the header `authority` (""
     for none). `patience_s` is the deadline of a message, and `at_once` the number of concurrent calls; `turned_away` is
     called for each call beyond it, because grpc's own bound leaves no trace. `guests` are the open connections."""
 
-    def __init__(
-        self,
-        handle: Handle,
-        agent: str,
-        meant: Callable[[str], str],
-        authority: str,
-        *,
-        patience_s: float,
-        at_once: int,
-        turned_away: Callable[[str], None],
-        guests: GrpcConnections,
-    ) -> None:
-        self._handle = handle
-        self._agent = agent
-        self._meant = meant
-        self._authority = authority
-        self._patience_s = patience_s
-        self._at_once = at_once
-        self._turned_away = turned_away
-        self.guests = guests
+    handle: Handle
+    agent: str
+    meant: Callable[[str], str]
+    authority: str
+    patience_s: float
+    at_once: int
+    turned_away: Callable[[str], None]
+    guests: GrpcConnections
 
     def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """Returns the handler of a method (grpc's interface)."""
@@ -225,8 +207,8 @@ class GrpcCalls(grpc.GenericRpcHandler):
 
         async def called(messages: AsyncIterator[bytes], context: Any) -> None:
             peer = _peer(context)
-            if self.guests.calls >= self._at_once:
-                self._turned_away(peer[0])
+            if self.guests.calls >= self.at_once:
+                self.turned_away(peer[0])
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
             with self.guests.answering(peer):
                 await self._answer(operation, version, messages, context)
@@ -237,11 +219,11 @@ class GrpcCalls(grpc.GenericRpcHandler):
         self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
     ) -> None:
         body, broken = await self._message(messages)
-        agent = self._agent or _tenant(operation, version, body) or self._meant(_label(context, self._authority))
+        agent = self.agent or _tenant(operation, version, body) or self.meant(_label(context, self.authority))
         dialect, sent = GrpcWriter(version), GrpcEventStream(web.StreamResponse(), context)
         name = agent if _NAME.fullmatch(agent) else ""
         request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
-        response = await self._handle(request)  # type: ignore[arg-type]
+        response = await self.handle(request)  # type: ignore[arg-type]
         if isinstance(response, SilentResponse):  # the connection may carry other callers' calls: end this call only
             dialect.failure = "CANCELLED", "", b""
         if dialect.failure is None and isinstance(response, WholeResponse):
@@ -259,7 +241,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
     async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
         """Returns the one message of a call, or why there is none."""
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self.patience_s):
                 return await anext(aiter(messages)), ""  # a call has one message; anything after it is not read
         except TimeoutError:
             return b"", "the message did not arrive in time"

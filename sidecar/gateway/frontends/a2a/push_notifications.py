@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -105,10 +106,8 @@ class PushConfigs:
             self.new_secret(), caller.binding, server, task_id, config.get("id", ""), version, config["url"], token,
             scheme, credentials, self.new_secret(), now_s, now_s + self.keep_s(), skill, caller,
         )  # fmt: skip
-        try:
+        with _stored():
             kept = await self.store.keep_push(record, rules.max_configs_per_principal, rules.max_configs)
-        except DeliveryStoreOut:
-            raise _unavailable() from None
         if not kept:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many push configurations")
         told = {name: value for name, value in config.items() if name in ("tenant", "id", "taskId")}
@@ -121,10 +120,8 @@ class PushConfigs:
     async def accepted(self, handle: str, task_id: str, config_id: str = "") -> None:
         """Binds a configuration to this task and name once the agent accepts it. An older one of the same name is
         replaced. Raises Refusal(STORE_UNAVAILABLE)."""
-        try:
+        with _stored():
             replaced = await self.store.name_push(handle, task_id, config_id)
-        except DeliveryStoreOut:
-            raise _unavailable() from None
         for older in replaced:
             await self.outbox.drop("push", older)
 
@@ -147,10 +144,8 @@ class PushConfigs:
     async def forget(self, owner: str, server: str, task_id: str, config_id: str) -> None:
         """Drops a configuration that the agent deleted, with its pending deliveries. Raises
         Refusal(STORE_UNAVAILABLE)."""
-        try:
+        with _stored():
             mine = await self.store.pushes_of(owner, server, task_id, self.clock())
-        except DeliveryStoreOut:
-            raise _unavailable() from None
         # The official agents name a configuration without a name after its task.
         names = (config_id, "") if config_id == task_id else (config_id,)
         await self._forget([record.handle for record in mine if record.config_id in names])
@@ -188,22 +183,16 @@ class PushConfigs:
         never to a task of another owner."""
         if await self.is_anothers(record.owner, record.server, task_id):
             return ""
-        try:
+        with _stored():
             return await self.store.bind_push(record.handle, task_id)
-        except DeliveryStoreOut:
-            raise _unavailable() from None
 
     async def _record(self, handle: str) -> PushRecord | None:
-        try:
+        with _stored():
             return await self.store.push(handle, self.clock())
-        except DeliveryStoreOut:
-            raise _unavailable() from None
 
     async def _forget(self, handles: list[str]) -> None:
-        try:
+        with _stored():
             await self.store.forget_pushes(handles)
-        except DeliveryStoreOut:
-            raise _unavailable() from None
         for handle in handles:
             await self.outbox.drop("push", handle)
 
@@ -262,6 +251,10 @@ def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
         raise Refusal(Reason.MALFORMED_CALL, f"A2A 0.3 cannot say this: {error}") from None
 
 
-def _unavailable() -> Refusal:
-    # Fail closed: without the record the receiver is unknown.
-    return Refusal(Reason.STORE_UNAVAILABLE)
+@contextmanager
+def _stored() -> Iterator[None]:
+    """Fails closed if the store is out: without the record the receiver is unknown."""
+    try:
+        yield
+    except DeliveryStoreOut:
+        raise Refusal(Reason.STORE_UNAVAILABLE) from None

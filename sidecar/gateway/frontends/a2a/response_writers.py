@@ -7,9 +7,10 @@ errors that only HTTP defines have their own status.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -33,19 +34,10 @@ WORDS: Final[Mapping[Reason, str]] = {
     Reason.UNSUPPORTED_MEDIA_TYPE: "CONTENT_TYPE_NOT_SUPPORTED",
 }
 _STATUS_OF: Final[Mapping[int, str]] = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    405: "UNIMPLEMENTED",
-    413: "INVALID_ARGUMENT",
-    415: "INVALID_ARGUMENT",
-    429: "RESOURCE_EXHAUSTED",
-    500: "INTERNAL",
-    502: "UNAVAILABLE",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
+    **dict.fromkeys((400, 413, 415), "INVALID_ARGUMENT"), 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED",
+    404: "NOT_FOUND", 405: "UNIMPLEMENTED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
+    **dict.fromkeys((502, 503), "UNAVAILABLE"), 504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
 _CODE_WORDS: Final[Mapping[int, str]] = {kind.code: kind.reason for kind in KINDS if -32700 <= kind.code <= -32600}
 
 
@@ -85,72 +77,98 @@ def grpc_status(refusal: Refusal) -> str:
     return word.grpc if word is not None else _STATUS_OF.get(refusal.answer.http, "UNKNOWN")
 
 
-class ResponseWriter(Protocol):
+@dataclass(slots=True)
+class ResponseWriter(ABC):
     """Writes one version in one binding."""
 
     version: Version
-    binding: Binding
+
+    binding: ClassVar[Binding]
 
     @property
     def form(self) -> WireForm:
         """The form of parameters and results."""
+        return form_of(self.version, self.binding)
 
+    @abstractmethod
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
         """Returns a complete answer."""
 
+    @abstractmethod
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
         """Returns one event of a stream."""
 
+    @abstractmethod
     def error(self, error: AgentError) -> ErrorResponse:
         """Returns an agent's error as a complete answer."""
 
+    @abstractmethod
     def error_event(self, error: AgentError) -> bytes:
         """Returns an agent's error as the last event of a stream."""
 
-    def tell(
-        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
-    ) -> ErrorResponse:
+    @abstractmethod
+    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         """Returns a refusal as a complete answer."""
 
+    @abstractmethod
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
         """Returns a refusal as the last event of a stream."""
 
 
+class JsonWriter(ResponseWriter):
+    """Writes JSON. Events of errors are named `error_event_name`, if they are named."""
+
+    __slots__ = ()
+
+    error_event_name: ClassVar[bytes] = b""
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        return _event(self._result(written(self.form, operation, event)))
+
+    def error(self, error: AgentError) -> ErrorResponse:
+        status, body = self._error(error)
+        return self._told(status, body, {})
+
+    def error_event(self, error: AgentError) -> bytes:
+        return _event(self._error(error)[1], self.error_event_name)
+
+    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
+        facts = facts_of(refusal, decision_id, manner)
+        status, body = self._refusal(refusal, facts, manner)
+        return self._told(status, body, headers_of(refusal, facts, resource_metadata))
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
+        _, body = self._refusal(refusal, facts_of(refusal, decision_id, manner), manner)
+        return _event(body, self.error_event_name)
+
+    def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
+        return ErrorResponse(status, body, JSON, headers)
+
+    @abstractmethod
+    def _result(self, said: Any) -> bytes: ...
+
+    @abstractmethod
+    def _error(self, error: AgentError) -> tuple[int, bytes]: ...
+
+    @abstractmethod
+    def _refusal(self, refusal: Refusal, facts: Mapping[str, Any], manner: DenyManner) -> tuple[int, bytes]: ...
+
+
 @dataclass(slots=True)
-class JsonRpcWriter:
+class JsonRpcWriter(JsonWriter):
     """Writes JSON-RPC. `request_id`, and whether the operation `streams`, are known once the message is read."""
 
-    version: Version
     request_id: Id | None = None
     streams: bool = False
 
-    binding: Binding = "jsonrpc"
-
-    @property
-    def form(self) -> WireForm:
-        return form_of(self.version, self.binding)
+    binding = "jsonrpc"
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
         said = written(self.form, operation, result) if operation.response else None
-        return ErrorResponse(200, self._response({"result": said}), JSON)
+        return ErrorResponse(200, self._result(said), JSON)
 
-    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        return _event(self._response({"result": written(self.form, operation, event)}))
-
-    def error(self, error: AgentError) -> ErrorResponse:
-        return self._told(200, self._response({"error": self._error(error)}), {})
-
-    def error_event(self, error: AgentError) -> bytes:
-        return _event(self._response({"error": self._error(error)}))
-
-    def tell(
-        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
-    ) -> ErrorResponse:
-        facts = facts_of(refusal, decision_id, manner)
-        word = word_for(refusal)
-        body = self._response({"error": self._refusal(refusal, word, facts)})
-        status = _rpc_status(refusal, word, manner)
-        return self._told(status, body, headers_of(refusal, facts, resource_metadata))
+    def _result(self, said: Any) -> bytes:
+        return self._response({"result": said})
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
         """Returns an error; for a streaming request of 0.3, as a stream of one event, because the official client reads
@@ -159,92 +177,59 @@ class JsonRpcWriter:
             return ErrorResponse(status, _event(body), EVENT_STREAM, headers)
         return ErrorResponse(status, body, JSON, headers)
 
-    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        facts = facts_of(refusal, decision_id, manner)
-        return _event(self._response({"error": self._refusal(refusal, word_for(refusal), facts)}))
-
-    def _refusal(self, refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _refusal(self, refusal: Refusal, facts: Mapping[str, Any], manner: DenyManner) -> tuple[int, bytes]:
+        word = word_for(refusal)
         code = refusal.answer.http if word is None else word.code
-        message = sentence_for(refusal, facts)
-        if self.version == "0.3":
-            return {"code": code, "message": message, "data": dict(facts)}
-        return {"code": code, "message": message, "data": [info_of(refusal, word, facts)]}
+        data: Any = dict(facts) if self.version == "0.3" else [info_of(refusal, word, facts)]
+        error = {"code": code, "message": sentence_for(refusal, facts), "data": data}
+        return _rpc_status(refusal, word, manner), self._response({"error": error})
 
-    def _error(self, error: AgentError) -> dict[str, Any]:
+    def _error(self, error: AgentError) -> tuple[int, bytes]:
         said: dict[str, Any] = {"code": error.code, "message": error.message}
         if self.version == "0.3":
             if error.kind.reason not in OF_03:
                 said["code"] = BY_REASON["INTERNAL_ERROR"].code
         elif details := details_of(error):
             said["data"] = details
-        return said
+        return 200, self._response({"error": said})
 
     def _response(self, said: Mapping[str, Any]) -> bytes:
         return orjson.dumps({"jsonrpc": "2.0", "id": self.request_id, **said})
 
 
-@dataclass(slots=True)
-class HttpJsonWriter:
+class HttpJsonWriter(JsonWriter):
     """Writes HTTP+JSON."""
 
-    version: Version
+    __slots__ = ()
 
-    binding: Binding = "http_json"
-
-    @property
-    def form(self) -> WireForm:
-        return form_of(self.version, self.binding)
-
-    @property
-    def media_type(self) -> str:
-        """The media type of a result. Errors are JSON, as in the official SDK."""
-        return A2A_JSON if self.version == "1.0" else JSON
+    binding = "http_json"
+    error_event_name = b"error"
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
         said = written(self.form, operation, result) if operation.response else {}
-        return ErrorResponse(200, orjson.dumps(said), self.media_type)
+        # The media type of a result. Errors are JSON, as in the official SDK.
+        return ErrorResponse(200, self._result(said), A2A_JSON if self.version == "1.0" else JSON)
 
-    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        return _event(orjson.dumps(written(self.form, operation, event)))
+    def _result(self, said: Any) -> bytes:
+        return orjson.dumps(said)
 
-    def error(self, error: AgentError) -> ErrorResponse:
-        return ErrorResponse(error.kind.http, orjson.dumps(self._error(error)), JSON)
-
-    def error_event(self, error: AgentError) -> bytes:
-        return _event(orjson.dumps(self._error(error)), b"error")
-
-    def tell(
-        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: DenyManner, resource_metadata: str
-    ) -> ErrorResponse:
-        facts = facts_of(refusal, decision_id, manner)
-        word = word_for(refusal)
-        status = refusal.answer.http if word is None else word.http
-        if refusal.answer.http in (405, 415):
-            status = refusal.answer.http
-        body = orjson.dumps(self._refusal(refusal, word, facts, status))
-        return ErrorResponse(status, body, JSON, headers_of(refusal, facts, resource_metadata))
-
-    def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
-        status = refusal.answer.http if word is None else word.http
-        return _event(orjson.dumps(self._refusal(refusal, word, facts, status)), b"error")
-
-    def _refusal(
-        self, refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any], status: int
-    ) -> dict[str, Any]:
-        message = sentence_for(refusal, facts)
+    def _refusal(self, refusal: Refusal, facts: Mapping[str, Any], manner: DenyManner) -> tuple[int, bytes]:
+        word, status, message = word_for(refusal), refusal.answer.http, sentence_for(refusal, facts)
+        if word is not None and status not in (405, 415):
+            status = word.http
         if self.version == "0.3":
-            return {"message": message, "code": status if word is None else word.code, "data": dict(facts)}
+            said = {"message": message, "code": status if word is None else word.code, "data": dict(facts)}
+            return status, orjson.dumps(said)
         name = _STATUS_OF.get(status, "UNKNOWN") if word is None else word.grpc
         info = info_of(refusal, word, facts)
-        return {"error": {"code": status, "status": name, "message": message, "details": [info]}}
+        return status, orjson.dumps({"error": {"code": status, "status": name, "message": message, "details": [info]}})
 
-    def _error(self, error: AgentError) -> dict[str, Any]:
+    def _error(self, error: AgentError) -> tuple[int, bytes]:
         kind = error.kind
         if self.version == "0.3":
-            return {"message": error.message, "code": kind.code}
+            return kind.http, orjson.dumps({"message": error.message, "code": kind.code})
         said = {"code": kind.http, "status": kind.grpc, "message": error.message, "details": details_of(error)}
-        return {"error": said}
+        return kind.http, orjson.dumps({"error": said})
 
 
 def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
