@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,6 @@ from typing import Any
 
 import click
 
-from sidecar.app.loader import run_at
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import (
@@ -51,7 +49,7 @@ async def opened(how: str, folder: Path, url: str) -> AsyncIterator[RecordStore[
         return
     shared = open_store(StoreSettings(url=url), time.time)
     try:
-        yield RedisRecordStore(partial(run_at, shared), RUNS)
+        yield RedisRecordStore(shared.run, RUNS)
     finally:
         await shared.close()
 

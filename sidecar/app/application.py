@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -22,12 +21,12 @@ from typing import Any, Self
 from sidecar import __version__
 from sidecar.admin.operator_api import OperatorApi
 from sidecar.app.background import BackgroundJobs
-from sidecar.app.container import way_from
+from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.endpoints import base_url_of, take
 from sidecar.app.enforcement import EnforcementMode
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
-from sidecar.app.loader import executions_from, first_snapshot, next_snapshot, run_store_from
+from sidecar.app.loader import executions_from, next_snapshot, record_store, snapshot_of
 from sidecar.app.policy_sources import SourcePoller
 from sidecar.app.preflight import check_keeping
 from sidecar.app.reload import Reloader
@@ -36,26 +35,19 @@ from sidecar.app.servers import Servers
 from sidecar.app.shared_store import SharedStore
 from sidecar.app.status import StatusReport
 from sidecar.app.tool_drift import ToolDrift
-from sidecar.audit import Audit
 from sidecar.errors import SettingsError
-from sidecar.gateway.kill_switch import LEDGER_FILE, KillSwitch, SwitchEntry, SwitchLedger, object_of
+from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchEntry, SwitchLedger, object_of
 from sidecar.gateway.kill_switch.known_names import KnownNames, known
-from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.reauthorization import ContinuedPermission
-from sidecar.gateway.snapshot import Live
 from sidecar.http.server.listeners import Listener, check_fast_parser
-from sidecar.limits import Limiter
 from sidecar.limits.usage_report import UsageQuery, UsageReport
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.load import load
 from sidecar.storage.peers import Peers, ServedRevision
-from sidecar.tasks.api.frontend import TaskFrontend
 from sidecar.tasks.programs.executions import Executions
-from sidecar.tasks.schedules.scheduler import Scheduler
-from sidecar.tasks.webhooks import Webhooks
+from sidecar.tasks.programs.run_record import RUNS
 from sidecar.upstreams.health import HealthProbes
-from sidecar.upstreams.mcp.sessions import Sessions
 from sidecar.upstreams.processes import Processes
 
 LOOK_EVERY_S = 0.5
@@ -64,40 +56,8 @@ LAST_WORDS_S = 1.0  # granted to responses in progress even after the grace time
 log = logging.getLogger("sidecar")
 
 
-@dataclass(slots=True)
 class Application:
-    """A running sidecar. The fields from `audit` on are built from those before them."""
-
-    path: Path
-    environ: Mapping[str, str]
-    settings: Settings
-    metrics: Metrics
-    evidence: ControlRecords
-    processes: Processes
-    executions: Executions
-    follower: SourcePoller
-    shared: SharedStore
-    pipeline: Pipeline
-    callbacks: Webhooks
-    scheduler: Scheduler
-    task_api: TaskFrontend
-    seen: InitVar[WatchLook]
-    audit: Audit = field(init=False)
-    limiter: Limiter = field(init=False)
-    live: Live = field(init=False)
-    switch: KillSwitch = field(init=False)
-    sessions: Sessions = field(init=False)
-    watcher: FileWatcher = field(init=False)
-    reloader: Reloader = field(init=False)
-    enforcement: EnforcementMode = field(init=False)
-    drift: ToolDrift = field(init=False)
-    replicas: Peers = field(init=False)
-    gauges: SampledGauges = field(init=False)
-    showing: UsageReport = field(init=False)
-    desk: OperatorApi = field(init=False)
-    standing: StatusReport = field(init=False)
-    listening: Servers = field(init=False)
-    jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
+    """A running sidecar. It implements `admin.OperatorAction`, largely by methods of its parts."""
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
@@ -119,11 +79,12 @@ class Application:
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
             shared = SharedStore.open(settings, metrics, evidence.audit, undo)
-            runs, common = run_store_from(settings, shared.limiter.store), shared.limiter.store
+            common = shared.limiter.store
+            runs = record_store(RUNS, settings, settings.runs_path, common)
             executions = executions_from(settings, runs, common, processes, metrics, evidence.audit.new_id)
             undo.push_async_callback(executions.close, 0.0)
             follower = SourcePoller(processes, time.time, secrets.SystemRandom().random, metrics)
-            prove = partial(first_snapshot, processes=processes, executions=executions, document=loaded.document)
+            prove = partial(snapshot_of, processes=processes, executions=executions, document=loaded.document)
             if has_source:
                 await follower.begin(settings, partial(prove, base_url="", make_keys=False))
                 settings = load_settings(path, environ)
@@ -135,8 +96,7 @@ class Application:
             ledger = SwitchLedger.open(settings.data / LEDGER_FILE)
             evidence.publish_at(shared.limiter.store)
             way = way_from(settings, first, ledger, shared, evidence, metrics)
-            beside = (evidence, processes, executions, follower, shared)
-            app = cls(path, environ, settings, metrics, *beside, *way, seen)
+            app = cls(path, environ, settings, evidence, processes, executions, follower, shared, way, seen)
             await shared.greet()
             await evidence.look_back()
             await app.scheduler.recall()
@@ -148,45 +108,47 @@ class Application:
             undo.pop_all()
             return app
 
-    def __post_init__(self, seen: WatchLook) -> None:
-        self.audit, self.limiter = self.evidence.audit, self.shared.limiter
+    def __init__(
+        self,
+        path: Path,
+        environ: Mapping[str, str],
+        settings: Settings,
+        evidence: ControlRecords,
+        processes: Processes,
+        executions: Executions,
+        follower: SourcePoller,
+        shared: SharedStore,
+        way: RequestPath,
+        seen: WatchLook,
+    ) -> None:
+        self.settings, self.evidence, self.processes, self.executions = settings, evidence, processes, executions
+        self.follower, self.shared, self.jobs = follower, shared, BackgroundJobs()
+        self.pipeline, self.callbacks, self.scheduler, self.task_api = way
+        self.audit, self.limiter, self.metrics = evidence.audit, shared.limiter, self.pipeline.metrics
         self.live, self.switch = self.pipeline.live, self.pipeline.switch
         self.sessions = self.pipeline.exchanges.sessions
-        live, witness = self.live, self.evidence.witness
-        self.executions.objection = ContinuedPermission(live, self.switch).ends
-        self.watcher = FileWatcher(self.path, lambda: live.current.settings, seen)
-        build = partial(next_snapshot, self.path, self.environ, self.processes, self.executions)
-        self.reloader = Reloader(live, build, self.watcher, self.metrics, witness=witness, serves=self._now_serving)
-        self.enforcement = EnforcementMode(self.pipeline, self.evidence)
-        self.drift = ToolDrift(live, self.metrics, witness, time.monotonic)
-        self.replicas = Peers(secrets.token_hex(8), self.shared.run, self._serving, self._heard_of_news)
+        live, metrics, witness = self.live, self.metrics, evidence.witness
+        executions.objection = ContinuedPermission(live, self.switch).ends
+        self.watcher = FileWatcher(path, lambda: live.current.settings, seen)
+        build = partial(next_snapshot, path, environ, processes, executions)
+        self.reloader = Reloader(live, build, self.watcher, metrics, witness=witness, serves=self._now_serving)
+        self.enforcement = EnforcementMode(self.pipeline, evidence)
+        self.drift = ToolDrift(live, metrics, witness, time.monotonic)
+        self.replicas = Peers(secrets.token_hex(8), shared.run, self._serving, self._heard_of_news)
         self.gauges = SampledGauges(self.pipeline, self.replicas)
         self.showing = UsageReport(self.limiter.store)
+        new_id, control, orders = self.audit.new_id, self.audit.control, self.task_api.orders
         self.desk = OperatorApi(
-            live,
-            self.executions,
-            self.scheduler,
-            self.task_api.orders,
-            self.audit.new_id,
-            self.audit.control,
-            lambda: self.pipeline.draining,
+            live, executions, self.scheduler, orders, new_id, control, lambda: self.pipeline.draining
         )
-        self.listening = Servers(self.path, self.settings, self.pipeline)
-        self.standing = StatusReport(
-            self.settings,
-            self.pipeline,
-            self.executions,
-            self.shared.counting,
-            self.callbacks,
-            self.scheduler,
-            self.task_api,
-            self.reloader,
-            self.follower,
-            self.replicas,
-            self.drift,
-            self.enforcement,
-            self.jobs,
-        )
+        self.listening = Servers(path, settings, self.pipeline)
+        parts = self.reloader, follower, self.replicas, self.drift, self.enforcement, self.jobs
+        report = StatusReport(settings, way, executions, shared.counting, *parts)
+        # Operators' requests
+        self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
+        self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
+        self.switched_off = report.switched_off
+        self.disable, self.enable = self.switch.disable, self.switch.enable
 
     @property
     def base_url(self) -> str:
@@ -286,23 +248,7 @@ class Application:
         self.follower.hint()
         self.watcher.hint()
 
-    # --- operators' requests: `admin.OperatorAction` ------------------------------------------------------------------
-
-    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether calls are served, and the reasons."""
-        return self.standing.readiness()
-
-    def status(self) -> Mapping[str, Any]:
-        """The state of this sidecar, in plain values."""
-        return self.standing.whole()
-
-    def banners(self) -> tuple[str, ...]:
-        """Warnings for operators, in sentences."""
-        return self.standing.banners()
-
-    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
-        """The state of each upstream, by name."""
-        return self.standing.upstreams()
+    # --- operators' requests ------------------------------------------------------------------------------------------
 
     def is_server(self, name: str) -> bool:
         """Whether an MCP server has this name."""
@@ -312,14 +258,6 @@ class Application:
         """The tools, prompts and resources of an upstream, by name."""
         service = self.live.current.services.get(name)
         return {} if service is None else service.catalogue.discovered()
-
-    def disabled_principals(self) -> Sequence[SwitchEntry]:
-        """All disabled principals, both by order and by policies/disabled.yaml."""
-        return self.standing.disabled_principals()
-
-    def switched_off(self) -> Sequence[SwitchEntry]:
-        """All tools and servers that are switched off."""
-        return self.standing.switched_off()
 
     async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
         """Usage and remaining amounts. Raises StoreUnavailable."""
@@ -341,14 +279,6 @@ class Application:
     def known_principal(self, name: str) -> KnownNames:
         """Whether any setting or rule names this principal, and the most similar known name."""
         return known(name, self.live.current, self.showing.known)
-
-    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Disable a principal on all replicas. Raises SwitchError."""
-        return await self.switch.disable(principal, reason=reason, until=until, by=by)
-
-    async def enable(self, principal: str, *, by: str) -> bool:
-        """Re-enable a principal. Returns False if it was not disabled. Raises SwitchError."""
-        return await self.switch.enable(principal, by=by)
 
     async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Switch off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""

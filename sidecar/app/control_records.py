@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from sidecar.audit import Audit, load_key, load_or_make_key, time_ordered_ids
 from sidecar.audit.chain import ChainEnd
@@ -23,7 +23,6 @@ from sidecar.audit.checkpoint_publisher import (
     EVERY_S,
     CheckpointPublisher,
     Place,
-    Run,
     to_descriptor,
     to_store,
     told_to_store,
@@ -35,7 +34,7 @@ from sidecar.audit.rotation import Attester, Rotation
 from sidecar.audit.sinks import open_sink, place_of
 from sidecar.errors import Refusal, SettingsError, fault_in
 from sidecar.http.signing_keys import SigningKey
-from sidecar.limits import CounterStore, StoreUnavailable
+from sidecar.limits import CounterStore
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.settings.audit import GOES_ON
@@ -123,7 +122,7 @@ class ControlRecords:
         chosen = self.settings.audit
         if self._store is None or "store" not in chosen.checkpoints.to or chosen.checkpoint_key_path is not None:
             return ()
-        return await told_to_store(_runs_at(self._store), self.attesting_key.kid)
+        return await told_to_store(self._store.run, self.attesting_key.kid)
 
     async def witness(self, what: str, by: str, **facts: object) -> None:
         """Record a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""
@@ -195,15 +194,5 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
 
 def _places(settings: Settings, store: CounterStore) -> Mapping[str, Place]:
     """The places where checkpoints are published, by name."""
-    known = {"stdout": to_descriptor(STDOUT), "store": to_store(_runs_at(store))}
+    known = {"stdout": to_descriptor(STDOUT), "store": to_store(store.run)}
     return {name: known[name] for name in settings.audit.checkpoints.to}
-
-
-def _runs_at(store: CounterStore) -> Run:
-    async def run(script: str, key: str, arguments: Sequence[str]) -> Any:
-        try:
-            return await store.run(script, key, arguments)
-        except StoreUnavailable as error:
-            raise OSError(str(error)) from None
-
-    return run

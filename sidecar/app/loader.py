@@ -9,7 +9,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from sidecar.gateway.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.http.client import fetch
 from sidecar.http.tls import TlsContexts, tls_from
 from sidecar.identity import Identity
-from sidecar.limits import CounterStore, StoreUnavailable, open_store
+from sidecar.limits import CounterStore, open_store
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.worker_process import PolicyReading, load_policy_aside
@@ -53,7 +53,7 @@ from sidecar.storage.task_owners import (
     TaskOwners,
     check_task_file,
 )
-from sidecar.tasks.api.task_record import TASKS, Task
+from sidecar.tasks.api.task_record import TASKS
 from sidecar.tasks.api.task_runner import FILE
 from sidecar.tasks.programs.conversations import Endings
 from sidecar.tasks.programs.executions import Executions
@@ -61,7 +61,7 @@ from sidecar.tasks.programs.program_agent import cli_agent_from
 from sidecar.tasks.programs.run_record import RUNS, Execution
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
-from sidecar.tasks.schedules.schedule_state import SCHEDULES, ScheduleStanding
+from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.webhooks import check_callbacks
 from sidecar.upstreams import (
     Bridge,
@@ -82,29 +82,15 @@ from sidecar.vocabulary import Caller
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
-RELOADED = frozenset(
-    {
-        "version",
-        "identity",
-        "policy",
-        "signing",
-        "upstreams",
-        "agents",
-        "streams",
-        "refusals",
-        "answers",
-        "callbacks",
-        "schedules",
-    }
-)
+_RELOADED = "version identity policy signing upstreams agents streams refusals answers callbacks schedules"
+RELOADED = frozenset(_RELOADED.split())
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
     """Check everything that a start checks, without binding an address or writing a file. Returns warnings about valid
     but dangerous settings. Raises ConfigError."""
-    loaded = load(
-        path, environ, check_files=False, all_at_once=True
-    )  # without valid settings the other files cannot be found
+    # Without valid settings the other files cannot be found.
+    loaded = load(path, environ, check_files=False, all_at_once=True)
     settings, together = loaded.settings, Together()
     kept, missing = list(keeping_faults(loaded)), file_faults(loaded, environ)
     if faults := missing + [fault for fault in kept if fault.severity == "error"]:
@@ -119,7 +105,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     with together.noted():
         processes = Processes(environ)
         executions = executions_from(settings, MemoryRecordStore(), None, processes, Metrics(upstreams=()), str)
-        engine = first_snapshot(settings, "", processes, executions, loaded.document, make_keys=False).engine
+        engine = snapshot_of(settings, "", processes, executions, loaded.document, make_keys=False).engine
     together.refuse()
     idle = idle_schedules(settings, engine, time.time())
     return engine, (
@@ -133,17 +119,17 @@ def _check_data(settings: Settings, together: Together) -> None:
     """Check what earlier runs left in the data folder."""
     with together.noted():
         SwitchLedger.open(settings.data / LEDGER_FILE)
-    nobody = open_store(StoreSettings(), time.time)
+    unshared = open_store(StoreSettings(), time.time)
     with together.noted():
-        tasks_from(settings, nobody, b"")
+        tasks_from(settings, unshared, b"")
     with together.noted():
         check_callbacks(settings)
     with together.noted():
-        task_store_from(settings, nobody)
+        record_store(TASKS, settings, settings.task_api_path, unshared)
     with together.noted():
-        run_store_from(settings, nobody)
+        record_store(RUNS, settings, settings.runs_path, unshared)
     with together.noted():
-        schedule_store_from(settings, nobody)
+        record_store(SCHEDULES, settings, settings.schedules_path, unshared)
     with together.noted(), suppress(OSError):  # missing, already reported, or readable only by the serving user
         load_key(settings.audit_key_path, ours=True)
     for path in settings.previous_audit_key_paths:
@@ -175,41 +161,19 @@ def tasks_from(settings: Settings, shared: CounterStore, secret: bytes) -> TaskO
         check_task_file(settings.tasks_path)
     store: OwnerStore
     if chosen.store == "redis":
-        store = RedisOwnerStore(partial(run_at, shared))
+        store = RedisOwnerStore(shared.run)
     else:
         store = MemoryOwnerStore() if chosen.store == "memory" else SqliteOwnerStore(settings.tasks_path)
     return TaskOwners(store, time.time, secret, chosen.keep_s, OwnerBounds(chosen.max_per_principal, chosen.max))
 
 
-async def run_at(shared: CounterStore, script: str, key: str, arguments: Sequence[str]) -> Any:
-    """The store of limits in the form in which the record stores call it."""
-    try:
-        return await shared.run(script, key, arguments)
-    except StoreUnavailable as error:
-        raise ConnectionError(str(error)) from None
-
-
-def task_store_from(settings: Settings, shared: CounterStore) -> RecordStore[Task]:
-    """Open the tasks of the task API. `shared` is the store of limits. Creates no file yet. Raises SettingsError for an
-    unusable file."""
-    return _store_of(TASKS, settings, settings.task_api_path, shared)
-
-
-def run_store_from(settings: Settings, shared: CounterStore) -> RecordStore[Execution]:
-    """Open the runs of CLI-program agents, as `task_store_from` does."""
-    return _store_of(RUNS, settings, settings.runs_path, shared)
-
-
-def schedule_store_from(settings: Settings, shared: CounterStore) -> RecordStore[ScheduleStanding]:
-    """Open the state of schedules, as `task_store_from` does."""
-    return _store_of(SCHEDULES, settings, settings.schedules_path, shared)
-
-
-def _store_of(kind: RecordKind[R], settings: Settings, path: Path, shared: CounterStore) -> RecordStore[R]:
+def record_store(kind: RecordKind[R], settings: Settings, path: Path, shared: CounterStore) -> RecordStore[R]:
+    """Open one kind of the task store's records. `shared` is the store of limits. Creates no file yet. Raises
+    SettingsError for an unusable file."""
     if settings.tasks.store == "memory":
         return MemoryRecordStore()
     if settings.tasks.store == "redis":
-        return RedisRecordStore(partial(run_at, shared), kind)
+        return RedisRecordStore(shared.run, kind)
     check_file(path, kind)
     return SqliteRecordStore(path, kind)
 
@@ -228,15 +192,12 @@ def executions_from(
     def objection(caller: Caller, name: str, skill: str) -> Reason | None:
         return executions.objection(caller, name, skill)
 
+    runner = partial(
+        runner_from, processes=processes, environ=processes.environ, objection=objection, endings=Endings()
+    )
     executions = Executions(
         store,
-        partial(
-            runner_from,
-            processes=processes,
-            environ=processes.environ,
-            objection=objection,
-            endings=Endings(),
-        ),
+        runner,
         metrics,
         time.time,
         new_id,
@@ -244,7 +205,7 @@ def executions_from(
         secrets.SystemRandom().random,
         lambda: storage.RecordBounds(tasks.max_per_principal, tasks.max),
         lambda: tasks.keep_s,
-        None if shared is None or settings.store.is_memory else partial(run_at, shared),
+        None if shared is None or settings.store.is_memory else shared.run,
     )
     return executions
 
@@ -318,19 +279,6 @@ def _service(settings: Settings, name: str, processes: Processes, signer: TokenS
     )
 
 
-def first_snapshot(
-    settings: Settings,
-    base_url: str,
-    processes: Processes,
-    executions: Executions,
-    document: Document,
-    *,
-    make_keys: bool = True,
-) -> Snapshot:
-    """The first snapshot to serve. `document` holds the settings. Raises ConfigError."""
-    return _snapshot(settings, None, base_url, processes, executions, document, make_keys=make_keys)
-
-
 async def next_snapshot(
     path: Path,
     environ: Mapping[str, str],
@@ -371,7 +319,8 @@ def _read_snapshot(
 ) -> Snapshot:
     loaded = load(path, environ)
     settings, waiting = _reloaded(placed(loaded.settings, taken), old.settings)
-    new = _snapshot(settings, old, old.base_url, processes, executions, loaded.document, reading)
+    places = processes, executions, loaded.document
+    new = snapshot_of(settings, old.base_url, *places, known=old, reading=reading)
     return replace(new, waiting=waiting)
 
 
@@ -398,16 +347,18 @@ def _with(part: Any, at: Loc, value: object) -> Any:
     return part.model_copy(update={step: _with(getattr(part, step), at[1:], value)})
 
 
-def _snapshot(
+def snapshot_of(
     settings: Settings,
-    known: Snapshot | None,
     base_url: str,
     processes: Processes,
     executions: Executions,
     document: Document,
+    *,
+    known: Snapshot | None = None,
     reading: PolicyReading | None = None,
     make_keys: bool = True,
 ) -> Snapshot:
+    """A snapshot to serve. `document` holds the settings; what is unchanged in `known` is kept. Raises ConfigError."""
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
     with together.noted():
         signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-from sidecar.app.loader import run_at, schedule_store_from, task_store_from, tasks_from
+from sidecar.app.loader import record_store, tasks_from
 from sidecar.audit import Audit
 from sidecar.errors import Reason, Refusal
 from sidecar.identity.key_proofs import KEY, SCRIPT
@@ -23,9 +22,10 @@ from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.storage import RecordStore
+from sidecar.storage.redis_script import Run
 from sidecar.storage.task_owners import TaskOwners
-from sidecar.tasks.api.task_record import Task
-from sidecar.tasks.schedules.schedule_state import ScheduleStanding
+from sidecar.tasks.api.task_record import TASKS, Task
+from sidecar.tasks.schedules.schedule_state import SCHEDULES, ScheduleStanding
 
 log = logging.getLogger("sidecar.app.shared_store")
 
@@ -48,9 +48,9 @@ class SharedStore:
         undo.push_async_callback(limiter.close)
         tasks = tasks_from(settings, limiter.store, audit.key.secret)
         undo.push_async_callback(tasks.store.close)
-        task_store = task_store_from(settings, limiter.store)
+        task_store = record_store(TASKS, settings, settings.task_api_path, limiter.store)
         undo.push_async_callback(task_store.close)
-        schedule_store = schedule_store_from(settings, limiter.store)
+        schedule_store = record_store(SCHEDULES, settings, settings.schedules_path, limiter.store)
         undo.push_async_callback(schedule_store.close)
         return cls(limiter, counting, tasks, task_store, schedule_store)
 
@@ -61,9 +61,10 @@ class SharedStore:
         except StoreUnavailable as error:
             log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
 
-    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        """Run a script for all users except `proof`. Raises ConnectionError."""
-        return await run_at(self.limiter.store, script, key, arguments)
+    @property
+    def run(self) -> Run:
+        """Runs a script for all users except `proof`."""
+        return self.limiter.store.run
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
         """Whether a proof is new to all replicas. Raises Refusal while the store is out."""

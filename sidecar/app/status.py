@@ -14,6 +14,7 @@ from typing import Any
 
 from sidecar import __version__
 from sidecar.app.background import BackgroundJobs
+from sidecar.app.container import RequestPath
 from sidecar.app.enforcement import SHADOW, EnforcementMode
 from sidecar.app.policy_sources import SourcePoller
 from sidecar.app.reload import Reloader
@@ -27,11 +28,9 @@ from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.settings import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.storage.peers import Peers
-from sidecar.tasks.api.frontend import TaskFrontend
 from sidecar.tasks.api.task_record import moment
 from sidecar.tasks.programs.executions import Executions
-from sidecar.tasks.schedules.scheduler import Scheduler, ShownSchedule
-from sidecar.tasks.webhooks import Webhooks
+from sidecar.tasks.schedules.scheduler import ShownSchedule
 from sidecar.upstreams.agents import AgentUpstream
 
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
@@ -59,12 +58,9 @@ class StatusReport:
     """The state of the sidecar in plain values. Holds no secrets and no principals."""
 
     settings: Settings
-    pipeline: Pipeline
+    way: RequestPath
     executions: Executions
     counting: StoreMonitor
-    callbacks: Webhooks
-    scheduler: Scheduler
-    task_api: TaskFrontend
     reloader: Reloader
     follower: SourcePoller
     replicas: Peers
@@ -72,6 +68,10 @@ class StatusReport:
     enforcement: EnforcementMode
     jobs: BackgroundJobs
     started_at: float = field(default_factory=time.time)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.way.pipeline
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
         """Ready unless draining; `degraded` while the newest files are not in force or the store is out. Only codes and
@@ -118,18 +118,18 @@ class StatusReport:
     def _stores(self) -> Iterator[Trouble]:
         """The stores in use that are out."""
         pipeline, now = self.pipeline, self.pipeline.live.current
-        api = self.task_api.runner.means.store
+        api = self.way.task_api.runner.means.store
         for code, needed, up in (
             ("task-store-out", now.upstreams, pipeline.tasks.store.up),
             ("run-store-out", now.settings.agents, self.executions.store.up),
             ("session-store-out", now.services, pipeline.exchanges.roaming.up),
-            ("callback-store-out", now.agents, self.callbacks.outbox.store.up),
+            ("callback-store-out", now.agents, self.way.callbacks.outbox.store.up),
             ("task-api-store-out", now.agents, api.up),
-            ("schedule-store-out", now.settings.schedules, self.scheduler.up),
+            ("schedule-store-out", now.settings.schedules, self.way.scheduler.up),
         ):
             if needed and not up:
                 yield Trouble(code, (OUT[code],))
-        if unreadable := self.scheduler.unreadable:
+        if unreadable := self.way.scheduler.unreadable:
             told = f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
             yield Trouble("schedule-unreadable", (told,), len(unreadable))
 
@@ -149,7 +149,7 @@ class StatusReport:
             "policy": self._policy(),
             "disabled_principals": len(self.disabled_principals()),
             "upstreams": self.upstreams(),
-            "schedules": {one.key: self._schedule(one) for one in self.scheduler.seen()},
+            "schedules": {one.key: self._schedule(one) for one in self.way.scheduler.seen()},
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {
                 "kind": store.kind,

@@ -20,7 +20,7 @@ Charges = tuple[LimitCharge, ...]
 Forgot = Literal["emptied", "rolled_back"]
 
 
-class StoreUnavailable(Exception):
+class StoreUnavailable(ConnectionError):
     """The store gave no reliable answer. The text is for operators: what happened, never a value."""
 
 

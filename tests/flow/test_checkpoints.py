@@ -38,7 +38,7 @@ async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path) -> None
         async with world(tmp_path, rules=RULES, settings=settings) as running:
             for _ in range(10):
                 assert await call(running) == 200
-            (jwks := tmp_path / "jwks.json").write_bytes(running.app.live.current.key_set)
+            (jwks := tmp_path / "jwks.json").write_bytes(running.app.live.current.signer.key_set)
             with valkey.frozen():
                 assert await call(running) == 200, "nobody waits for who is to hear it"
         (key,) = json.loads(jwks.read_bytes())["keys"]

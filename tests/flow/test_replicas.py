@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from sidecar.app import file_watcher
-from sidecar.app.loader import run_at
 from sidecar.gateway.kill_switch import switch
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
@@ -55,7 +54,7 @@ async def voices(server: Valkey, **serving: str) -> AsyncIterator[dict[str, tupl
     for name in serving:
         news: list[str] = []
         said = partial(lambda name: ServedRevision(serving[name], 0), name)
-        made[name] = (Peers(name, partial(run_at, store), said, partial(news.append, "news")), news)
+        made[name] = (Peers(name, store.run, said, partial(news.append, "news")), news)
     yield made
     await store.close()
 

@@ -12,12 +12,10 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from sidecar.app.loader import run_at
 from sidecar.gateway.snapshot import Live
 from sidecar.http.client import fetch
 from sidecar.identity import Identity
@@ -244,7 +242,7 @@ async def clockwork(
 
     def opened(kind: RecordKind[R]) -> RecordStore[R]:
         if store == "redis":
-            return RedisRecordStore(partial(run_at, shared), kind)
+            return RedisRecordStore(shared.run, kind)
         return MemoryRecordStore() if store == "memory" else SqliteRecordStore(folder / f"{kind.table}.sqlite", kind)
 
     async with agent_world(folder, scripted, rules=rules, **more) as world:

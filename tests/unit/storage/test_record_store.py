@@ -11,13 +11,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.app.loader import run_at
 from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
@@ -296,7 +294,7 @@ async def test_what_cannot_be_read_is_no_others_trouble(
 
 async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
     shared = open_store(StoreSettings(url="unix:///nowhere.sock"), time.time)
-    store = RedisRecordStore(partial(run_at, shared), TASKS)
+    store = RedisRecordStore(shared.run, TASKS)
     with pytest.raises(RecordStoreOut):
         await store.get("1")
     assert not store.up

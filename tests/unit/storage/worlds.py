@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidecar.app.loader import run_at
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import (
@@ -101,6 +99,6 @@ async def opened(
         client.flushall()
     shared = open_store(StoreSettings(url=server().url, timeout=2.0), time.time)
     try:
-        yield RedisRecordStore(partial(run_at, shared), kind)
+        yield RedisRecordStore(shared.run, kind)
     finally:
         await shared.close()

@@ -9,14 +9,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from sidecar.app.loader import run_at
 from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
@@ -59,7 +57,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         with server.client() as client:
             client.flushall()
         shared = open_store(StoreSettings(url=server.url, timeout=2.0), time.time)
-        made = RedisOwnerStore(partial(run_at, shared))
+        made = RedisOwnerStore(shared.run)
     yield made
     await made.close()
     await made.close()
@@ -324,7 +322,7 @@ async def test_a_record_of_a_neighbouring_version_is_one(valkey: Valkey) -> None
     with valkey.client() as client:
         client.flushall()
         shared = open_store(StoreSettings(url=valkey.url, timeout=2.0), time.time)
-        store = RedisOwnerStore(partial(run_at, shared))
+        store = RedisOwnerStore(shared.run)
         kept = record("1")
         await store.claim(kept, ROOM)
         (name,) = client.keys("*:task:*")

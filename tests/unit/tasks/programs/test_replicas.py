@@ -6,13 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.app.loader import run_at
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import open_store
 from sidecar.limits.topology import PREFIX
@@ -235,7 +233,7 @@ async def replicas(server: Valkey, *scripts: Script, **settings: Any) -> AsyncIt
     stores = [open_store(StoreSettings(url=server.url, timeout=0.25), time.time) for _ in scripts]
     stages = []
     for number, (script, shared) in enumerate(zip(scripts, stores, strict=True)):
-        run = partial(run_at, shared)
+        run = shared.run
         kept = RedisRecordStore(run, RUNS)
         stages.append(staged(script, store=kept, holder=f"replica-{number}", run_shared=run, **settings))
     try:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from random import Random
 
 import pytest
 
-from sidecar.app.loader import run_at
 from sidecar.limits import open_store
 from sidecar.limits.redis_store import PREFIX
 from sidecar.settings.store import StoreSettings
@@ -39,7 +37,7 @@ async def shared(valkey: Valkey) -> AsyncIterator[Run]:
         client.flushall()
         client.set(f"{PREFIX}{KEY}:since", 1)
     store = open_store(StoreSettings(url=valkey.url, timeout=0.1), time.time)
-    yield partial(run_at, store)
+    yield store.run
     await store.close()
 
 
@@ -190,7 +188,7 @@ async def test_the_first_of_all_waits_no_longer_than_a_lease(shared: Run, valkey
 
 async def test_where_nobody_shares_the_store_it_is_had_at_once() -> None:
     store = open_store(StoreSettings(), time.time)
-    lease = replica(partial(run_at, store), "one").of("writer", "run")
+    lease = replica(store.run, "one").of("writer", "run")
     await lease.come()
     keeping = asyncio.create_task(lease.keep())
     await asyncio.sleep(0.02)

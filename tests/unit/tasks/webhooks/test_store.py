@@ -8,13 +8,11 @@ import stat
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.app.loader import run_at
 from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
@@ -86,7 +84,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         with server.client() as client:
             client.flushall()
         shared = open_store(StoreSettings(url=server.url), time.time)
-        made = RedisPushStore(partial(run_at, shared), made, lambda: b"k" * 32)
+        made = RedisPushStore(shared.run, made, lambda: b"k" * 32)
     yield made
     await made.close()
     await made.close()
@@ -175,8 +173,7 @@ async def test_what_a_caller_proves_itself_with_is_sealed_to_those_who_have_the_
         shared = open_store(StoreSettings(url=valkey.url), time.time)
         here = MemoryDeliveryStore()
         one, other, stranger = (
-            RedisPushStore(partial(run_at, shared), here, lambda key=key: key)
-            for key in (b"k" * 32, b"k" * 32, b"x" * 32)
+            RedisPushStore(shared.run, here, lambda key=key: key) for key in (b"k" * 32, b"k" * 32, b"x" * 32)
         )
         kept = push("h1", token="t0ken-of-the-caller", credentials="s3cret", secret="0urs")
         assert await one.keep_push(kept, 9, 9)
