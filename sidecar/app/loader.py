@@ -67,7 +67,6 @@ from sidecar.upstreams import (
     Bridge,
     BridgeDeadlines,
     GuardedTransport,
-    LostSessions,
     TokenSigner,
     ToolCatalogue,
     UpstreamAccount,
@@ -258,7 +257,7 @@ def _service(settings: Settings, name: str, processes: Processes, signer: TokenS
     account = UpstreamAccount(name, definition.breaker)
     patience = BridgeDeadlines(settings.sessions.question_timeout_s, settings.sessions.idle_s)
     watched = GuardedTransport(bare, account, definition.mcp.share)  # watches the server itself, below the bridge
-    upstream = Bridge(LostSessions(watched, account), patience)
+    upstream = Bridge(watched, patience)
     responses = definition.responses
     catalogue = ToolCatalogue(
         upstream,

@@ -28,8 +28,8 @@ from sidecar.http.server.event_stream import EventSink, EventStream
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.streamed import Streamed, addressed
-from sidecar.upstreams import UpstreamAnswer, WaitingCall
-from sidecar.upstreams.mcp.streamable_http import hold
+from sidecar.upstreams import UpstreamAnswer
+from sidecar.upstreams.http_address import hold
 from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 
@@ -361,7 +361,7 @@ def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
 
 def withhold(answer: object) -> None:
     """Tells a waiting call that its input request does not reach the caller."""
-    if isinstance(answer, WaitingCall):
+    if isinstance(answer, UpstreamAnswer):
         answer.withhold()
 
 

@@ -4,6 +4,7 @@ mcp/                  MCP servers: transports, sessions, the bridge between eras
 agents/               A2A agents: transports and cards
 credentials/          the credentials that upstreams receive
 processes/            programs: started, bounded, ended with all their descendants
+http_address.py       the connections to one HTTP address of an upstream, with its credential
 breaker.py            the circuit breaker
 health.py             probes of upstreams; health_report.py is `sidecar mcp test`
 upstream_account.py   the state, errors and latency of one upstream; call_outcome.py records each use
@@ -16,16 +17,14 @@ from sidecar.upstreams.mcp.assembly import upstream_from
 from sidecar.upstreams.mcp.bridge import Bridge, BridgeDeadlines
 from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.guarded_transport import GuardedTransport
-from sidecar.upstreams.mcp.lost_sessions import LostSessions
 from sidecar.upstreams.mcp.tools import Tool
-from sidecar.upstreams.mcp.transport import McpTransport, Outbound, UpstreamAnswer, WaitingCall
+from sidecar.upstreams.mcp.transport import McpTransport, Outbound, UpstreamAnswer
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 __all__ = [
     "Bridge",
     "BridgeDeadlines",
     "GuardedTransport",
-    "LostSessions",
     "McpTransport",
     "Outbound",
     "TokenSigner",
@@ -33,7 +32,6 @@ __all__ = [
     "ToolCatalogue",
     "UpstreamAccount",
     "UpstreamAnswer",
-    "WaitingCall",
     "signer_from",
     "upstream_from",
 ]

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from sidecar.errors import Refusal
 from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
 from sidecar.settings.timestamps import rfc3339
-from sidecar.upstreams.mcp.line_sessions import LineTransport
 from sidecar.upstreams.mcp.listing import OwnConversation
+from sidecar.upstreams.mcp.stdio import ProgramUpstream
 from sidecar.upstreams.mcp.tools import tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
@@ -67,9 +67,9 @@ class HealthReport:
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
     """Begin a conversation, list the tools, end it. Failures are part of the report."""
     report = await _asked(upstream, now_s)
-    if isinstance(upstream, LineTransport):
+    if isinstance(upstream, ProgramUpstream):
         await upstream.close()  # afterwards all that it wrote is read
-        return replace(report, stderr=tuple(upstream.last_words()[-STDERR_LINES:]))
+        return replace(report, stderr=tuple(upstream.tail.lines(STDERR_LINES)))
     return report
 
 

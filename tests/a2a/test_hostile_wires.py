@@ -23,6 +23,7 @@ from sidecar.protocols.a2a.operations import SEND as OPERATION
 from sidecar.protocols.a2a.operations import STREAM, Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.upstreams.agents import OutgoingOperation, grpc_transport
+from sidecar.upstreams.credentials import NO_CREDENTIAL
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
 
 SEND = {"message": HELLO}
@@ -183,7 +184,7 @@ async def test_what_grpc_does_not_take_is_no_bug(header: str) -> None:
     """A connection that is closed already, and a header that HTTP has and gRPC has not."""
     headers = ((header, "a"),) if header else ()
     wire = grpc_transport.GrpcAgent(
-        "grpc://127.0.0.1:1", lambda: "1.0", credential=None, headers=headers, max_response_bytes=1000
+        "grpc://127.0.0.1:1", lambda: "1.0", credential=NO_CREDENTIAL, headers=headers, max_response_bytes=1000
     )
     sent, streamed = OutgoingOperation(OPERATION, SEND, None, 1.0), OutgoingOperation(STREAM, SEND, None, 1.0)
     if not header:

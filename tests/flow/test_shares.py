@@ -65,7 +65,7 @@ async def test_who_floods_a_slow_server_leaves_room_for_others(tmp_path: Path) -
         assert await asyncio.gather(*alice) == [""] * FLOOD, "and who floods loses none of its own calls"
         assert server.most == 6
         watched: Any = running.app.live.current.services["github"].upstream
-        assert len(watched.inner.inner.shares) == 0
+        assert len(watched.inner.shares) == 0
 
 
 async def test_the_share_can_be_set_and_who_waits_in_vain_is_told_so(tmp_path: Path) -> None:
@@ -209,13 +209,13 @@ async def test_who_floods_a_shared_program_leaves_room_for_others(tmp_path: Path
         assert reason_of(await bob.ask("tools/call", QUICK)) == ""
         alice = [asyncio.create_task(slow_call(running)) for _ in range(FLOOD)]
         watched: Any = running.app.live.current.services["github"].upstream
-        await until(lambda: watched.inner.inner.shares.waiting == FLOOD - 8)
+        await until(lambda: watched.inner.shares.waiting == FLOOD - 8)
         async with asyncio.timeout(PATIENCE_S):
             assert reason_of(await bob.ask("tools/call", QUICK)) == ""
         for call in alice:
             call.cancel()
         await asyncio.gather(*alice, return_exceptions=True)
-        await until(lambda: len(watched.inner.inner.shares) == 0)
+        await until(lambda: len(watched.inner.shares) == 0)
 
 
 def test_the_share_of_a_program_leaves_room_on_its_line() -> None:

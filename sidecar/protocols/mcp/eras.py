@@ -29,6 +29,8 @@ META_VERSION = "io.modelcontextprotocol/protocolVersion"
 META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 META_SERVER = "io.modelcontextprotocol/serverInfo"
 META_CLIENT = "io.modelcontextprotocol/clientInfo"
+META_LEVEL = "io.modelcontextprotocol/logLevel"
+META_SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 

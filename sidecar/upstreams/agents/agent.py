@@ -19,10 +19,11 @@ from sidecar.settings.upstream_health import ProbeSettings
 from sidecar.settings.upstreams import UpstreamSettings as Definition
 from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper, CardProbe
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
-from sidecar.upstreams.agents.http_transport import AgentLine, HttpJsonAgent, JsonRpcAgent
+from sidecar.upstreams.agents.http_transport import HttpJsonAgent, JsonRpcAgent
 from sidecar.upstreams.agents.transport import AgentTransport
 from sidecar.upstreams.credentials import CredentialSource, TokenSigner, source_from
 from sidecar.upstreams.health import ProbeAnswer
+from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 TOKEN_TTL_S: Final = 120.0  # the default lifetime of tokens for agents; CONTRACT: at most five minutes
@@ -116,7 +117,7 @@ async def _fetched(url: str, deadline_s: float) -> bytes:
 
 
 def _wire(
-    section: A2aUpstream, version: Callable[[], Version], credential: CredentialSource | None, max_response_bytes: int
+    section: A2aUpstream, version: Callable[[], Version], credential: CredentialSource, max_response_bytes: int
 ) -> AgentTransport:
     headers = tuple(section.headers.items())
     if section.spoken == "grpc":
@@ -125,12 +126,12 @@ def _wire(
         return GrpcAgent(
             section.url, version, credential=credential, headers=headers, max_response_bytes=max_response_bytes
         )
-    line = AgentLine(
+    address = HttpAddress(
         section.url,
         credential=credential,
         headers=headers,
         connect_timeout_s=section.connect_timeout_s,
         max_connections=section.max_connections,
-        max_response_bytes=max_response_bytes,
     )
-    return JsonRpcAgent(line, version) if section.spoken == "jsonrpc" else HttpJsonAgent(line, version)
+    kind = JsonRpcAgent if section.spoken == "jsonrpc" else HttpJsonAgent
+    return kind(address, version, max_response_bytes)

@@ -25,8 +25,17 @@ from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
-from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Declined, OutgoingOperation, Result, unsaid
-from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
+from sidecar.upstreams.agents.transport import (
+    AgentEvents,
+    AgentTransport,
+    Declined,
+    OutgoingOperation,
+    Result,
+    unreadable,
+    unsaid,
+    written,
+)
+from sidecar.upstreams.credentials import CredentialSource, Header
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
 # Failures of the connection. Any other status outside A2A is one that each caller can cause.
@@ -50,7 +59,7 @@ class GrpcAgent:
         url: str,
         version: Callable[[], Version],
         *,
-        credential: CredentialSource | None,
+        credential: CredentialSource,
         headers: Sequence[tuple[str, str]],
         max_response_bytes: int,
     ) -> None:
@@ -70,7 +79,8 @@ class GrpcAgent:
             return AgentError(BY_REASON["METHOD_NOT_FOUND"].code, f"gRPC of A2A {version} has no such operation")
         path, body, metadata, shown, deadline_s = await self._written(outgoing, version)
         try:
-            method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._for_calls().unary_unary(path)
+            self._calls = self._calls or self._opened()
+            method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._calls.unary_unary(path)
             raw = await method(body, timeout=deadline_s, metadata=metadata)
         except aio.AioRpcError as error:
             self._unwelcome(outgoing, shown, error)
@@ -96,7 +106,7 @@ class GrpcAgent:
 
     def _unwelcome(self, outgoing: OutgoingOperation, shown: Header | None, error: aio.AioRpcError) -> None:
         """Report a rejected credential, so that it is not shown again."""
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None and self._credential is not None:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None:
             self._credential.refused(outgoing.caller, shown)
 
     async def _written(
@@ -105,26 +115,19 @@ class GrpcAgent:
         operation = outgoing.operation
         method = operation.grpc(version)
         name = operation.request if version == "1.0" else request_name(operation)
+        params = written(form_of(version, "grpc"), outgoing)
         try:
-            body = WIRES[version].encode(name, form_of(version, "grpc").write_params(operation, outgoing.params))
+            body = WIRES[version].encode(name, params)
         except UnreadableMessage as error:
             raise unsaid(error) from None
         metadata = [("a2a-version", version), *self._headers, *outgoing.extra]
         if outgoing.extensions:
-            metadata.append(
-                ("a2a-extensions" if version == "1.0" else "x-a2a-extensions", ",".join(outgoing.extensions))
-            )
-        deadline_s, shown = outgoing.deadline_s, None
-        if self._credential is not None:
-            shown, deadline_s = await shown_within(self._credential, outgoing.caller, deadline_s)
-            if shown is not None:
-                metadata.append((shown[0].lower(), shown[1]))
+            name = "a2a-extensions" if version == "1.0" else "x-a2a-extensions"
+            metadata.append((name, ",".join(outgoing.extensions)))
+        shown, deadline_s = await self._credential.header_within(outgoing.caller, outgoing.deadline_s)
+        if shown is not None:
+            metadata.append((shown[0].lower(), shown[1]))
         return f"/{SERVICES[version]}/{method}", body, tuple(metadata), shown, deadline_s
-
-    def _for_calls(self) -> aio.Channel:
-        if self._calls is None:
-            self._calls = self._opened()
-        return self._calls
 
     def _for_stream(self) -> aio.Channel:
         """A connection for a stream, separate from those of calls: an agent accepts only so many streams on each
@@ -153,14 +156,13 @@ class GrpcAgent:
         return aio.insecure_channel(self._target, options=options)
 
     def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return isinstance(other, GrpcAgent) and same(self._credential, other._credential)
+        return isinstance(other, GrpcAgent) and self._credential == other._credential
 
     async def close(self) -> None:
         for channel in (self._calls, *self._streams):
             if channel is not None:
                 await channel.close(0.0)
-        if self._credential is not None:
-            await self._credential.close()
+        await self._credential.close()
 
 
 class GrpcStream:
@@ -236,9 +238,7 @@ def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
         given = WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES)
         return form_of(version, "grpc").read_result(operation, given)
     except UnreadableMessage as error:
-        raise Refusal(
-            Reason.RESPONSE_REFUSED, f"its result cannot be read: {error.pointer or '/'} {error.problem}"
-        ) from None
+        raise unreadable(error) from None
 
 
 def _said(error: aio.AioRpcError) -> AgentError:

@@ -1,76 +1,92 @@
 """Sends operations to agents over HTTP.
 
-In JSON-RPC every operation is a POST to one address; in HTTP+JSON each operation has its own. The request is built from
-what was decided: the sidecar's headers and credential, and the parameters rewritten in the form that the agent speaks.
-Responses are parsed as strictly as requests.
+The request is built from what was decided: the sidecar's headers and credential, and the parameters rewritten in the
+form that the agent speaks. Responses are parsed as strictly as requests.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.http.client import (
-    ANSWERS,
-    ClientResponse,
-    Deadline,
-    EgressError,
-    HttpClient,
-    InvalidRequest,
-    RequestForm,
-    parse_origin,
-)
+from sidecar.http.client import ANSWERS, ClientResponse, Deadline, EgressError
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentError
 from sidecar.protocols.a2a.forms import WireForm, form_of
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
-from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Declined, OutgoingOperation, Result, unsaid
-from sidecar.upstreams.credentials import CredentialSource, same, shown_within
-from sidecar.upstreams.mcp.streamable_http import MAX_STREAMS, hold, media_type_of, refusal_from
+from sidecar.upstreams.agents.transport import (
+    AgentEvents,
+    AgentTransport,
+    Declined,
+    OutgoingOperation,
+    Result,
+    unreadable,
+    unsaid,
+    written,
+)
+from sidecar.upstreams.http_address import HttpAddress, body_of, hold, media_type_of, refusal_from
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 
 A2A_JSON: Final = "application/a2a+json"
 _ENDED = "its stream ended without an answer"
-VersionOf = Callable[[], Version]
-"""The version that the agent speaks, as far as is known now."""
+Take = Callable[[Any], Any | AgentError]
+"""Finds the result or the agent's error in a parsed message."""
 
 
-class AgentLine:
-    """The connections to one agent, and what every request to it has in common."""
+class _Sent(NamedTuple):
+    """A request whose response has begun. `read` reads one message of it; `is_answer` accepts the data of an event of
+    another type than `message`.
+    """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        credential: CredentialSource | None,
-        headers: Sequence[tuple[str, str]],
-        connect_timeout_s: float,
-        max_connections: int,
-        max_response_bytes: int,
-    ) -> None:
-        """Raises ValueError for an invalid URL."""
-        self.max_response_bytes = max_response_bytes
-        self.credential = credential
-        self._origin = parse_origin(url)
-        self.base = self._origin.path.rstrip("/")
-        self.path = self._origin.path
-        self._headers = tuple(headers)
-        self._calls = HttpClient(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
-        self._streams = HttpClient(
-            self._origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
-        )
+    response: ClientResponse
+    operation: Operation
+    take: Take
+    read: Callable[[bytes], Result | AgentError]
+    is_answer: Callable[[bytes], bool] = lambda data: False
 
-    async def send(
+
+class HttpAgent(ABC):
+    """An agent that speaks one of the two bindings over HTTP. `version` gives the version that it speaks, as far as is
+    known now.
+    """
+
+    def __init__(self, address: HttpAddress, version: Callable[[], Version], max_response_bytes: int) -> None:
+        self._address = address
+        self._version = version
+        self._max_bytes = max_response_bytes
+
+    @abstractmethod
+    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent: ...
+
+    @abstractmethod
+    async def _whole(self, sent: _Sent) -> Result | AgentError: ...
+
+    async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
+        sent = await self._sent(outgoing, self._version())
+        with sent.response:
+            return await self._whole(sent)
+
+    async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
+        sent = await self._sent(outgoing, self._version())
+        if sent.response.status == 200 and media_type_of(sent.response) == EVENT_STREAM:
+            return HttpStream(sent.response, sent.read, self._max_bytes, sent.is_answer)
+        with sent.response:
+            answer = await self._whole(sent)
+        if isinstance(answer, AgentError):
+            return answer
+        raise _refused("it answers whole where a stream was asked for")
+
+    async def _send(
         self, verb: str, path: str, body: bytes | None, outgoing: OutgoingOperation, version: Version, media_type: str
     ) -> ClientResponse:
         """Send one request; returns when the head of the response is here. Raises Refusal."""
@@ -81,166 +97,102 @@ class AgentLine:
         if outgoing.extensions:
             name = "A2A-Extensions" if version == "1.0" else "X-A2A-Extensions"
             headers.append((name, ", ".join(outgoing.extensions)))
-        headers += [*self._headers, *outgoing.extra]
-        deadline_s, shown = outgoing.deadline_s, None
-        if self.credential is not None:
-            shown, deadline_s = await shown_within(self.credential, outgoing.caller, deadline_s)
-            if shown is not None:
-                headers.append(shown)
-        client = self._streams if streams else self._calls
-        try:
-            form = RequestForm(verb, path, self._origin.host_header, headers)
-            response = await client.send(form.message((), body), deadline_s=deadline_s)
-        except InvalidRequest as failure:
-            raise Refusal(Reason.MALFORMED_CALL, "a value cannot be sent in an address or a header") from failure
-        except EgressError as failure:
-            raise refusal_from(failure) from failure
-        if response.status == 401 and shown is not None and self.credential is not None:
-            self.credential.refused(outgoing.caller, shown)
-        return response
+        form = self._address.form(verb, path, headers)
+        return await self._address.send(
+            form, outgoing.extra, body, outgoing.caller, outgoing.deadline_s, streams=streams
+        )
 
-    async def read(self, response: ClientResponse, max_bytes: int) -> bytes:
-        """Read a whole body. Raises Refusal."""
-        try:
-            return await response.read(max_bytes)
-        except EgressError as failure:
-            raise refusal_from(failure) from failure
-
-    async def failed(self, response: ClientResponse, take: Callable[[Any], Any | AgentError]) -> Refusal:
+    async def _failed(self, sent: _Sent) -> Refusal:
         """The refusal of a response that carries only its status. If that status is passed on, the refusal has the text
-        of the error that `take` finds in the body.
+        of the error in the body.
         """
-        refusal = _no_a2a(response)
-        if not passes_on(refusal) or media_type_of(response) not in (JSON, A2A_JSON):
+        refusal = _no_a2a(sent.response)
+        if not passes_on(refusal) or media_type_of(sent.response) not in (JSON, A2A_JSON):
             return refusal
         try:
-            said = take(_parsed(await self.read(response, MAX_ERROR_BYTES)))
+            said = sent.take(_parsed(await body_of(sent.response, MAX_ERROR_BYTES)))
         except Refusal:
             return refusal
         if not isinstance(said, AgentError) or not said.message:
             return refusal
         return in_words_of(refusal, {"code": said.code, "message": said.message})
 
+    def shows_the_same_as(self, other: AgentTransport) -> bool:
+        return isinstance(other, type(self)) and self._address.credential == other._address.credential
+
     async def close(self) -> None:
-        """Close every connection."""
-        await self._calls.close()
-        await self._streams.close()
-        if self.credential is not None:
-            await self.credential.close()
+        await self._address.close()
 
 
-class JsonRpcAgent:
-    """An agent that speaks JSON-RPC."""
+class JsonRpcAgent(HttpAgent):
+    """An agent that speaks JSON-RPC: every operation is a POST to one address."""
 
-    def __init__(self, line: AgentLine, version: VersionOf) -> None:
-        self._line = line
-        self._version = version
+    def __init__(self, address: HttpAddress, version: Callable[[], Version], max_response_bytes: int) -> None:
+        super().__init__(address, version, max_response_bytes)
         self._numbers = itertools.count(1)
 
-    async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        version, number = self._version(), next(self._numbers)
-        with await self._sent(outgoing, version, number) as response:
-            return await self._whole(response, outgoing.operation, version, number)
-
-    async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        version, number = self._version(), next(self._numbers)
-        response = await self._sent(outgoing, version, number)
-        if response.status == 200 and media_type_of(response) == EVENT_STREAM:
-            read = _reader(form_of(version, "jsonrpc"), outgoing.operation, partial(_rpc_event, number))
-            return HttpStream(response, read, self._line.max_response_bytes, partial(_is_to, number))
-        with response:
-            answer = await self._whole(response, outgoing.operation, version, number)
-        if isinstance(answer, AgentError):
-            return answer
-        raise _refused("it answers whole where a stream was asked for")
-
-    async def _sent(self, outgoing: OutgoingOperation, version: Version, number: int) -> ClientResponse:
-        operation = outgoing.operation
-        params = _written(form_of(version, "jsonrpc"), outgoing)
+    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent:
+        operation, form, number = outgoing.operation, form_of(version, "jsonrpc"), next(self._numbers)
+        params = written(form, outgoing)
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
-        return await self._line.send("POST", self._line.path, orjson.dumps(message), outgoing, version, JSON)
+        path = self._address.origin.path
+        response = await self._send("POST", path, orjson.dumps(message), outgoing, version, JSON)
+        take = partial(_rpc_event, number)
+        return _Sent(response, operation, take, _reader(form, operation, take), partial(_is_to, number))
 
-    async def _whole(
-        self, response: ClientResponse, operation: Operation, version: Version, number: int
-    ) -> Result | AgentError:
+    async def _whole(self, sent: _Sent) -> Result | AgentError:
+        response = sent.response
         if response.status >= 500 or response.status == LIMITED or media_type_of(response) != JSON:
-            raise await self._line.failed(response, partial(_rpc_event, number))
-        raw = await self._line.read(response, self._line.max_response_bytes)
-        return _reader(form_of(version, "jsonrpc"), operation, partial(_rpc_event, number))(raw)
-
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return isinstance(other, JsonRpcAgent) and same(self._line.credential, other._line.credential)
-
-    async def close(self) -> None:
-        await self._line.close()
+            raise await self._failed(sent)
+        return sent.read(await body_of(response, self._max_bytes))
 
 
-class HttpJsonAgent:
-    """An agent that speaks HTTP+JSON."""
+class HttpJsonAgent(HttpAgent):
+    """An agent that speaks HTTP+JSON: each operation has an address of its own."""
 
-    def __init__(self, line: AgentLine, version: VersionOf) -> None:
-        self._line = line
-        self._version = version
-
-    async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        version = self._version()
-        with await self._sent(outgoing, version) as response:
-            if response.status != 200:
-                return await self._error(response)
-            if not outgoing.operation.response:
-                return {}
-            raw = await self._line.read(response, self._line.max_response_bytes)
-            return _reader(form_of(version, "http_json"), outgoing.operation, _bare_event)(raw)
-
-    async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        version = self._version()
-        response = await self._sent(outgoing, version)
-        if response.status == 200 and media_type_of(response) == EVENT_STREAM:
-            read = _reader(form_of(version, "http_json"), outgoing.operation, _bare_event)
-            return HttpStream(response, read, self._line.max_response_bytes)
-        with response:
-            if response.status != 200:
-                return await self._error(response)
-        raise _refused("it answers whole where a stream was asked for")
-
-    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> ClientResponse:
-        operation, params = outgoing.operation, dict(outgoing.params)
+    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent:
+        operation, form, params = outgoing.operation, form_of(version, "http_json"), dict(outgoing.params)
         route = operation.http(version)[0]
         tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
         ids, rest = _apart(operation, params)
         try:
-            path = self._line.base + http.path_to(route, ids, tenant)
+            path = self._address.origin.path.rstrip("/") + http.path_to(route, ids, tenant)
         except UnreadableMessage as error:
             raise unsaid(error) from None
-        written = _written(form_of(version, "http_json"), outgoing)
-        if not route.has_body:
-            query = http.query_from((name, written[name]) for name in rest if name in written)
-            return await self._line.send(route.verb, path + query, None, outgoing, version, _media_type(version))
-        body = orjson.dumps(written)
-        return await self._line.send(route.verb, path, body, outgoing, version, _media_type(version))
+        told, body = written(form, outgoing), None
+        if route.has_body:
+            body = orjson.dumps(told)
+        else:
+            path += http.query_from((name, told[name]) for name in rest if name in told)
+        media_type = A2A_JSON if version == "1.0" else JSON
+        response = await self._send(route.verb, path, body, outgoing, version, media_type)
+        take = partial(_bare_event, response.status)
+        return _Sent(response, operation, take, _reader(form, operation, take))
 
-    async def _error(self, response: ClientResponse) -> AgentError:
+    async def _whole(self, sent: _Sent) -> Result | AgentError:
+        if sent.response.status != 200:
+            return await self._error(sent)
+        if not sent.operation.response:
+            return {}
+        return sent.read(await body_of(sent.response, self._max_bytes))
+
+    async def _error(self, sent: _Sent) -> AgentError:
         """The agent's error in a response with an error status. Raises Refusal if the error does not come from the
         agent.
         """
-        if response.status == LIMITED or (response.status >= 500 and response.status not in (500, 501)):
-            raise await self._line.failed(response, partial(_error_in, status=response.status))
+        response, status = sent.response, sent.response.status
+        if status == LIMITED or (status >= 500 and status not in (500, 501)):
+            raise await self._failed(sent)
         if media_type_of(response) not in (JSON, A2A_JSON):
-            if response.status in (404, 405):  # the agent has no such address: not every agent has every operation
+            if status in (404, 405):  # the agent has no such address: not every agent has every operation
                 return AgentError(-32601, "")
             raise _no_a2a(response)
-        raw = await self._line.read(response, MAX_ERROR_BYTES)
-        if response.status == 500:  # either the agent's own error, or a failing server in front of it
+        raw = await body_of(response, MAX_ERROR_BYTES)
+        if status == 500:  # either the agent's own error, or a failing server in front of it
             if (error := _own_error_in(raw)) is None:
                 raise _no_a2a(response)
             return error
-        return _error_in(_parsed(raw), response.status) or AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
-
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return isinstance(other, HttpJsonAgent) and same(self._line.credential, other._line.credential)
-
-    async def close(self) -> None:
-        await self._line.close()
+        return _error_in(_parsed(raw), status) or AgentError(_CODE_OF_STATUS.get(status, -32603), "")
 
 
 class HttpStream:
@@ -253,7 +205,7 @@ class HttpStream:
         response: ClientResponse,
         read: Callable[[bytes], Result | AgentError],
         max_event_bytes: int,
-        is_answer: Callable[[bytes], bool] = lambda data: False,
+        is_answer: Callable[[bytes], bool],
     ) -> None:
         self._response = response
         self._is_answer = is_answer
@@ -284,31 +236,12 @@ class HttpStream:
         self._response.close()
 
 
-def line_from(url: str, **how: Any) -> AgentLine:
-    """An `AgentLine` to the address of an interface."""
-    return AgentLine(url, **how)
-
-
-def is_address(url: str) -> bool:
-    """Whether the URL is an HTTP address."""
-    return urlsplit(url).scheme in ("http", "https")
-
-
 # --- responses --------------------------------------------------------------------------------------------------------
 
-_CODE_OF_STATUS: Final[Mapping[int, int]] = {
-    404: -32001,
-    400: -32602,
-    405: -32601,
-    409: -32002,
-    415: -32005,
-    501: -32004,
-}
+_CODE_OF_STATUS: Final = {404: -32001, 400: -32602, 405: -32601, 409: -32002, 415: -32005, 501: -32004}
 
 
-def _reader(
-    form: WireForm, operation: Operation, take: Callable[[Any], Any | AgentError]
-) -> Callable[[bytes], Result | AgentError]:
+def _reader(form: WireForm, operation: Operation, take: Take) -> Callable[[bytes], Result | AgentError]:
     """Reads one message: an error, or a result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
 
     def read(raw: bytes) -> Result | AgentError:
@@ -318,7 +251,7 @@ def _reader(
         try:
             return form.read_result(operation, said)
         except UnreadableMessage as error:
-            raise _refused(f"its result cannot be read: {error.pointer or '/'} {error.problem}") from None
+            raise unreadable(error) from None
 
     return read
 
@@ -355,8 +288,8 @@ def _is_to(number: int, data: bytes) -> bool:
     return isinstance(said, dict) and "jsonrpc" in said and str(said.get("id")) == str(number)
 
 
-def _bare_event(said: Any) -> Any | AgentError:
-    error = _error_in(said, 200)
+def _bare_event(status: int, said: Any) -> Any | AgentError:
+    error = _error_in(said, status)
     return said if error is None else error
 
 
@@ -435,18 +368,6 @@ def _no_a2a(response: ClientResponse) -> Refusal:
     if 300 <= response.status < 500 and not passes_on(refusal):
         return Declined(refusal.detail)
     return refusal
-
-
-def _media_type(version: Version) -> str:
-    return A2A_JSON if version == "1.0" else JSON
-
-
-def _written(form: WireForm, outgoing: OutgoingOperation) -> Result:
-    """The parameters in the agent's form. Raises Unsent for what that form cannot express."""
-    try:
-        return form.write_params(outgoing.operation, outgoing.params)
-    except UnreadableMessage as error:
-        raise unsaid(error) from None
 
 
 def _refused(detail: str) -> Refusal:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import Deadline
 from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.forms import WireForm
 from sidecar.protocols.a2a.operations import Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS
@@ -24,6 +25,19 @@ Result = dict[str, Any]
 def unsaid(error: UnreadableMessage) -> Unsent:
     """The refusal of parameters that this agent's version cannot express; nothing was sent."""
     return Unsent(Reason.MALFORMED_CALL, f"this agent cannot be told: {error}", code=INVALID_PARAMS)
+
+
+def written(form: WireForm, outgoing: OutgoingOperation) -> Result:
+    """The parameters in the agent's form. Raises Unsent for what that form cannot express."""
+    try:
+        return form.write_params(outgoing.operation, outgoing.params)
+    except UnreadableMessage as error:
+        raise unsaid(error) from None
+
+
+def unreadable(error: UnreadableMessage) -> Refusal:
+    """The refusal of a result that is not in the agent's form."""
+    return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be read: {error.pointer or '/'} {error.problem}")
 
 
 class Declined(Refusal):

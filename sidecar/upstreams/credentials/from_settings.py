@@ -5,14 +5,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from sidecar.http.signing_keys import private_key_from
 from sidecar.settings.credentials import ClientCredentials, TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.secrets import read_secret
-from sidecar.upstreams.credentials.passthrough import PassedToken
-from sidecar.upstreams.credentials.signed_tokens import SignedSource
-from sidecar.upstreams.credentials.signer import TokenSigner
-from sidecar.upstreams.credentials.source import CredentialSource, UpstreamCredentialValue, bearer
+from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
+from sidecar.upstreams.credentials.source import (
+    NO_CREDENTIAL,
+    CredentialSource,
+    PassedToken,
+    UpstreamCredentialValue,
+    bearer,
+)
 from sidecar.upstreams.credentials.token_cache import TokenCache
 from sidecar.upstreams.credentials.token_endpoint import ClientProof, TokenEndpoint
 from sidecar.upstreams.credentials.token_exchange import ExchangedTokens, OwnGrant, WantedToken
@@ -26,50 +31,40 @@ def source_from(
     clock: Callable[[], float] = time.time,
     clock_mono: Callable[[], float] = time.monotonic,
     new_id: Callable[[], str] = secrets.token_urlsafe,
-) -> CredentialSource | None:
-    """The credential source of the upstream at `url`, its secrets read; None if it has none. Raises SettingsError."""
+) -> CredentialSource:
+    """The credential source of the upstream at `url`, its secrets read. Raises SettingsError."""
     if section is None:
-        return None
+        return NO_CREDENTIAL
     if section.bearer_path is not None:
-        return UpstreamCredentialValue(*bearer(read_secret(section.bearer_path, "theirs")))
+        return _bearer_in(section.bearer_path)
     if section.passthrough:
-        path = section.own_bearer_path
-        return PassedToken(None if path is None else UpstreamCredentialValue(*bearer(read_secret(path, "theirs"))))
-    if section.signed is not None:
-        signed = section.signed
-        return SignedSource(
-            signer,
-            signed.audience or url,
-            signed.ttl_s,
-            clock=clock,
-            new_id=new_id,
-            roles=signed.roles,
-            own=signed.own or "",
-        )
-    for client in (section.client_credentials, section.token_exchange):
-        if client is not None:
-            return _granted(client, clock, clock_mono, new_id)
+        return PassedToken(NO_CREDENTIAL if section.own_bearer_path is None else _bearer_in(section.own_bearer_path))
+    if (signed := section.signed) is not None:
+        audience, own = signed.audience or url, signed.own or signer.issuer
+        return SignedSource(signer, audience, signed.ttl_s, signed.roles, own, clock=clock, new_id=new_id)
+    client = section.client_credentials or section.token_exchange
+    if client is not None:
+        proof = _proof(client)
+        endpoint = TokenEndpoint(client.token_url, proof, clock=clock, new_id=new_id)
+        kind = ExchangedTokens if isinstance(client, TokenExchange) else OwnGrant
+        return kind(_wanted(client, proof), endpoint, TokenCache(clock_mono))
     if section.header is None or section.value_path is None:
         raise ValueError("the settings promise a credential its header and value")
     return UpstreamCredentialValue(section.header, read_secret(section.value_path, "theirs"))
 
 
-def _granted(
-    client: ClientCredentials | TokenExchange,
-    clock: Callable[[], float],
-    clock_mono: Callable[[], float],
-    new_id: Callable[[], str],
-) -> OwnGrant:
-    proof = _proof(client)
-    endpoint = TokenEndpoint(client.token_url, proof, clock=clock, new_id=new_id)
+def _bearer_in(path: Path) -> UpstreamCredentialValue:
+    return UpstreamCredentialValue(*bearer(read_secret(path, "theirs")))
+
+
+def _wanted(client: ClientCredentials | TokenExchange, proof: ClientProof) -> WantedToken:
     named = (("scope", " ".join(client.scope)), ("audience", client.audience), ("resource", client.resource))
     form = tuple((name, value) for name, value in named if value)
     secret = proof.secret or (proof.key.kid if proof.key is not None else "")
     if not isinstance(client, TokenExchange):
-        return OwnGrant(endpoint, TokenCache(clock_mono), WantedToken(client, (secret,), form))
+        return WantedToken(client, secret, form)
     actor = "" if client.actor_token_path is None else read_secret(client.actor_token_path, "theirs")
-    wanted = WantedToken(client, (secret,), form, client.subject_token_type, actor, client.keep_s)
-    return ExchangedTokens(endpoint, TokenCache(clock_mono), wanted)
+    return WantedToken(client, secret, form, client.subject_token_type, actor, client.keep_s)
 
 
 def _proof(client: TokenClient) -> ClientProof:

@@ -6,117 +6,137 @@ the roles that a token granted to the first of them may be included: another sid
 (identity/issuers.py). In the sidecar's own requests `sub` is the sidecar, or the configured subject.
 
 A token is valid for one audience, for about a minute, and never longer than the caller's credential. It is reused for
-half of that time, so that few calls wait for a signature.
+half of that time, so that few calls wait for a signature. The private key stays in its file and in memory; its public
+half and those of earlier keys form one JWKS. A key file that other users can read is refused.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
-from sidecar.upstreams.credentials.signer import TokenSigner
+import orjson
+
+from sidecar.http.signing_keys import SigningKey, generate, keep_private_key, private_key_from, public_jwk_from
+from sidecar.settings.sidecar_file import Settings
 from sidecar.upstreams.credentials.source import CredentialSource, Header, bearer
 from sidecar.vocabulary import Caller
 
 MAX_KEPT: Final = 10_000
+MAX_PUBLISHED: Final = 16
 _NO_ROLES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    header: Header = field(repr=False)
+class TokenSigner:
+    """Signs tokens as `issuer`. Two signers with the same issuer and the same key are equal; without a key, none can
+    sign.
+    """
+
+    issuer: str
+    key: SigningKey | None = field(default=None, repr=False, compare=False)
+    before: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)
+    kid: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kid", "" if self.key is None else self.key.kid)
+
+    def sign(self, claims: Mapping[str, Any]) -> str:
+        """Sign the claims; returns a compact JWT."""
+        if self.key is None:
+            raise ValueError("there is a key wherever something is to be signed")
+        return self.key.sign(claims, typ="JWT")
+
+    @property
+    def key_set(self) -> bytes:
+        """The JWKS (RFC 7517): public halves only, the current key first."""
+        ours = () if self.key is None else (self.key.public_jwk,)
+        by_kid = {key["kid"]: dict(key) for key in (*ours, *self.before)[:MAX_PUBLISHED]}
+        return orjson.dumps({"keys": list(by_kid.values())})
+
+
+NO_SIGNER: Final = TokenSigner("")
+
+
+def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
+    """The signer of the settings, without a key if nothing is to be signed. A key that is missing in the data folder is
+    created; without `make`, in memory only, for commands that only check. Raises SettingsError.
+    """
+    if not settings.signs:
+        return TokenSigner(issuer)
+    path = settings.signing_key_path
+    if settings.signing.key_path is None and not path.exists():
+        key = generate()
+        if make:
+            keep_private_key(path, key)
+            key = private_key_from(path)
+    else:
+        key = private_key_from(path)
+    before = tuple(public_jwk_from(path) for path in settings.previous_key_paths if path.exists())
+    return TokenSigner(issuer, key, before)
+
+
+class _Kept(NamedTuple):
+    header: Header
     from_s: float
     until_s: float
     ends_s: float
 
 
-class SignedSource:
-    """A `CredentialSource`. `roles` says whether the token includes the roles granted to the first of the chain; `own`
-    is the `sub` in the sidecar's own requests, "" for its address. `clock` gives seconds since the epoch, `new_id` a
-    unique id.
+@dataclass(frozen=True, slots=True)
+class SignedSource(CredentialSource):
+    """`roles` says whether the token includes the roles granted to the first of the chain; `own` is the `sub` in the
+    sidecar's own requests. `clock` gives seconds since the epoch, `new_id` a unique id.
     """
 
-    fixed: Header | None = None
-
-    def __init__(
-        self,
-        signer: TokenSigner,
-        audience: str,
-        ttl_s: float,
-        *,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
-        roles: bool = False,
-        own: str = "",
-    ) -> None:
-        self._signer = signer
-        self._audience = audience
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self._new_id = new_id
-        self._roles = roles
-        self._own = own or signer.issuer
-        self._kept: OrderedDict[tuple[tuple[str, ...], frozenset[str]], _Kept] = OrderedDict()
+    signer: TokenSigner
+    audience: str
+    ttl_s: float
+    roles: bool
+    own: str
+    clock: Callable[[], float] = field(compare=False, kw_only=True)
+    new_id: Callable[[], str] = field(compare=False, kw_only=True)
+    _kept: OrderedDict[tuple[tuple[str, ...], frozenset[str]], _Kept] = field(
+        default_factory=OrderedDict, init=False, compare=False, repr=False
+    )
+    varies: ClassVar[bool] = True
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
         names = () if caller is None else tuple([principal.name for principal in caller.chain])
         ends_s = None if caller is None else caller.expires_at
-        roles = caller.first.roles if caller is not None and self._roles else _NO_ROLES
-        now, place = self._clock(), (names, roles)
+        roles = caller.first.roles if caller is not None and self.roles else _NO_ROLES
+        now, place = self.clock(), (names, roles)
         kept = self._kept.get(place)
-        if (
-            kept is not None
-            and kept.from_s <= now < kept.until_s  # a clock that was set back makes a new one
-            and (ends_s is None or kept.ends_s <= ends_s)
-        ):
-            self._kept.move_to_end(place)
-            return kept.header
-        made = self._made(names, roles, now, ends_s)
-        self._kept[place] = made
+        # A clock that was set back makes a new one.
+        if kept is None or not kept.from_s <= now < kept.until_s or (ends_s is not None and kept.ends_s > ends_s):
+            kept = self._kept[place] = self._made(names, roles, now, ends_s)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
         self._kept.move_to_end(place)
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
-        return made.header
-
-    def refused(self, caller: Caller | None, header: Header) -> None:
-        """Does nothing: another token would have the same claims."""
-
-    def shows_the_same_as(self, other: CredentialSource) -> bool:
-        return (
-            isinstance(other, SignedSource)
-            and self._signer == other._signer
-            and (self._audience, self._ttl_s) == (other._audience, other._ttl_s)
-            and (self._roles, self._own) == (other._roles, other._own)
-        )
+        return kept.header
 
     async def close(self) -> None:
         self._kept.clear()
 
     def _made(self, names: tuple[str, ...], roles: frozenset[str], now: float, caller_ends_s: float | None) -> _Kept:
-        ends_s = now + self._ttl_s
+        ends_s = now + self.ttl_s
         if caller_ends_s is not None:  # a credential within the clock's leeway: one second at least
             ends_s = max(min(ends_s, caller_ends_s), now + 1)
         claims: dict[str, Any] = {
-            "iss": self._signer.issuer,
-            "sub": names[0] if names else self._own,
-            "aud": self._audience,
+            "iss": self.signer.issuer,
+            "sub": names[0] if names else self.own,
+            "aud": self.audience,
             "iat": int(now),
             "exp": int(ends_s),
-            "jti": self._new_id(),
+            "jti": self.new_id(),
         }
-        if len(names) > 1:
-            claims["act"] = _act(names[1:])
+        act: dict[str, Any] = {}
+        for name in names[1:]:  # the newest principal is the outermost
+            act = {"sub": name, "act": act} if act else {"sub": name}
+        if act:
+            claims["act"] = act
         if roles:
             claims["roles"] = sorted(roles)
-        header = bearer(self._signer.sign(claims))
-        return _Kept(header, now, now + (ends_s - now) / 2, ends_s)
-
-
-def _act(names: tuple[str, ...]) -> dict[str, Any]:
-    """The nested `act` claim, the newest principal outermost."""
-    act: dict[str, Any] = {}
-    for name in names:
-        act = {"sub": name, "act": act} if act else {"sub": name}
-    return act
+        return _Kept(bearer(self.signer.sign(claims)), now, now + (ends_s - now) / 2, ends_s)

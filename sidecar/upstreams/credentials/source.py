@@ -1,80 +1,91 @@
-"""The interface of an upstream credential."""
+"""The interface of an upstream credential, and the credentials that need no request to another party.
+
+The caller's token is on `Caller.token` for the duration of its request; only `PassedToken` and `token_exchange` read
+it. It is passed through only if the operator configured that: a server that receives a token can use it at another
+server (MCP's specification forbids passthrough to a proxy that does not declare it).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
+from sidecar.errors import Reason, Unsent
 from sidecar.vocabulary import Caller
 
 Header = tuple[str, str]
-AUTHORIZATION: Final = "Authorization"
 
 
-class CredentialSource(Protocol):
-    """Gives the credential header of an exchange."""
+class CredentialSource:
+    """Gives the credential header of an exchange; this base class gives none. Equal sources are configured alike, the
+    content of their files included.
+    """
+
+    __slots__ = ()
+    varies: ClassVar[bool] = False
+    """Whether the header depends on the caller or the time. Otherwise it is `fixed`; `header` need not be called."""
 
     @property
     def fixed(self) -> Header | None:
-        """The header, if it is the same for all callers and never changes; then `header` need not be called."""
+        return None
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
         """The header for a caller's exchange. `caller` is None for the sidecar itself; returns None if no header is
         sent. Raises Unsent if no credential can be obtained; never retried.
         """
+        return self.fixed
+
+    async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:
+        """The header to send, and the time that is left. Raises Unsent."""
+        if not self.varies:
+            return self.fixed, deadline_s
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        header = await self.header(caller, deadline_s)
+        return header, deadline_s - (loop.time() - began)
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        """The upstream rejected the header (HTTP 401): the next exchange should use another."""
-
-    def shows_the_same_as(self, other: CredentialSource) -> bool:
-        """Whether both are configured alike, the content of their files included."""
+        """The upstream rejected the header (HTTP 401): the next exchange should use another, if there is one."""
 
     async def close(self) -> None:
         """Close connections. Calling it twice is allowed."""
 
 
+NO_CREDENTIAL: Final = CredentialSource()
+
+
 @dataclass(frozen=True, slots=True)
-class UpstreamCredentialValue:
+class UpstreamCredentialValue(CredentialSource):
     """One header that never changes. Its value is never printed."""
 
     name: str
     value: str = field(repr=False)
 
     @property
-    def fixed(self) -> Header | None:
+    def fixed(self) -> Header:
         return self.name, self.value
 
+
+@dataclass(frozen=True, slots=True)
+class PassedToken(CredentialSource):
+    """The token that was verified on this very request. `own` is sent with the sidecar's own requests."""
+
+    own: CredentialSource = NO_CREDENTIAL
+    varies: ClassVar[bool] = True
+
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        return self.fixed
-
-    def refused(self, caller: Caller | None, header: Header) -> None:
-        """Does nothing: there is no other header."""
-
-    def shows_the_same_as(self, other: CredentialSource) -> bool:
-        return self == other
-
-    async def close(self) -> None:
-        pass
+        """See `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller without a token."""
+        return self.own.fixed if caller is None else bearer(token_of(caller))
 
 
 def bearer(token: str) -> Header:
     """The Authorization header of a token (RFC 6750)."""
-    return AUTHORIZATION, f"Bearer {token}"
+    return "Authorization", f"Bearer {token}"
 
 
-def same(one: CredentialSource | None, other: CredentialSource | None) -> bool:
-    """Whether both send the same; two Nones do."""
-    if one is None or other is None:
-        return one is other
-    return one.shows_the_same_as(other)
-
-
-async def shown_within(
-    source: CredentialSource, caller: Caller | None, deadline_s: float
-) -> tuple[Header | None, float]:
-    """The header to send, and the time that is left. Raises Unsent."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    header = await source.header(caller, deadline_s)
-    return header, deadline_s - (loop.time() - began)
+def token_of(caller: Caller) -> str:
+    """The caller's own token. Raises Unsent(UNAUTHENTICATED)."""
+    if not caller.token:
+        raise Unsent(Reason.UNAUTHENTICATED, "this server is called with an access token of the caller's own only")
+    return caller.token

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
-from typing import Final
+from typing import ClassVar, Final
 
 from sidecar.errors import CredentialFault, Reason, Unsent
-from sidecar.upstreams.credentials.source import CredentialSource, Header, bearer
+from sidecar.upstreams.credentials.source import CredentialSource, Header, bearer, token_of
 from sidecar.upstreams.credentials.token_cache import GrantedToken, TokenCache
 from sidecar.upstreams.credentials.token_endpoint import DeniedError, Form, TokenEndpoint
 from sidecar.vocabulary import Caller
 
-_GRANT: Final = "client_credentials"
 _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _TYPES: Final = "urn:ietf:params:oauth:token-type:"
-_OURS: Final = b""
 # Error codes about the token to be exchanged (RFC 8693 2.2.2); all others are about the sidecar.
 _OF_THE_CALLER: Final = frozenset({"invalid_request", "invalid_grant", "invalid_target", "access_denied"})
 
@@ -25,60 +24,52 @@ class WantedToken:
     """The parameters of a token request and its secrets: equal values obtain the same token."""
 
     definition: object
-    secrets: tuple[str, ...] = field(repr=False)
+    secret: str = field(repr=False)
     form: Form = ()
     subject_token_type: str = ""
     actor_token: str = field(default="", repr=False)
     keep_s: float = 0.0
 
 
-class OwnGrant:
-    """A `CredentialSource`: one token for all callers (OAuth client credentials)."""
+@dataclass(frozen=True, slots=True)
+class OwnGrant(CredentialSource):
+    """One token for all callers (OAuth client credentials)."""
 
-    fixed: Header | None = None
-
-    def __init__(self, endpoint: TokenEndpoint, tokens: TokenCache, wanted: WantedToken) -> None:
-        self.wanted = wanted
-        self._endpoint = endpoint
-        self._tokens = tokens
+    wanted: WantedToken
+    endpoint: TokenEndpoint = field(compare=False)
+    tokens: TokenCache = field(compare=False)
+    varies: ClassVar[bool] = True
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        return bearer(await self._tokens.get(_OURS, self._ask, deadline_s))
+        return bearer(await self.tokens.get(_key_of(None), self._ask, deadline_s))
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        self._tokens.drop(_OURS, header[1].removeprefix("Bearer "))
-
-    def shows_the_same_as(self, other: CredentialSource) -> bool:
-        return type(other) is type(self) and isinstance(other, OwnGrant) and self.wanted == other.wanted
+        self.tokens.drop(_key_of(None), header[1].removeprefix("Bearer "))
 
     async def close(self) -> None:
-        await self._tokens.close()
-        await self._endpoint.close()
+        await self.tokens.close()
+        await self.endpoint.close()
 
     async def _ask(self) -> GrantedToken:
         try:
-            return await self._endpoint.ask([("grant_type", _GRANT), *self.wanted.form])
+            return await self.endpoint.ask([("grant_type", "client_credentials"), *self.wanted.form])
         except DeniedError as denied:
             raise _refuses_us(denied) from None
 
 
+@dataclass(frozen=True, slots=True)
 class ExchangedTokens(OwnGrant):
-    """A `CredentialSource`: a token exchanged for each caller's token (RFC 8693). The sidecar's own requests have a
-    token of their own, which the same client is granted at the same endpoint.
+    """A token exchanged for each caller's token (RFC 8693). The sidecar's own requests have a token of their own, which
+    the same client is granted at the same endpoint.
     """
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
         """See `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller without a token."""
-        if caller is None:
-            return await super().header(caller, deadline_s)
-        token = token_of(caller)
-        return bearer(await self._tokens.get(_digest(token), lambda: self._exchange(token), deadline_s))
+        fetch = self._ask if caller is None else partial(self._exchange, token_of(caller))
+        return bearer(await self.tokens.get(_key_of(caller), fetch, deadline_s))
 
     def refused(self, caller: Caller | None, header: Header) -> None:
-        if caller is None:
-            super().refused(caller, header)
-        else:
-            self._tokens.drop(_digest(caller.token), header[1].removeprefix("Bearer "))
+        self.tokens.drop(_key_of(caller), header[1].removeprefix("Bearer "))
 
     async def _exchange(self, token: str) -> GrantedToken:
         wanted = self.wanted
@@ -92,7 +83,7 @@ class ExchangedTokens(OwnGrant):
         if wanted.actor_token:
             form += [("actor_token", wanted.actor_token), ("actor_token_type", _TYPES + "access_token")]
         try:
-            granted = await self._endpoint.ask(form)
+            granted = await self.endpoint.ask(form)
         except DeniedError as denied:
             if denied.code not in _OF_THE_CALLER:
                 raise _refuses_us(denied) from None
@@ -103,15 +94,9 @@ class ExchangedTokens(OwnGrant):
         return GrantedToken(granted.value, min(granted.life_s, wanted.keep_s))
 
 
-def token_of(caller: Caller) -> str:
-    """The caller's own token. Raises Unsent(UNAUTHENTICATED)."""
-    if not caller.token:
-        raise Unsent(Reason.UNAUTHENTICATED, "this server is called with an access token of the caller's own only")
-    return caller.token
-
-
-def _digest(token: str) -> bytes:
-    return sha256(token.encode()).digest()
+def _key_of(caller: Caller | None) -> bytes:
+    """The cache's key: no caller's token is stored there. The sidecar's own token has an empty one."""
+    return b"" if caller is None else sha256(caller.token.encode()).digest()
 
 
 def _refuses_us(denied: DeniedError) -> Unsent:

@@ -1,35 +1,64 @@
-"""Builds an MCP upstream from its transport and the layers around it."""
+"""Builds an MCP upstream from its settings."""
 
 from __future__ import annotations
 
-from sidecar.settings import upstreams as settings
+from sidecar.errors import SettingsError, fault_in
+from sidecar.settings.programs import environment_of, executable_of
+from sidecar.settings.upstreams import McpUpstream, UpstreamSettings
 from sidecar.upstreams.credentials import NO_SIGNER, TokenSigner, source_from
-from sidecar.upstreams.mcp.legacy_sse import sse_upstream_from
-from sidecar.upstreams.mcp.stdio import stdio_upstream_from
-from sidecar.upstreams.mcp.streamable_http import http_upstream_from
+from sidecar.upstreams.http_address import HttpAddress
+from sidecar.upstreams.mcp.legacy_sse import SseUpstream
+from sidecar.upstreams.mcp.line_sessions import LineBounds
+from sidecar.upstreams.mcp.stdio import ProgramUpstream
+from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from sidecar.upstreams.mcp.transport import McpTransport
 from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes import Processes, Program
 
 
 def upstream_from(
     name: str,
-    section: settings.UpstreamSettings,
+    section: UpstreamSettings,
     *,
     max_response_bytes: int,
     processes: Processes,
     signer: TokenSigner = NO_SIGNER,
 ) -> McpTransport:
     """An upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
-    if section.mcp is not None and section.mcp.command is not None:
-        return stdio_upstream_from(name, section, max_response_bytes=max_response_bytes, processes=processes)
-    url = "" if section.mcp is None else section.mcp.url or ""
-    credential = source_from(section.credential, url, signer)
-    transport = "auto" if section.mcp is None else section.mcp.transport
-    if transport == "sse":
-        return sse_upstream_from(name, section, credential, max_response_bytes=max_response_bytes)
-    http = http_upstream_from(name, section, credential, max_response_bytes=max_response_bytes)
-    if transport == "http":
-        return http
-    sse = sse_upstream_from(name, section, credential, max_response_bytes=max_response_bytes)
-    return DetectingUpstream(http, sse)
+    mcp = section.mcp
+    if mcp is None or (mcp.command is None and mcp.url is None):
+        raise ValueError("the settings promise an MCP upstream its URL or its command")
+    if mcp.url is None:
+        return ProgramUpstream(
+            name,
+            _program(name, mcp, processes),
+            processes,
+            timeout_s=mcp.timeout_s,
+            max_response_bytes=max_response_bytes,
+            shared=mcp.shared,
+            bounds=LineBounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
+        )
+    address = HttpAddress(
+        mcp.url,
+        credential=source_from(section.credential, mcp.url, signer),
+        headers=tuple(mcp.headers.items()),
+        connect_timeout_s=mcp.connect_timeout_s,
+        max_connections=mcp.max_connections,
+    )
+    http = HttpUpstream(name, address, timeout_s=mcp.timeout_s, max_response_bytes=max_response_bytes)
+    sse = SseUpstream(name, address, timeout_s=mcp.timeout_s, max_response_bytes=max_response_bytes)
+    return {"http": http, "sse": sse}.get(mcp.transport) or DetectingUpstream(http, sse)
+
+
+def _program(name: str, mcp: McpUpstream, processes: Processes) -> Program:
+    named, command = mcp.all_env(), mcp.command or ""
+    path = executable_of(command, named, processes.environ)
+    if path is None:
+        place = f"upstreams.{name}.mcp.command"
+        raise SettingsError([fault_in(place, f"there is no program {command}", code="S117")])
+    return Program(
+        path=path,
+        argv=(command, *mcp.args),
+        env=environment_of(named, processes.environ),
+        cwd=None if mcp.cwd is None else str(mcp.cwd.absolute()),
+    )

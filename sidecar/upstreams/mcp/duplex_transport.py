@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -34,9 +35,19 @@ from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import QueueFull
 from sidecar.protocols import jsonrpc, sse
-from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
-from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS_SET
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, SESSION_ID, AnswerPipe, BuiltUpstream, OfOneCaller, Outbound
+from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Id, Notification, Request, Response
+from sidecar.protocols.mcp.eras import META_SUBSCRIPTION, SESSION_VERSIONS, STATELESS_SET
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    LIST_FLAGS,
+    SESSION_ID,
+    UPDATED,
+    AnswerPipe,
+    BuiltUpstream,
+    OfOneCaller,
+    Outbound,
+    unknown_method,
+)
 from sidecar.vocabulary import Caller
 
 MAX_IN_FLIGHT: Final = 1024
@@ -47,34 +58,27 @@ MAX_BACKLOG: Final = 256  # messages that wait for a session's stream to open; t
 MAX_BACKLOG_BYTES: Final = 256 * 1024
 MAX_NOISE: Final = 1_000  # in a row: a banner is tolerated, a program that only logs there is not
 _SLICE_BYTES: Final = 64 * 1024  # how much is read from the line before other tasks run
-_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
-_METHOD_NOT_FOUND: Final = -32601
 # MCP 2026-07-28, transports: the HTTP status of each code.
-_STATUS: Final = {_METHOD_NOT_FOUND: 404, -32020: 400, -32021: 400, -32022: 400}
-_FOR_THE_SESSION: Final = frozenset(
-    {
-        "notifications/tools/list_changed",
-        "notifications/prompts/list_changed",
-        "notifications/resources/list_changed",
-        "notifications/resources/updated",
-    }
-)
+_STATUS: Final = {METHOD_NOT_FOUND: 404, -32020: 400, -32021: 400, -32022: 400}
 _OF_ONE_CLIENT: Final = frozenset(
     {"notifications/initialized", "notifications/roots/list_changed", "notifications/progress"}
 )
 
 
-class DuplexWire(Protocol):
+class DuplexWire(ABC):
     """A line to one server. Messages are whole JSON texts, without the framing of the line."""
 
+    @abstractmethod
     async def send(self, message: bytes, caller: Caller | None) -> None:
         """Send one message, in the order of calls. `caller` is the caller that it is sent for; None is the last caller
         on the line. Raises Refusal if it cannot be sent; waits for a slow reader.
         """
 
+    @abstractmethod
     def messages(self) -> AsyncGenerator[bytes, None]:
         """The server's messages, bounded in size. Ends with the line; a Refusal instead gives the reason."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Close the line, and end what was started for it. Calling it twice is allowed."""
 
@@ -109,14 +113,14 @@ class _Session:
         self.streams.append(pipe)
         if len(self.streams) > MAX_STREAMS:
             self.streams.pop(0).end()
-        return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=pipe, given_up=partial(self._leave, pipe))
+        return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=pipe, given_up=partial(self.leave, pipe))
 
     def end(self) -> None:
         for stream in self.streams:
             stream.end()
         self.streams.clear()
 
-    def _leave(self, pipe: AnswerPipe) -> None:
+    def leave(self, pipe: AnswerPipe) -> None:
         if pipe in self.streams:
             self.streams.remove(pipe)
 
@@ -157,20 +161,16 @@ class _Call:
             self.pipe.write(sse.encode_event(body))
             self.pipe.end()
         else:
-            self.head.set_result(BuiltUpstream(self._status(message), body, headers=headers))
+            error = message.get("error")
+            code = error.get("code") if isinstance(error, dict) and self.outbound.version in STATELESS_SET else None
+            status = _STATUS.get(code, 200) if isinstance(code, int) else 200
+            self.head.set_result(BuiltUpstream(status, body, headers=headers))
 
     def fail(self, refusal: Refusal) -> None:
         if self.head.done():
             self.pipe.end(refusal)
         else:
             self.head.set_exception(refusal)
-
-    def _status(self, message: Mapping[str, Any]) -> int:
-        error = message.get("error")
-        if self.outbound.version not in STATELESS_SET or not isinstance(error, dict):
-            return 200
-        code = error.get("code")
-        return _STATUS.get(code, 200) if isinstance(code, int) else 200
 
 
 class DuplexTransport:
@@ -208,10 +208,6 @@ class DuplexTransport:
         """Whether a request or a stream is open on the line."""
         return bool(self._calls) or any(session.streams for session in self._sessions.values())
 
-    @property
-    def sessions(self) -> int:
-        return len(self._sessions)
-
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
         if self.failure is not None:
             raise Refusal(self.failure.reason, self.failure.detail) from self.failure.__cause__
@@ -222,7 +218,8 @@ class DuplexTransport:
             if session is None:
                 return BuiltUpstream(404)
         if isinstance(message, Request):
-            return await self._request(outbound, message, session)
+            answer = await self._for_all(outbound, message, session) if self._shared else None
+            return answer or await self._ask(outbound, message, session)
         if isinstance(message, Notification):
             await self._notify(outbound, message, session)
             return BuiltUpstream(202)
@@ -253,18 +250,10 @@ class DuplexTransport:
 
     # --- to the server ------------------------------------------------------------------------------------------------
 
-    async def _request(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream:
-        if self._shared:
-            answer = await self._for_all(outbound, request, session)
-            if answer is not None:
-                return answer
-        return await self._ask(outbound, request, session)
-
     async def _ask(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream:
         if len(self._calls) >= MAX_IN_FLIGHT:
             raise Refusal(Reason.UPSTREAM_FAILED, "too many calls wait for it") from QueueFull("no number is free")
-        self._last_id += 1
-        number = self._last_id
+        number = self._next_id()
         params, token = _renumbered(request.params, number)
         loop = asyncio.get_running_loop()
         until, give_up = loop.time() + outbound.deadline_s, partial(self._give_up, number)
@@ -274,14 +263,17 @@ class DuplexTransport:
             async with asyncio.timeout_at(until):
                 await self._wire.send(jsonrpc.encode_request(Request(number, request.method, params)), outbound.caller)
                 return await call.head
-        except TimeoutError:
+        except BaseException as error:
             self._give_up(number)
-            raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
-        except BaseException:
-            self._give_up(number)
+            if isinstance(error, TimeoutError):
+                raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
             if call.opens:
                 self._lose(Refusal(Reason.UPSTREAM_FAILED, "its session was given up"))
             raise
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
 
     def _give_up(self, number: int) -> None:
         """The caller stopped waiting. An `initialize` cannot be cancelled (MCP 2025-11-25): its line is closed."""
@@ -296,10 +288,10 @@ class DuplexTransport:
     async def _notify(self, outbound: Outbound, message: Notification, session: _Session | None) -> None:
         params = message.params
         if message.method == "notifications/cancelled":
-            numbers = [n for n, call in self._calls.items() if self._is_meant(call, session, params)]
-            if not numbers:
+            number = self._number_of(params.get("requestId"), session)
+            if number is None:
                 return  # it is answered, or was never sent
-            params = {**params, "requestId": numbers[-1]}
+            params = {**params, "requestId": number}
         elif self._shared and message.method in _OF_ONE_CLIENT:
             return
         await self._send(outbound, Notification(message.method, params))
@@ -328,13 +320,15 @@ class DuplexTransport:
             task.add_done_callback(self._telling.discard)
 
     async def _told(self, raw: bytes, caller: Caller | None) -> None:
-        try:
+        with suppress(Refusal):  # the line is lost, and its reader reports that
             await self._wire.send(raw, caller)
-        except Refusal:
-            return  # the line is lost, and its reader reports that
 
-    def _is_meant(self, call: _Call, session: _Session | None, params: Mapping[str, Any]) -> bool:
-        return call.session is session and not call.opens and call.request.id == params.get("requestId")
+    def _number_of(self, request_id: object, session: _Session | None) -> int | None:
+        """Our number of the newest request of this id in the session."""
+        for number, call in reversed(self._calls.items()):
+            if call.session is session and not call.opens and call.request.id == request_id:
+                return number
+        return None
 
     # --- shared lines -------------------------------------------------------------------------------------------------
 
@@ -344,9 +338,9 @@ class DuplexTransport:
             result = await self._greeted(outbound)
             if len(self._sessions) >= MAX_SESSIONS:
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many sessions of one server")
-            return _made(request.id, result=result, headers={SESSION_ID: self._begun().id})
+            return BuiltUpstream.of_response(Response(request.id, result), headers={SESSION_ID: self._begun().id})
         if request.method == "logging/setLevel":
-            return _made(request.id, error={"code": _METHOD_NOT_FOUND, "message": "Method not found"})
+            return BuiltUpstream.of_response(unknown_method(request.id))
         uri = request.params.get("uri")
         if session is None or not isinstance(uri, str):
             return None
@@ -355,7 +349,7 @@ class DuplexTransport:
         elif request.method == "resources/unsubscribe":
             session.subscribed.discard(uri)
             if any(uri in other.subscribed for other in self._sessions.values()):
-                return _made(request.id, result={})
+                return BuiltUpstream.of_response(Response(request.id, {}))
         return None
 
     async def _greeted(self, outbound: Outbound) -> dict[str, Any]:
@@ -401,10 +395,9 @@ class DuplexTransport:
 
     def _came(self, raw: bytes) -> None:
         """Handle one message. Raises Refusal after too many invalid messages."""
-        try:
+        message = None
+        with suppress(Refusal):
             message = jsonrpc.parse_answer(raw)
-        except Refusal:
-            message = None
         if not isinstance(message, dict):
             self.noise += 1
             if self.noise > MAX_NOISE:
@@ -443,32 +436,30 @@ class DuplexTransport:
             return
         session = next(iter(self._sessions.values()), None)
         if session is None or self._shared:
-            self._tell(Response(asked.id, error={"code": _METHOD_NOT_FOUND, "message": "Method not found"}))
+            self._tell(unknown_method(asked.id))
             return
-        self._last_id += 1
-        session.asked[self._last_id] = asked.id
+        number = self._next_id()
+        session.asked[number] = asked.id
         if len(session.asked) > MAX_ASKED:
             _, oldest = session.asked.popitem(last=False)
             self._tell(Response(oldest, error={"code": 429, "message": "The client has not answered"}))
-        self._to_client({**message, "id": self._last_id})
+        self._to_client({**message, "id": number})
 
     def _notified(self, message: dict[str, Any]) -> None:
         params = message.get("params")
         if not isinstance(params, dict):
             params = {}
-        method = message["method"]
+        method, meta = message["method"], params.get("_meta")
         if method == "notifications/progress":
             call = self._call(params.get("progressToken"))
             if call is not None and call.token is not None:
                 call.pass_on({**message, "params": {**params, "progressToken": call.token}})
-            return
-        meta = params.get("_meta")
-        if isinstance(meta, dict) and _SUBSCRIPTION in meta:
-            call = self._call(meta[_SUBSCRIPTION])
+        elif isinstance(meta, dict) and META_SUBSCRIPTION in meta:
+            call = self._call(meta[META_SUBSCRIPTION])
             if call is not None:
-                _restore_subscription(params, meta[_SUBSCRIPTION], call.request.id)
+                _restore_subscription(params, meta[META_SUBSCRIPTION], call.request.id)
                 call.pass_on(message)
-        elif method in _FOR_THE_SESSION:
+        elif method in LIST_FLAGS or method == UPDATED:
             self._to_sessions(message, params.get("uri"))
         elif method == "notifications/cancelled":
             self._taken_back(message, params)
@@ -497,9 +488,8 @@ class DuplexTransport:
         """Deliver to the one client of this line, on whatever stream it listens."""
         for call in reversed(self._calls.values()):
             if not call.opens and not call.outbound.endless:
-                if (
-                    call.session is not None or not call.outbound.is_anonymous
-                ):  # anonymous callers share a line, but are not one client
+                # Anonymous callers share a line, but are not one client.
+                if call.session is not None or not call.outbound.is_anonymous:
                     call.pass_on(message)
                 return
         for session in self._sessions.values():
@@ -532,9 +522,5 @@ def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id
 def _restore_subscription(holder: object, ours: object, theirs: Id) -> None:
     """Put the caller's id where the server names the subscription by the sidecar's."""
     meta = holder.get("_meta") if isinstance(holder, dict) else None
-    if isinstance(meta, dict) and meta.get(_SUBSCRIPTION) == ours:
-        meta[_SUBSCRIPTION] = theirs
-
-
-def _made(request_id: Id, *, result: Any = None, error: dict[str, Any] | None = None, **more: Any) -> BuiltUpstream:
-    return BuiltUpstream(200, jsonrpc.encode_response(Response(request_id, result, error)), **more)
+    if isinstance(meta, dict) and meta.get(META_SUBSCRIPTION) == ours:
+        meta[META_SUBSCRIPTION] = theirs

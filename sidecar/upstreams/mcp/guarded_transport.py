@@ -1,4 +1,4 @@
-"""Wraps an MCP transport with a breaker, fair shares and accounting.
+"""Wraps an MCP transport with a breaker, fair shares and accounting, and learns which sessions a server lost.
 
 No caller gets more than its share, and nothing passes while the breaker is open. The account records the outcome of
 everything that passes. Only a failure that callers cannot cause is a fault:
@@ -10,13 +10,20 @@ everything that passes. Only a failure that callers cannot cause is a fault:
     neither      it accepted a notification or a response, or opened an endless stream: a server whose calls all hang
                  does that too; the caller left or had a shorter deadline, the sidecar refused the answer or closed it,
                  or its line was full
+
+MCP specifies 404 for a session that the server does not know. Many servers answer 400 instead, as they also do to an
+invalid request. A 400 in a session is therefore followed by a `ping` in the same session, and an error status for that
+`ping` means that the session is lost: the answer becomes a 404. The layers around this one handle 404 alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Final
 
@@ -25,46 +32,66 @@ from sidecar.http.client import ENDLESS, Deadline, EgressError
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.call_outcome import CallOutcome
 from sidecar.upstreams.fair_share import FairShares
-from sidecar.upstreams.mcp.line_sessions import LineTransport
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    JSON,
+    MAX_ERROR_BYTES,
+    SESSION_ID,
+    BuiltUpstream,
+    McpTransport,
+    Outbound,
+    TransportLayer,
+    UpstreamAnswer,
+)
 from sidecar.upstreams.statuses import words_of
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
-_UNAUTHORIZED: Final = 401
 WORDS_PART: Final = 8  # messages that are no calls have an extra share, of this part of the size
+PING_S: Final = 5.0
+MAX_LOST: Final = 1_024  # lost sessions that are remembered, so that each is pinged, counted and logged once
+_BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 400, 401, 404
+_LOST: Final = frozenset({_BAD_REQUEST, _NOT_FOUND})
+
+log = logging.getLogger("sidecar.upstreams")
 
 
-class GuardedTransport:
+class GuardedTransport(TransportLayer):
     """A guarded upstream. `inner` is the transport itself, `account` its record, `share` the number of concurrent calls
     of one caller.
     """
 
     def __init__(self, inner: McpTransport, account: UpstreamAccount, share: int) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.account = account
         self.shares = FairShares(share)
         # Notifications and responses to the server take connections too. They never wait for calls, because a call may
         # wait for one of them. Both shares together leave room for others.
         self.words = FairShares(max(1, share // WORDS_PART))
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def timeout_s(self) -> float:
-        return self.inner.timeout_s
-
-    @property
-    def max_response_bytes(self) -> int:
-        return self.inner.max_response_bytes
+        self._lost: OrderedDict[str, None] = OrderedDict()
+        self._numbers = count(1)
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """See `McpTransport.exchange`. Also raises Refusal as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; in both cases
         nothing was sent.
         """
+        answer = await self._in_share(outbound)
+        session_id = outbound.session_id
+        if session_id is None:
+            if SESSION_ID in answer.headers:  # a server may reuse session ids after a restart
+                self._lost.pop(answer.headers[SESSION_ID], None)
+            return answer
+        if answer.status not in _LOST or outbound.verb == "DELETE":
+            return answer
+        if answer.status == _BAD_REQUEST:
+            answer = await _released(answer)
+            if session_id not in self._lost and not await self._is_lost(outbound):
+                return answer
+        self._note_lost(session_id, answer.status)
+        return answer if answer.status == _NOT_FOUND else BuiltUpstream(_NOT_FOUND)
+
+    async def _in_share(self, outbound: Outbound) -> UpstreamAnswer:
         if outbound.caller is None or outbound.endless or outbound.message is None:
-            return await self._exchange(outbound, _nothing)
+            return await self._observed(outbound, _nothing)
         shares = self.shares if isinstance(outbound.message, Request) else self.words
         try:
             owner, left_s = await shares.take(outbound.caller, outbound.deadline_s)
@@ -72,12 +99,12 @@ class GuardedTransport:
             raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
         leave = partial(shares.give_back, owner)
         try:
-            return await self._exchange(outbound._replace(deadline_s=left_s), leave)
+            return await self._observed(outbound._replace(deadline_s=left_s), leave)
         except BaseException:
             leave()
             raise
 
-    async def _exchange(self, outbound: Outbound, leave: Callable[[], None]) -> UpstreamAnswer:
+    async def _observed(self, outbound: Outbound, leave: Callable[[], None]) -> UpstreamAnswer:
         visit = ExchangeOutcome(self.account, outbound, self.timeout_s)
         try:
             answer = await self.inner.exchange(outbound)
@@ -90,16 +117,37 @@ class GuardedTransport:
         visit.head(answer)
         return GuardedAnswer(answer, visit, leave)
 
-    def roams(self, session_id: str | None) -> bool:
-        return self.inner.roams(session_id)
+    async def _is_lost(self, outbound: Outbound) -> bool:
+        """Whether the server does not know the session of a message that it answered with 400."""
+        if isinstance(outbound.message, Request) and outbound.message.method == "ping":
+            return True
+        ping = Request(f"sidecar-ping-{next(self._numbers)}", "ping", {})
+        within_s = min(outbound.deadline_s, PING_S)
+        asked = Outbound("POST", ping, outbound.version, within_s, outbound.session_id, outbound.caller, own=True)
+        try:
+            with await self._in_share(asked) as answer:
+                return answer.status in _LOST
+        except Refusal:
+            return False
+
+    def _note_lost(self, session_id: str, status: int) -> None:
+        if session_id in self._lost:
+            return
+        self._lost[session_id] = None
+        if len(self._lost) > MAX_LOST:
+            self._lost.popitem(last=False)
+        self.account.session_lost()
+        log.warning("an MCP server lost a session", extra={"upstream": self.name, "status": status})
+
+    def message_dropped(self, why: str) -> None:
+        self.account.message_dropped(why)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """See `McpTransport.end_session`. Skipped while the breaker is open, so as to delay no other session's end."""
-        if not self.account.breaker.rest_s or isinstance(self.inner, LineTransport):  # a line is closed on our side
+        """See `McpTransport.end_session`. Nothing is sent while the breaker is open, so as to delay no other session's
+        end; a session that is bound to a line of this process is closed all the same.
+        """
+        if not self.account.breaker.rest_s or not self.inner.roams(session_id):
             await self.inner.end_session(session_id, version, deadline_s)
-
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        return self.inner.shows_the_same_as(other.inner if isinstance(other, GuardedTransport) else other)
 
     async def close(self) -> None:
         await self.inner.close()
@@ -135,33 +183,30 @@ class ExchangeOutcome(CallOutcome):
         elif 300 <= status < 400:
             self._account.redirected(words_of(answer))
 
-    def left(self, *, read_something: bool = False) -> None:
+    def ended(self, *, said_something: bool) -> None:
+        """The whole answer was read."""
+        if said_something:
+            self.answered()
+        else:
+            self.faulted("its answer was empty")
+
+    def left(self, *, said_something: bool = False) -> None:
         """The reader stopped: it has what it wanted, or its time is over."""
         if self._expired():
             self.refused(Refusal(Reason.UPSTREAM_TIMEOUT))
-        elif read_something:
-            self.complete()
+        elif said_something:
+            self.answered()
         else:
             self.given_up()
 
-    def complete(self) -> None:
-        """The whole answer was read, or as much of it as the caller wanted."""
-        self.answered()
 
-    def empty(self) -> None:
-        """The answer ended before its first byte."""
-        self.faulted("its answer was empty")
-
-
-class GuardedAnswer:
+class GuardedAnswer(UpstreamAnswer):
     """An answer that reports its end to the account. `leave` is called once, when it is over."""
 
-    __slots__ = ("_inner", "_leave", "_visit", "headers", "media_type", "status")
+    __slots__ = ("_inner", "_leave", "_visit")
 
     def __init__(self, inner: UpstreamAnswer, visit: ExchangeOutcome, leave: Callable[[], None]) -> None:
-        self.status: int = inner.status
-        self.headers: Mapping[str, str] = inner.headers
-        self.media_type: str = inner.media_type
+        self.status, self.media_type, self.headers = inner.status, inner.media_type, inner.headers
         self._inner = inner
         self._visit = visit
         self._leave = leave
@@ -172,7 +217,7 @@ class GuardedAnswer:
         except Refusal as refusal:
             self._visit.refused(refusal)
             raise
-        self._visit.complete() if body else self._visit.empty()
+        self._visit.ended(said_something=bool(body))
         return body
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
@@ -187,32 +232,34 @@ class GuardedAnswer:
             self._visit.refused(refusal)
             raise
         except GeneratorExit:
-            self._visit.left(read_something=said_something)
+            self._visit.left(said_something=said_something)
             raise
-        self._visit.complete() if said_something else self._visit.empty()
+        self._visit.ended(said_something=said_something)
 
     def close(self) -> None:
         self._visit.left()
-        self._over()
-
-    def _over(self) -> None:
         self._inner.close()
         leave, self._leave = self._leave, _nothing
         leave()
-
-    def __enter__(self) -> GuardedAnswer:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._visit.complete()  # an accepted message without an answer to read
+            self._visit.answered()  # an accepted message without an answer to read
         elif isinstance(error, Refusal):
             self._visit.refused(error)
-        else:
-            self._visit.left()
-        self._over()
+        self.close()
+
+
+async def _released(answer: UpstreamAnswer) -> BuiltUpstream:
+    """The same answer, read, with its connection released so that a `ping` need not wait for it."""
+    with answer:
+        try:
+            body = await answer.read(MAX_ERROR_BYTES)
+        except Refusal:  # too large or broken off: only its status is left
+            body = b""
+    return answer.with_body(body)
 
 
 def _nothing() -> None:

@@ -17,28 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import Request, Response
+from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp.eras import STATELESS_SET
 from sidecar.upstreams.mcp.duplex_transport import DuplexTransport, DuplexWire
-from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, McpTransport, Outbound
+from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, McpTransport, Outbound, unknown_method
 from sidecar.vocabulary import Caller
 
 DISCOVER_S: Final = 10.0
 SWEEP_EVERY_S: Final = 5.0
 # The owner of a session ends it; this is for an end that got lost on its way here.
 FORGOTTEN_S: Final = 7200.0
-_METHOD_NOT_FOUND: Final = -32601
-
-OpenWire = Callable[[str, Caller | None], Awaitable[DuplexWire]]
-"""Opens a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing behind if it is
-cancelled.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +60,25 @@ class _Line:
         return not self.channel.proven and not self.channel.busy and self.channel.failure is None
 
 
-class LineTransport:
+class LineTransport(McpTransport):
     """One MCP server that is reached over lines."""
 
     def __init__(
         self,
         name: str,
-        open_wire: OpenWire,
-        *,
         timeout_s: float,
         max_response_bytes: int,
+        *,
         shared: bool = False,
         stateless: bool = True,
         apart: bool = False,
         bounds: LineBounds | None = None,
-        last_words: Callable[[], Sequence[str]] = tuple,
-        shows: Mapping[str, str] | None = None,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shared`: one line for all callers. `stateless`: whether the stateless era may be tried at all. `apart`: each
-        line leads to a server of its own. `last_words` gives a server's error output, for operators; `shows` is the
-        environment that a program gets.
+        line leads to a server of its own.
         """
-        self.name = name
-        self.timeout_s = timeout_s
-        self.max_response_bytes = max_response_bytes
-        self.last_words = last_words
-        self._shows = shows
-        self._open_wire = open_wire
+        super().__init__(name, timeout_s, max_response_bytes)
         self._shared = shared
         self._stateless = stateless
         self._apart = apart
@@ -113,9 +98,11 @@ class LineTransport:
         """The number of open lines."""
         return len(self._lines)
 
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        """See `McpTransport.shows_the_same_as`: files that the definition names may have changed."""
-        return isinstance(other, LineTransport) and self._shows == other._shows
+    @abstractmethod
+    async def open_wire(self, owner: str, caller: Caller | None) -> DuplexWire:
+        """Open a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing behind if
+        it is cancelled.
+        """
 
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
         message = outbound.message
@@ -126,7 +113,7 @@ class LineTransport:
         if outbound.version not in STATELESS_SET or not isinstance(message, Request):
             return BuiltUpstream(405 if message is None else 400)
         if not self._stateless:
-            return _unknown(message)
+            return BuiltUpstream.of_response(unknown_method(message.id), 404)
         try:
             line = await self._kept_line(outbound, "stateless" if self._shared else outbound.owner)
             if message.method == "server/discover" and not line.channel.proven:
@@ -134,12 +121,8 @@ class LineTransport:
             return await line.channel.exchange(outbound)
         except Refusal as refusal:
             if message.method == "server/discover" and refusal.reason is Reason.UPSTREAM_TIMEOUT:
-                return _unknown(message)
+                return BuiltUpstream.of_response(unknown_method(message.id), 404)
             raise
-
-    def roams(self, session_id: str | None) -> bool:
-        """See `McpTransport.roams`: a session is bound to a line of this process."""
-        return False
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         line = self._by_session.pop(session_id, None)
@@ -229,7 +212,7 @@ class LineTransport:
         self._make_room(owner)
         self._begun.append(owner)
         try:
-            wire = await self._open_wire(owner, outbound.caller)
+            wire = await self.open_wire(owner, outbound.caller)
         finally:
             self._begun.remove(owner)
         own = self._apart and owner != ""  # the conversation's program stands for all of them
@@ -289,9 +272,3 @@ class LineTransport:
                 allowed_s = FORGOTTEN_S if line.sessions else self._bounds.idle_s
                 if not line.channel.busy and now - line.used_mono_s > allowed_s:
                     self._drop(line)
-
-
-def _unknown(message: Request) -> BuiltUpstream:
-    """The answer of a session-era server to an unknown method."""
-    error = {"code": _METHOD_NOT_FOUND, "message": "Method not found"}
-    return BuiltUpstream(404, jsonrpc.encode_response(Response(message.id, error=error)))

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from sidecar.errors import Reason, Refusal, SettingsError, Unsent, fault_in, visible
-from sidecar.settings import upstreams as settings
-from sidecar.settings.programs import environment_of, executable_of
-from sidecar.upstreams.mcp.line_sessions import LineBounds, LineTransport
+from sidecar.errors import Reason, Refusal, Unsent, visible
+from sidecar.upstreams.mcp.duplex_transport import DuplexWire
+from sidecar.upstreams.mcp.line_sessions import LineTransport
+from sidecar.upstreams.mcp.transport import McpTransport
 from sidecar.upstreams.processes import Process, Processes, Program, StartFailed
 from sidecar.vocabulary import Caller
 
@@ -58,17 +57,10 @@ class StderrLines:
         return list(self._lines)[-count:]
 
 
-class ProgramWire:
-    """A `duplex_transport.DuplexWire` to a running program. `ended` is called with the reason of an unexpected end."""
+class ProgramWire(DuplexWire):
+    """A line to a running program. `ended` is called with the reason of an unexpected end."""
 
-    def __init__(
-        self,
-        process: Process,
-        tail: StderrLines,
-        *,
-        max_line_bytes: int,
-        ended: Callable[[str], None] = lambda how: None,
-    ) -> None:
+    def __init__(self, process: Process, tail: StderrLines, max_line_bytes: int, ended: Callable[[str], None]) -> None:
         self._process = process
         self._tail = tail
         self._max_line_bytes = max_line_bytes
@@ -157,7 +149,7 @@ class ProgramWire:
         self._process.stop_reading()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Streak:
     """How many of one caller's programs ended unexpectedly in a row, and when the next may begin."""
 
@@ -166,27 +158,22 @@ class _Streak:
     how: str
 
 
-class ProgramLauncher:
-    """Starts the program of one upstream for its callers."""
+class ProgramUpstream(LineTransport):
+    """An upstream that is a program, started for its callers."""
 
-    def __init__(
-        self,
-        name: str,
-        program: Program,
-        processes: Processes,
-        *,
-        max_line_bytes: int,
-        clock_mono: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, name: str, program: Program, processes: Processes, **how: Any) -> None:
+        """`how` is for `LineTransport`."""
+        super().__init__(name, apart=True, **how)
         self.tail = StderrLines()
-        self._name = name
         self._program = program
         self._processes = processes
-        self._max_line_bytes = max_line_bytes
-        self._clock = clock_mono
         self._streaks: OrderedDict[str, _Streak] = OrderedDict()
 
-    async def open(self, owner: str, caller: Caller | None) -> ProgramWire:
+    def shows_the_same_as(self, other: McpTransport) -> bool:
+        """See `McpTransport.shows_the_same_as`: files that the definition names may have changed."""
+        return isinstance(other, ProgramUpstream) and self._program.env == other._program.env
+
+    async def open_wire(self, owner: str, caller: Caller | None) -> ProgramWire:
         began = self._clock()
         streak = self._streaks.get(owner)
         if streak is not None and began < streak.until_mono_s:
@@ -200,16 +187,15 @@ class ProgramLauncher:
         try:
             process = await self._processes.start(self._program)
         except StartFailed as failure:
-            log.error("an MCP server cannot be started", extra={"upstream": self._name, "why": str(failure)})
+            log.error("an MCP server cannot be started", extra={"upstream": self.name, "why": str(failure)})
             self._count(owner, began, "it cannot be started")
             raise Refusal(Reason.UPSTREAM_FAILED, "its program cannot be started") from None
-        return ProgramWire(
-            process, self.tail, max_line_bytes=self._max_line_bytes, ended=partial(self._ended, owner, began)
-        )
+        ended = partial(self._ended, owner, began)
+        return ProgramWire(process, self.tail, self.max_response_bytes + ENVELOPE_BYTES, ended)
 
     def _ended(self, owner: str, began: float, how: str) -> None:
         said = self.tail.lines(TOLD_LINES)
-        log.warning("an MCP server ended by itself", extra={"upstream": self._name, "how": how, "said": said})
+        log.warning("an MCP server ended by itself", extra={"upstream": self.name, "how": how, "said": said})
         self._count(owner, began, how)
 
     def _count(self, owner: str, began: float, how: str) -> None:
@@ -220,35 +206,3 @@ class ProgramLauncher:
         self._streaks[owner] = _Streak(count, now + pause_s, how)
         if len(self._streaks) > MAX_STREAKS:
             self._streaks.popitem(last=False)
-
-
-def stdio_upstream_from(
-    name: str, section: settings.UpstreamSettings, *, max_response_bytes: int, processes: Processes
-) -> LineTransport:
-    """An upstream that is a program, as configured. Nothing is started yet. Raises SettingsError."""
-    mcp = section.mcp
-    if mcp is None or mcp.command is None:
-        raise ValueError("the settings promise a program its command")
-    named = mcp.all_env()
-    path = executable_of(mcp.command, named, processes.environ)
-    if path is None:
-        place = f"upstreams.{name}.mcp.command"
-        raise SettingsError([fault_in(place, f"there is no program {mcp.command}", code="S117")])
-    program = Program(
-        path=path,
-        argv=(mcp.command, *mcp.args),
-        env=environment_of(named, processes.environ),
-        cwd=None if mcp.cwd is None else str(mcp.cwd.absolute()),
-    )
-    launcher = ProgramLauncher(name, program, processes, max_line_bytes=max_response_bytes + ENVELOPE_BYTES)
-    return LineTransport(
-        name,
-        launcher.open,
-        timeout_s=mcp.timeout_s,
-        max_response_bytes=max_response_bytes,
-        shared=mcp.shared,
-        apart=True,
-        bounds=LineBounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
-        last_words=launcher.tail.lines,
-        shows=program.env,
-    )

@@ -12,15 +12,16 @@ other era (`bridge/`) the same interface. Each of these is an `McpTransport`, an
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType, TracebackType
-from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
-from sidecar.protocols.jsonrpc import Message
+from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Id, Message, Response, encode_response
 from sidecar.vocabulary import Caller
 
 JSON: Final = "application/json"
@@ -31,6 +32,13 @@ MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is short
 # A caller that waited nearly as long as a call may take counts as patient: deciding and listing the tools take some of
 # that time.
 FULL_PATIENCE: Final = 0.9
+LIST_FLAGS: Final[Mapping[str, str]] = {
+    "notifications/tools/list_changed": "toolsListChanged",
+    "notifications/prompts/list_changed": "promptsListChanged",
+    "notifications/resources/list_changed": "resourcesListChanged",
+}
+"""The announcements of a changed list, and the flag that subscribes to each (MCP 2026-07-28)."""
+UPDATED: Final = "notifications/resources/updated"
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -78,42 +86,57 @@ class OfOneCaller(Exception):
     """
 
 
-class UpstreamAnswer(Protocol):
+class UpstreamAnswer(ABC):
     """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
 
     Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
     is in lower case, without its parameters; "" if there is none.
     """
 
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def media_type(self) -> str: ...
+    __slots__ = ("headers", "media_type", "status")
+
+    def __init__(self, status: int, media_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
+        self.status = status
+        self.media_type = media_type
+        self.headers = headers
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
+        return await _joined(self.chunks(), max_bytes)
 
+    @abstractmethod
     def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         """The body as it arrives, until a deadline that may be moved meanwhile. Raises Refusal."""
 
+    @abstractmethod
     def close(self) -> None:
         """Cancel what has not arrived: the upstream sees that at once. Calling it twice is allowed."""
 
-    def __enter__(self) -> UpstreamAnswer: ...
+    def withhold(self) -> None:  # noqa: B027
+        """The caller did not get the input request that the answer ended with: its call need not wait for input."""
+
+    def with_body(self, body: bytes) -> BuiltUpstream:
+        """The same answer, with a body that was read from it."""
+        return BuiltUpstream(self.status, body, media_type=self.media_type, headers=self.headers)
+
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
-async def whole_of(answer: UpstreamAnswer, max_bytes: int) -> bytes:
-    """See `UpstreamAnswer.read`, for an answer that comes in pieces. An answer that is too large is closed at once, so
-    that its sender notices.
-    """
+def unknown_method(request_id: Id) -> Response:
+    """The response of a peer that does not know the method."""
+    return Response(request_id, error={"code": METHOD_NOT_FOUND, "message": "Method not found"})
+
+
+async def _joined(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> bytes:
     pieces, size = [], 0
-    async with aclosing(answer.chunks()) as coming:
-        async for piece in coming:
+    async with aclosing(chunks):  # an answer that is too large is closed at once, so that its sender notices
+        async for piece in chunks:
             pieces.append(piece)
             size += len(piece)
             if size > max_bytes:
@@ -121,55 +144,65 @@ async def whole_of(answer: UpstreamAnswer, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-@runtime_checkable
-class WaitingCall(Protocol):
-    """An `UpstreamAnswer` that may end with an input request: a call waits at the upstream for its caller's input."""
-
-    def withhold(self) -> None:
-        """The caller did not get the input request, so the call need not wait."""
-
-
-@runtime_checkable
-class Counted(Protocol):
-    """An `McpTransport` that counts its dropped messages."""
-
-    def message_dropped(self, why: str) -> None: ...
-
-
-def count_dropped(upstream: McpTransport, why: str) -> None:
-    """Count a dropped message of the upstream."""
-    if isinstance(upstream, Counted):
-        upstream.message_dropped(why)
-
-
-class McpTransport(Protocol):
+class McpTransport(ABC):
     """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def max_response_bytes(self) -> int: ...
+    def __init__(self, name: str, timeout_s: float, max_response_bytes: int) -> None:
+        self.name = name
+        self.timeout_s = timeout_s
+        self.max_response_bytes = max_response_bytes
 
+    @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """Send one message; returns when the answer's head is here. Never retried: the upstream may have executed what
         it did not answer. Raises Refusal.
         """
 
+    @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """Notify the upstream that a session is over. Best effort: it has a time-out of its own for sessions that do
         not end.
         """
 
     def roams(self, session_id: str | None) -> bool:
-        """Whether a session of this id is the upstream's own, so that another replica could continue it."""
+        """Whether a session of this id is the upstream's own, so that another replica could continue it; otherwise it
+        is bound to a connection or a program of this process.
+        """
+        return False
 
+    @abstractmethod
     def shows_the_same_as(self, other: McpTransport) -> bool:
         """Whether both send the upstream the same credentials: a file's content changes, its path does not."""
 
+    def message_dropped(self, why: str) -> None:  # noqa: B027
+        """Count a message of the upstream that was not valid."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Close everything: connections and child processes, those in use included."""
+
+
+class TransportLayer(McpTransport):
+    """A layer around a transport. What it does not override goes to `inner`."""
+
+    def __init__(self, inner: McpTransport) -> None:
+        super().__init__(inner.name, inner.timeout_s, inner.max_response_bytes)
+        self.inner = inner
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        await self.inner.end_session(session_id, version, deadline_s)
+
+    def roams(self, session_id: str | None) -> bool:
+        return self.inner.roams(session_id)
+
+    def shows_the_same_as(self, other: McpTransport) -> bool:
+        return self.inner.shows_the_same_as(other.inner if isinstance(other, type(self)) else other)
+
+    def message_dropped(self, why: str) -> None:
+        self.inner.message_dropped(why)
+
+    async def close(self) -> None:
+        await self.inner.close()
 
 
 class AnswerPipe:
@@ -242,13 +275,13 @@ class AnswerPipe:
             self._waiter.set_result(None)
 
 
-class BuiltUpstream:
+class BuiltUpstream(UpstreamAnswer):
     """An answer made by an adapter: a whole `body`, or the pieces of a `pipe`.
 
-    `given_up` is called once if it is closed before the pipe ended.
+    `given_up` is called once if it is closed before the pipe ended, `withheld` if its caller did not get it.
     """
 
-    __slots__ = ("_body", "_deadline", "_given_up", "_pipe", "headers", "media_type", "status")
+    __slots__ = ("_body", "_deadline", "_given_up", "_pipe", "_withheld")
 
     def __init__(
         self,
@@ -260,26 +293,22 @@ class BuiltUpstream:
         pipe: AnswerPipe | None = None,
         deadline_s: float | None = None,
         given_up: Callable[[], None] | None = None,
+        withheld: Callable[[], None] | None = None,
     ) -> None:
-        self.status = status
-        self.headers = headers
-        self.media_type = media_type
+        super().__init__(status, media_type, headers)
         self._body = body
         self._pipe = pipe
         self._deadline = Deadline.within(deadline_s) if pipe is not None else ENDLESS
         self._given_up = given_up
+        self._withheld = withheld
+
+    @classmethod
+    def of_response(cls, response: Response, status: int = 200, **how: Any) -> Self:
+        """The answer whose body is this response."""
+        return cls(status, encode_response(response), **how)
 
     async def read(self, max_bytes: int) -> bytes:
-        pieces, size = [self._body], len(self._body)
-        async for piece in self.chunks(deadline=self._deadline):
-            pieces.append(piece)
-            size += len(piece)
-            if size > max_bytes:
-                break
-        if size > max_bytes:
-            self.close()
-            raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
-        return b"".join(pieces) if self._pipe is not None else self._body
+        return await _joined(self.chunks(deadline=self._deadline), max_bytes)
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         if self._pipe is None:
@@ -300,10 +329,6 @@ class BuiltUpstream:
             self._pipe.end(Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up"))
             given_up()
 
-    def __enter__(self) -> BuiltUpstream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def withhold(self) -> None:
+        if self._withheld is not None:
+            self._withheld()

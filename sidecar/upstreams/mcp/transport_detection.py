@@ -21,7 +21,7 @@ from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
-from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, Outbound, TransportLayer, UpstreamAnswer
 from sidecar.vocabulary import Caller
 
 PROBE_S: Final = 5.0  # a server sends its endpoint at once
@@ -31,52 +31,41 @@ _OPENERS: Final = frozenset({"initialize", "server/discover"})
 _ELSEWHERE: Final = frozenset({400, 404, 405})
 
 
-class DetectingUpstream:
+class DetectingUpstream(TransportLayer):
     """One MCP server whose transport is not configured. `clock_mono` gives monotonic seconds."""
 
     def __init__(
         self, http: HttpUpstream, legacy: SseUpstream, *, clock_mono: Callable[[], float] = time.monotonic
     ) -> None:
-        self.name = http.name
-        self.timeout_s = http.timeout_s
-        self.max_response_bytes = http.max_response_bytes
-        self._http = http
+        super().__init__(http)
         self._legacy = legacy
         self._clock = clock_mono
         self._is_legacy = False
         self._next_probe_s = 0.0
         self._probing = asyncio.Lock()
 
-    @property
-    def open_connections(self) -> int:
-        return self._http.open_connections + self._legacy.open_connections
-
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        return isinstance(other, DetectingUpstream) and self._http.shows_the_same_as(other._http)
-
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         if self._is_legacy:
             return await self._over_sse(outbound)
         begun_s = self._clock()
-        answer = await self._http.exchange(outbound)
+        answer = await self.inner.exchange(outbound)
         if answer.status not in _ELSEWHERE or not _opens(outbound):
             return answer
         with answer:
-            refusal = await _kept(answer)
+            refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
         left_s = outbound.deadline_s - (self._clock() - begun_s)
         if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
             return await self._over_sse(outbound._replace(deadline_s=left_s))
-        return BuiltUpstream(answer.status, refusal, media_type=answer.media_type, headers=answer.headers)
+        return answer.with_body(refusal)
 
     def roams(self, session_id: str | None) -> bool:
         return not self._is_legacy
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        upstream = self._legacy if self._is_legacy else self._http
-        await upstream.end_session(session_id, version, deadline_s)
+        await (self._legacy if self._is_legacy else self.inner).end_session(session_id, version, deadline_s)
 
     async def close(self) -> None:
-        await self._http.close()
+        await self.inner.close()
         await self._legacy.close()
 
     async def _over_sse(self, outbound: Outbound) -> UpstreamAnswer:
@@ -103,11 +92,6 @@ class DetectingUpstream:
 def _opens(outbound: Outbound) -> bool:
     """Whether this opens a conversation, in either era. Later a 404 is about the request."""
     return isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
-
-
-async def _kept(answer: UpstreamAnswer) -> bytes:
-    """The body of a refusal if it is JSON, else empty."""
-    return await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
 
 
 def _says_json_rpc(body: bytes) -> bool:

@@ -12,8 +12,7 @@ import pytest
 from sidecar.errors import SettingsError
 from sidecar.identity import ApiKeys, RoleClaim, TrustedIssuer
 from sidecar.settings import Settings, load_settings
-from sidecar.upstreams.credentials.signed_tokens import SignedSource
-from sidecar.upstreams.credentials.signer import TokenSigner
+from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
@@ -40,9 +39,10 @@ class Peer:
             TokenSigner(self.name, signing_key(self.name)),
             to,
             60.0,
+            True,
+            self.name,
             clock=lambda: NOW,
             new_id=lambda: f"id-{next(self.numbers)}",
-            roles=True,
         )
         header = await source.header(Caller(tuple(chain), (Credential("jwt", IDP),), ends), 5.0)
         assert header is not None

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams.credentials import UpstreamCredentialValue
-from sidecar.upstreams.mcp.legacy_sse import MessageAddress, SseUpstream
+from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource
+from sidecar.upstreams.http_address import HttpAddress
+from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from tests.unit.http.client.hostile import Conversation, Hostile, response, serving
 
 STREAM = response(b"", "Content-Type: text/event-stream; charset=utf-8", framing="")
@@ -83,12 +84,12 @@ async def upstream_of(
     *,
     timeout_s: float = 2.0,
     max_message_bytes: int = 2**20,
-    credential: UpstreamCredentialValue | None = None,
+    credential: CredentialSource = NO_CREDENTIAL,
 ) -> AsyncIterator[SseUpstream]:
     """What speaks with it. Afterwards no connection is left."""
     assert server.server is not None
-    address = MessageAddress(server.server.url, credential, timeout_s, max_message_bytes)
-    upstream = SseUpstream("old", address, connect_timeout_s=1.0, max_connections=10)
+    address = HttpAddress(server.server.url, credential=credential, connect_timeout_s=1.0, max_connections=10)
+    upstream = SseUpstream("old", address, timeout_s=timeout_s, max_response_bytes=max_message_bytes)
     try:
         yield upstream
     finally:

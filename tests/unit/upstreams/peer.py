@@ -11,6 +11,7 @@ from typing import Any
 
 from sidecar.upstreams import ToolCatalogue
 from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from tests.unit.http.client.hostile import Conversation, Hostile, response, serving
 
@@ -132,7 +133,7 @@ async def learning(peer: Peer, clock: Clock, *, timeout_s: float = 5.0) -> Async
     async with serving(peer.converse) as server:
         peer.server = server
         secret = UpstreamCredentialValue("Authorization", "Bearer upstream-secret")
-        upstream = HttpUpstream("notes", server.url, credential=secret, timeout_s=timeout_s)
+        upstream = HttpUpstream("notes", HttpAddress(server.url, credential=secret), timeout_s=timeout_s)
         catalogue = ToolCatalogue(upstream, clock_mono=clock)
         try:
             yield catalogue

@@ -18,11 +18,11 @@ from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.credentials import ClientCredentials, Signed, TokenExchange, UpstreamCredential
 from sidecar.settings.sidecar_file import Settings
 from sidecar.upstreams.credentials import (
+    NO_CREDENTIAL,
     NO_SIGNER,
     CredentialSource,
     TokenSigner,
     UpstreamCredentialValue,
-    same,
     signer_from,
     source_from,
 )
@@ -510,16 +510,16 @@ def kinds(tmp_path: Path) -> dict[str, UpstreamCredential]:
 def test_what_shows_the_same_is_known_by_kind_and_content(kinds: dict[str, UpstreamCredential], tmp_path: Path) -> None:
     signer = TokenSigner("https://gw", generate())
 
-    def made(signer: TokenSigner = signer) -> dict[str, CredentialSource | None]:
-        return {name: source_from(kind, UPSTREAM, signer) for name, kind in kinds.items()} | {"": None}
+    def made(signer: TokenSigner = signer) -> dict[str, CredentialSource]:
+        return {name: source_from(kind, UPSTREAM, signer) for name, kind in kinds.items()} | {"": NO_CREDENTIAL}
 
     one, other = made(), made()
-    assert [(a, b) for a in one for b in other if same(one[a], other[b])] == [(name, name) for name in one]
+    assert [(a, b) for a in one for b in other if one[a] == other[b]] == [(name, name) for name in one]
     rekeyed = made(TokenSigner("https://gw", generate()))
-    assert {name for name in one if not same(one[name], rekeyed[name])} == {"signed"}
+    assert {name for name in one if one[name] != rekeyed[name]} == {"signed"}
     (tmp_path / "one").write_text("another secret")
     changed = made()
-    assert {name for name in one if same(one[name], changed[name])} == {"signed", "passed", ""}
+    assert {name for name in one if one[name] == changed[name]} == {"signed", "passed", ""}
 
 
 async def test_no_kind_but_passthrough_shows_the_callers_token_and_none_prints_a_secret(
@@ -553,5 +553,5 @@ def test_a_credential_that_is_always_the_same_need_not_be_asked_for() -> None:
 async def landed(source: Any) -> None:
     """Wait until no question is under way."""
     async with asyncio.timeout(5):
-        while source._tokens._flights:
+        while source.tokens._flights:
             await asyncio.sleep(0.005)

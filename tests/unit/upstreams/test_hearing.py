@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sidecar.protocols.jsonrpc import Notification
-from sidecar.upstreams.mcp.bridge.server_messages import UPDATED, Subscription
+from sidecar.upstreams.mcp.bridge.unsolicited import Subscription
+from sidecar.upstreams.mcp.transport import UPDATED
 
 ODD = (None, 1, 1.5, True, [], ["file:///a"], {}, {"file:///a": 1}, "file:///b")
 

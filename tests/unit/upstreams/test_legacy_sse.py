@@ -12,6 +12,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp import transport_detection
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
@@ -221,7 +222,7 @@ class Either(Old):
 async def detecting_of(server: Old) -> AsyncIterator[DetectingUpstream]:
     async with upstream_of(server) as legacy:
         assert server.server is not None
-        upstream = DetectingUpstream(HttpUpstream("old", server.server.url, timeout_s=2.0), legacy)
+        upstream = DetectingUpstream(HttpUpstream("old", HttpAddress(server.server.url), timeout_s=2.0), legacy)
         try:
             yield upstream
         finally:

@@ -21,6 +21,10 @@ from tests.unit.upstreams.peer import Clock
 DISCOVER = Request(1, "server/discover", {"_meta": META})
 
 
+class ToServer(LineTransport):
+    open_wire = shows_the_same_as = None
+
+
 class Server:
     """Answers on every line that is opened to it; `lines` are (owner, line) in order. `mute` are methods that it does
     not answer."""
@@ -31,9 +35,8 @@ class Server:
         self.clock = Clock()
         self.failure: Refusal | None = None
         self.pause_s = 0.0
-        self.upstream = LineTransport(
-            "x", self.open, timeout_s=5.0, max_response_bytes=2**20, clock_mono=self.clock, **more
-        )
+        self.upstream = ToServer("x", 5.0, 2**20, clock_mono=self.clock, **more)
+        self.upstream.open_wire = self.open
         self.tasks: list[asyncio.Task[None]] = []
 
     async def open(self, owner: str, caller: Caller | None) -> Line:

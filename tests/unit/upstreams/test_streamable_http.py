@@ -16,9 +16,10 @@ from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
 from sidecar.settings.credentials import UpstreamCredential
 from sidecar.upstreams import Outbound, upstream_from
-from sidecar.upstreams.credentials import UpstreamCredentialValue
-from sidecar.upstreams.mcp.streamable_http import HttpUpstream, refusal_from
-from sidecar.upstreams.mcp.transport import AnswerPipe, BuiltUpstream, whole_of
+from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource, UpstreamCredentialValue
+from sidecar.upstreams.http_address import HttpAddress, refusal_from
+from sidecar.upstreams.mcp.streamable_http import HttpUpstream
+from sidecar.upstreams.mcp.transport import AnswerPipe, BuiltUpstream
 from sidecar.upstreams.processes import Processes
 from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
@@ -28,10 +29,10 @@ BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}'
 
 @asynccontextmanager
 async def behind(
-    script: Script, credential: UpstreamCredentialValue | None = None, max_connections: int = 100
+    script: Script, credential: CredentialSource = NO_CREDENTIAL, **more: Any
 ) -> AsyncIterator[tuple[Hostile, HttpUpstream]]:
     async with serving(script) as server:
-        upstream = HttpUpstream("notes", server.url, credential=credential, max_connections=max_connections)
+        upstream = HttpUpstream("notes", HttpAddress(server.url, credential=credential, **more))
         try:
             yield server, upstream
         finally:
@@ -76,7 +77,7 @@ async def test_the_upstream_hears_what_we_decided_and_nothing_else() -> None:
 
 async def test_what_the_operator_adds_goes_with_every_request() -> None:
     async with serving(say(OK)) as server:
-        upstream = HttpUpstream("notes", server.url, headers=[("X-MCP-Toolsets", "repos,issues")])
+        upstream = HttpUpstream("notes", HttpAddress(server.url, headers=[("X-MCP-Toolsets", "repos,issues")]))
         for outbound in (post(), get(), post(verb="DELETE", message=None, session_id="s")):
             (await upstream.exchange(outbound)).close()
         await upstream.close()
@@ -138,14 +139,14 @@ async def test_an_answer_in_pieces_that_grows_too_large_is_closed_there_and_then
         answer = BuiltUpstream(200, pipe=pipe, given_up=lambda heard=given_up: heard.append("up"))  # type: ignore[misc]
         if refused:
             with pytest.raises(Refusal, match="larger"):
-                await whole_of(answer, most)
+                await answer.read(most)
         else:
-            assert len(await whole_of(answer, most)) == 30
+            assert len(await answer.read(most)) == 30
         assert (given_up, pipe.closed) == (["up"] if refused else [], True)
 
 
 async def test_an_upstream_that_is_not_there_has_failed() -> None:
-    upstream = HttpUpstream("notes", "http://127.0.0.1:1/mcp")
+    upstream = HttpUpstream("notes", HttpAddress("http://127.0.0.1:1/mcp"))
     with pytest.raises(Refusal) as caught:
         await upstream.exchange(post())
     assert caught.value.reason is Reason.UPSTREAM_FAILED

@@ -10,16 +10,14 @@ never translated.
     borrowed_sessions.py      the sessions at the server that such callers share: their owners and lifetimes
     borrowed_calls.py         one call in such a session, which may wait for its caller's input
     held_calls.py             the calls that wait, and the owners that may resume them
-    stateless_answers.py      the part of such a call's answer that its caller gets now
-    server_messages.py        the event stream of such a session
-    subscriptions.py          the subscribers to the messages on it
+    subscriptions.py          the subscribers to the unsolicited messages of such a session
     session_to_stateless.py   a caller with a session in front of a stateless server: emulated sessions
     input_rounds.py           one call at such a server, in as many rounds as the server needs input
-    cleanup_messages.py       messages to servers that no caller waits for
+    unsolicited.py            the streams of unsolicited messages, and what one subscriber gets of them
     translation.py            translates messages between eras, without any I/O
     method_table.py           the table: how every method and notification crosses, or that it cannot
 """
 
-from sidecar.upstreams.mcp.bridge.bridge import PATIENT, Bridge, BridgeDeadlines
+from sidecar.upstreams.mcp.bridge.bridge import Bridge, BridgeDeadlines
 
-__all__ = ["PATIENT", "Bridge", "BridgeDeadlines"]
+__all__ = ["Bridge", "BridgeDeadlines"]

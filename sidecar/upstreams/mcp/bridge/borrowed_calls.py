@@ -9,32 +9,20 @@ instead of filling memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from enum import Enum
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
-from sidecar.http.client import ENDLESS, Deadline
+from sidecar.http.client import Deadline
 from sidecar.protocols.jsonrpc import Id, Message, Request, Response
-from sidecar.protocols.sse import SseParser
-from sidecar.protocols.streamed import Streamed
-from sidecar.upstreams.mcp.bridge.translation import received_in
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer, count_dropped
+from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer
 
 MAX_WAITING: Final = 64  # messages that were read and not yet passed on
 MAX_WAITING_BYTES: Final = 2**20  # of them together, except the last: one message may be larger
 MAX_RESUMPTIONS: Final = 64
-MAX_PAUSE_S: Final = 5.0
-
-
-class StreamMark(Enum):
-    """Items of a stream other than messages."""
-
-    OPENED = "its answer is a stream"
-    ALIVE = "a keep-alive"
 
 
 class CallBody(NamedTuple):
@@ -78,10 +66,6 @@ class BorrowedCall:
     def begin(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"{self.method} at {self.upstream.name}")
 
-    def offer(self, message: Message) -> bool:
-        """Queue a message about this call that came on another stream; False if the queue is full."""
-        return self._put_now(message)
-
     async def next(self, deadline: Deadline) -> Arrival:
         """The next item. Raises the Refusal that ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
         loop = asyncio.get_running_loop()
@@ -101,19 +85,19 @@ class BorrowedCall:
     def stop(self, why: str = "the exchange was given up") -> None:
         """End the call: the server's stream closes, and a waiting reader gets a refusal."""
         self.over = True
-        self._put_now(Refusal(Reason.UPSTREAM_FAILED, why))
+        self.offer(Refusal(Reason.UPSTREAM_FAILED, why))
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
         try:
-            with await self.upstream.exchange(self.outbound._replace(expired=self._has_expired)) as answer:
+            with await self.upstream.exchange(self.outbound._replace(expired=lambda: self.expired)) as answer:
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     content = await answer.read(self.upstream.max_response_bytes)
                     await self._put(CallBody(answer.status, answer.media_type, content, answer.headers))
                     return
                 await self._put(StreamMark.OPENED)
-                place = CallPlace(self.upstream, self.upstream_id)
+                place = StreamPlace(self.upstream, self.upstream_id)
                 async with aclosing(self._messages(answer, place)) as messages:
                     async for arrival in messages:
                         await self._put(arrival, place.event_bytes)
@@ -123,9 +107,6 @@ class BorrowedCall:
         except Refusal as refusal:
             await self._put(refusal)
 
-    def _has_expired(self) -> bool:
-        return self.expired
-
     async def _put(self, arrival: Arrival, size: int = 0) -> None:
         while self._waiting_bytes > MAX_WAITING_BYTES:
             self._room.clear()
@@ -133,7 +114,8 @@ class BorrowedCall:
         self._waiting_bytes += size
         await self._arrived.put((arrival, size))
 
-    def _put_now(self, arrival: Arrival) -> bool:
+    def offer(self, arrival: Arrival) -> bool:
+        """Queue a message about this call that came on another stream; False if the queue is full."""
         try:
             self._arrived.put_nowait((arrival, 0))
         except asyncio.QueueFull:
@@ -148,9 +130,9 @@ class BorrowedCall:
             raise Refusal(arrival.reason, arrival.detail)
         return arrival
 
-    async def _messages(self, answer: UpstreamAnswer, place: CallPlace) -> AsyncGenerator[Arrival, None]:
+    async def _messages(self, answer: UpstreamAnswer, place: StreamPlace) -> AsyncGenerator[Arrival, None]:
         """Every message of the answer, also if the server has its client fetch the rest by GET."""
-        async with aclosing(events(answer, place, self.upstream.max_response_bytes)) as first:
+        async with aclosing(events(answer, place)) as first:
             async for arrival in first:
                 yield arrival
         for _ in range(MAX_RESUMPTIONS):
@@ -161,55 +143,9 @@ class BorrowedCall:
             with await self.upstream.exchange(asked) as rest:
                 if rest.status != 200 or rest.media_type != EVENT_STREAM:
                     return
-                async with aclosing(events(rest, place, self.upstream.max_response_bytes)) as more:
+                async with aclosing(events(rest, place)) as more:
                     async for arrival in more:
                         yield arrival
-
-
-@dataclass(slots=True)
-class CallPlace:
-    """The position in a stream of `upstream`, and how long the server asks its client to wait before it fetches the
-    rest. `answers` is the id of the request that the stream answers, None if there is none. `event_bytes` is the size
-    of the newest event.
-    """
-
-    upstream: McpTransport
-    answers: Id | None = None
-    last_event_id: str | None = None
-    pause_s: float = 0.0
-    event_bytes: int = 0
-
-    def reader(self) -> Streamed:
-        """The parser of the stream's messages."""
-        own = self.answers
-        return Streamed(() if own is None else (own,), own, partial(count_dropped, self.upstream))
-
-
-async def events(
-    answer: UpstreamAnswer, place: CallPlace, max_bytes: int, deadline: Deadline = ENDLESS
-) -> AsyncGenerator[Message | StreamMark, None]:
-    """The messages of a stream until it ends. Raises Refusal."""
-    parser, reader = SseParser(max_bytes), place.reader()
-    async with aclosing(answer.chunks(deadline=deadline)) as chunks:
-        async for event in _parsed(chunks, parser):
-            place.event_bytes = len(event.data or "")
-            if event.comment:
-                yield StreamMark.ALIVE
-                continue
-            if event.retry_ms is not None:
-                place.pause_s = min(event.retry_ms / 1000, MAX_PAUSE_S)
-            if event.id:
-                place.last_event_id = event.id
-            if not event.message:
-                continue
-            if (message := received_in(reader, event.message)) is not None:
-                yield message
-
-
-async def _parsed(chunks: AsyncIterator[bytes], parser: SseParser) -> AsyncGenerator[Any, None]:
-    async for chunk in chunks:
-        for event in parser.feed(chunk):
-            yield event
 
 
 def progress_token(request: Request) -> Id | None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -22,32 +22,28 @@ from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.compact_json import compact_json
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
-from sidecar.protocols.mcp.eras import SESSION_VERSIONS, SESSION_VERSIONS_SET
+from sidecar.protocols.mcp.eras import META_CLIENT, SESSION_VERSIONS, SESSION_VERSIONS_SET
+from sidecar.upstreams.mcp.background import BackgroundTasks
 from sidecar.upstreams.mcp.bridge import translation
 from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall
-from sidecar.upstreams.mcp.bridge.cleanup_messages import CleanupMessages
-from sidecar.upstreams.mcp.bridge.server_eras import whole_answer
-from sidecar.upstreams.mcp.bridge.server_messages import ServerMessages, Subscription
+from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
+from sidecar.upstreams.mcp.bridge.unsolicited import Subscription, UnsolicitedStream
 from sidecar.upstreams.mcp.sessions import upstream_id_from
+from sidecar.upstreams.mcp.streams import StreamMark, whole_answer
 from sidecar.upstreams.mcp.transport import SESSION_ID, McpTransport, Outbound
 from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 
 MAX_LENT: Final = 1_000
 MAX_LENT_OF_ONE: Final = 8  # sets of capabilities of one owner
 SWEEP_EVERY_S: Final = 1.0
+READY_WITHIN_S: Final = 2.0  # the longest wait for the head of a session's own stream
 _FAREWELL_S: Final = 5.0
-
-
-class SessionDoubt(Protocol):
-    """Called when the server does not behave as its era requires."""
-
-    def __call__(self, *, at_once: bool = False) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class BorrowedSession:
-    """One session that the bridge keeps. `server` is the result of `initialize`; `level` the log level that was set
-    last; `uris` counts the subscribers of each URI.
+    """One session that the bridge keeps. `outbound` opens its own stream; `server` is the result of `initialize`;
+    `level` the log level that was set last; `uris` counts the subscribers of each URI.
     """
 
     key: tuple[str, bytes]
@@ -59,13 +55,9 @@ class BorrowedSession:
     subscriptions: set[Subscription] = field(default_factory=set)
     uris: dict[str, int] = field(default_factory=dict)
     level: str | None = None
-    hearing: ServerMessages | None = None
+    stream: UnsolicitedStream | None = None
     lost: bool = False
     _last_id: int = 0
-
-    @property
-    def session_id(self) -> str | None:
-        return self.outbound.session_id
 
     @property
     def busy(self) -> bool:
@@ -76,10 +68,12 @@ class BorrowedSession:
         """Whether the client declared any capability that lets the server send it requests."""
         return any(name in self.capabilities for name in translation.CAPABILITY_OF.values())
 
-    def offers(self, capability: str, feature: str = "") -> bool:
-        """Whether the server declared a capability, or a feature of it."""
-        offered = self.server.get("capabilities", {}).get(capability)
-        return isinstance(offered, dict) and (not feature or offered.get(feature) is True)
+    async def listens(self) -> bool:
+        """Open its own stream; returns whether the server has one."""
+        return self.stream is not None and await self.stream.open(READY_WITHIN_S)
+
+    def used(self) -> None:
+        self.used_s = asyncio.get_running_loop().time()
 
     def next_id(self) -> int:
         self._last_id += 1
@@ -89,14 +83,12 @@ class BorrowedSession:
         """The call that an unsolicited message belongs to: the only one that does not wait for its caller. None in a
         session of anonymous callers, who share it and are not one client.
         """
-        if self.outbound.is_anonymous:
-            return None
         running = [course for course in self.courses.values() if not course.held]
-        return running[0] if len(running) == 1 else None
+        return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
 
 class BorrowedSessions:
-    """All borrowed sessions of one server. `heard` is called with the messages of their own streams; `ended` with each
+    """All borrowed sessions of one server. `heard` is called with the items of their own streams; `ended` with each
     session that the bridge ends.
     """
 
@@ -104,24 +96,19 @@ class BorrowedSessions:
         self,
         inner: McpTransport,
         idle_s: float,
-        doubt: SessionDoubt,
-        chores: CleanupMessages,
-        *,
-        heard: Callable[[BorrowedSession, Message], None],
+        eras: ServerEras,
+        heard: Callable[[BorrowedSession, Message | StreamMark], None],
         ended: Callable[[BorrowedSession], None],
     ) -> None:
+        self.background = BackgroundTasks()
         self._inner = inner
         self._idle_s = idle_s
-        self._doubt = doubt
-        self._chores = chores
+        self._eras = eras
         self._heard = heard
         self._ended = ended
         self._lent: OrderedDict[tuple[str, bytes], BorrowedSession] = OrderedDict()
         self._opening: dict[tuple[str, bytes], asyncio.Task[BorrowedSession]] = {}
         self._sweeper: asyncio.Task[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._lent)
 
     def close(self) -> None:
         """End every session."""
@@ -136,15 +123,14 @@ class BorrowedSessions:
         """The owner's session with these capabilities. The first call opens it, and concurrent ones wait for that."""
         meta = request.params.get("_meta", {})
         capabilities = translation.lent_capabilities(meta)
-        key = (outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS))
+        key = outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS)
         lent = self._lent.get(key)
         if lent is None:
             task = self._opening.get(key)
             if task is None:
-                client = meta.get(translation.META_CLIENT)
-                task = asyncio.create_task(self._open(key, outbound, capabilities, client))
-                self._opening[key] = task
-                task.add_done_callback(lambda done: self._opened(key, done))
+                opening = self._open(key, outbound, capabilities, meta.get(META_CLIENT))
+                task = self._opening[key] = asyncio.create_task(opening)
+                task.add_done_callback(partial(self._opened, key))
             done, _ = await asyncio.wait({task}, timeout=outbound.deadline_s)
             if not done or task.cancelled():
                 raise Refusal(Reason.UPSTREAM_TIMEOUT)
@@ -157,7 +143,7 @@ class BorrowedSessions:
     def speak_for(self, lent: BorrowedSession, outbound: Outbound) -> None:
         """Use this call's caller, and so its current credential, for the session's own messages from now on."""
         lent.outbound = lent.outbound._replace(caller=outbound.caller)
-        lent.used_s = asyncio.get_running_loop().time()
+        lent.used()
 
     def _opened(self, key: tuple[str, bytes], task: asyncio.Task[BorrowedSession]) -> None:
         self._opening.pop(key, None)
@@ -170,9 +156,8 @@ class BorrowedSessions:
         self._make_room(key[0])
         name = client if isinstance(client, dict) else {"name": "sidecar", "version": __version__}
         params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": capabilities, "clientInfo": name}
-        hello = Request(0, "initialize", params)
         timeout_s = self._inner.timeout_s
-        asked = Outbound("POST", hello, "", timeout_s, caller=outbound.caller, own=True)
+        asked = Outbound("POST", Request(0, "initialize", params), "", timeout_s, caller=outbound.caller, own=True)
         with await self._inner.exchange(asked) as answer:
             _, response = await whole_answer(answer, 0, self._inner, timeout_s)
             result = response.result if response is not None and answer.status == 200 else None
@@ -180,13 +165,13 @@ class BorrowedSessions:
             if not isinstance(result, dict) or version not in SESSION_VERSIONS_SET:
                 if passes_on(refusal := refusal_of(answer)):
                     raise refusal
-                self._doubt(at_once=True)
+                self._eras.doubt(at_once=True)
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it opened no session: {words_of(answer)}")
             session_id = upstream_id_from(answer.headers.get(SESSION_ID))
         within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True, own=True)
         lent = BorrowedSession(key, within, result, capabilities, asyncio.get_running_loop().time())
-        lent.hearing = ServerMessages(
-            self._inner, lambda: lent.outbound, partial(self._heard, lent), partial(self.lose, lent)
+        lent.stream = UnsolicitedStream(
+            self._inner, lambda: lent.outbound, partial(self._heard, lent), partial(self._has_no_stream, lent)
         )
         try:
             await self.tell(lent, Notification("notifications/initialized", {}))
@@ -198,11 +183,15 @@ class BorrowedSessions:
             self._sweeper = asyncio.create_task(self._sweep(), name=f"lent sessions of {self._inner.name}")
         return lent
 
+    def _has_no_stream(self, lent: BorrowedSession, status: int) -> bool:
+        if status == 404:
+            self.lose(lent)
+        return status not in (404, 405)
+
     def _make_room(self, owner: str) -> None:
         """Raises Refusal(TOO_MANY_CONCURRENT) if every session is in use."""
         mine = [lent for key, lent in self._lent.items() if key[0] == owner]
-        opening = [key for key in self._opening if key[0] == owner]
-        if len(mine) + len(opening) > MAX_LENT_OF_ONE:
+        if len(mine) + sum(key[0] == owner for key in self._opening) > MAX_LENT_OF_ONE:
             self._end_one_of(mine)
         if len(self._lent) + len(self._opening) > MAX_LENT:
             self._end_one_of(list(self._lent.values()))
@@ -234,19 +223,24 @@ class BorrowedSessions:
         self._part(lent)
 
     def _part(self, lent: BorrowedSession) -> None:
-        if lent.session_id is not None:
-            self._chores.add(self._inner.end_session(lent.session_id, lent.outbound.version, _FAREWELL_S))
+        session_id, version = lent.outbound.session_id, lent.outbound.version
+        if session_id is not None:
+            self.background.add(self._inner.end_session(session_id, version, _FAREWELL_S))
 
     def lose(self, lent: BorrowedSession) -> None:
         """The server lost the session: no further call uses it. Calling it twice is allowed."""
         lent.lost = True
         if self._lent.get(lent.key) is lent:
             del self._lent[lent.key]
-        if lent.hearing is not None:
-            lent.hearing.close()
+        if lent.stream is not None:
+            lent.stream.close()
         for subscription in list(lent.subscriptions):
             subscription.end()
         lent.subscriptions.clear()
+
+    def reply(self, lent: BorrowedSession, response: Response) -> None:
+        """Answer a request of the server in the background."""
+        self.background.add(self.tell(lent, response))
 
     async def tell(self, lent: BorrowedSession, message: Notification | Response) -> None:
         """Send a message that has no answer. Raises Refusal."""
@@ -260,6 +254,5 @@ class BorrowedSessions:
         request = Request(lent.next_id(), method, params)
         asked = lent.outbound._replace(verb="POST", message=request, endless=False)
         with await self._inner.exchange(asked) as answer:
-            within_s = asked.deadline_s
-            _, response = await whole_answer(answer, request.id, self._inner, within_s)
+            _, response = await whole_answer(answer, request.id, self._inner, asked.deadline_s)
             return answer.status == 200 and response is not None and response.error is None

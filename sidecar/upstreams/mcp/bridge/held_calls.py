@@ -55,16 +55,12 @@ class HeldCalls:
     def __len__(self) -> int:
         return len(self._held)
 
-    @property
-    def full(self) -> bool:
-        """Whether the held calls of all the server's callers have reached their bound."""
-        return len(self._held) >= MAX_HELD
-
-    def make_room(self, owner: str) -> None:
-        """Drop the owner's oldest held call if it holds too many."""
+    def has_room(self, owner: str) -> bool:
+        """Whether the owner may hold one more call; its oldest one is dropped for it if it holds too many."""
         mine = [state for state, held in self._held.items() if held.owner == owner]
         if len(mine) >= MAX_HELD_OF_ONE:
             self.drop(mine[0])
+        return len(self._held) < MAX_HELD
 
     def hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
@@ -26,16 +25,8 @@ from sidecar.protocols.jsonrpc import (
     encode_response,
 )
 from sidecar.upstreams.mcp.bridge import translation
-from sidecar.upstreams.mcp.bridge.borrowed_calls import CallPlace, StreamMark, events
-from sidecar.upstreams.mcp.transport import (
-    EVENT_STREAM,
-    JSON,
-    BuiltUpstream,
-    McpTransport,
-    Outbound,
-    UpstreamAnswer,
-    whole_of,
-)
+from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events, received
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
 from sidecar.upstreams.statuses import passes_on, refusal_of
 
 MAX_ROUNDS: Final = 10
@@ -46,9 +37,8 @@ _TOO_MANY: Final = {"code": -32603, "message": "The server asked too often"}
 Questions = dict[Id, "asyncio.Future[Response]"]
 
 
-class InputRounds:
-    """One call. It is also a `transport.UpstreamAnswer` if it needs a stream: for intermediate messages, and for input
-    requests.
+class InputRounds(UpstreamAnswer):
+    """One call, and its answer if it needs a stream: for intermediate messages, and for input requests.
 
     `outbound` is the call as it is first sent; `over` is called once, when nothing of it is in progress any more.
     """
@@ -62,9 +52,7 @@ class InputRounds:
         questions: Questions,
         next_question: Callable[[], str],
     ) -> None:
-        self.status = 200
-        self.headers: Mapping[str, str] = MappingProxyType({})
-        self.media_type = EVENT_STREAM
+        super().__init__(200, EVENT_STREAM)
         self.over: Callable[[], None] = lambda: None
         self._inner = inner
         self._outbound = outbound
@@ -95,9 +83,6 @@ class InputRounds:
             return told
         self._first = told
         return self
-
-    async def read(self, max_bytes: int) -> bytes:
-        return await whole_of(self, max_bytes)
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         try:
@@ -133,33 +118,23 @@ class InputRounds:
     def cancel(self) -> None:
         """The caller cancelled the call: the exchange with the server is closed, which tells the server."""
         self._cancelled = True
+        self._stop()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._stop()
+            for asked_id in self._waiting:
+                self._questions.pop(asked_id, None)
+            self.over()
+
+    def _stop(self) -> None:
         if self._post is not None:
             self._post.cancel()
         if self._answer is not None:
             self._answer.close()
         for waiting in self._waiting.values():
             waiting.cancel()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self._post is not None:
-            self._post.cancel()
-        if self._answer is not None:
-            self._answer.close()
-        for asked_id, waiting in self._waiting.items():
-            self._questions.pop(asked_id, None)
-            waiting.cancel()
-        self.over()
-
-    def __enter__(self) -> InputRounds:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- with the server --------------------------------------------------------------------------------------------
 
@@ -183,28 +158,25 @@ class InputRounds:
     async def _whole(self, answer: UpstreamAnswer) -> Response | BuiltUpstream:
         """An answer that is no stream: as the caller gets it, or the response that asks for input."""
         body = await answer.read(self._inner.max_response_bytes)
-        if answer.media_type != JSON:
+        if answer.media_type != JSON or (answer.status != 200 and passes_on(refusal_of(answer))):
+            told = answer.with_body(body)
             # A 404 would tell the caller that its session is over, which it is not.
-            status = 502 if answer.status == 404 else answer.status
-            return BuiltUpstream(status, body, media_type=answer.media_type, headers=answer.headers)
-        if answer.status != 200 and passes_on(refusal_of(answer)):
-            return BuiltUpstream(answer.status, body, headers=answer.headers)
-        message = translation.received(body)
+            told.status = 502 if answer.status == 404 else answer.status
+            return told
+        message = received(body)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
         if message.error is not None:
             error = translation.played_error(message.error, self._request.method)
-            return BuiltUpstream(200, encode_response(Response(self._request.id, error=error)))
+            return BuiltUpstream.of_response(Response(self._request.id, error=error))
         if answer.status != 200:
             raise refusal_of(answer)
-        if _asks(message):
-            return message
-        return BuiltUpstream(200, encode_response(self._final(message)))
+        return message if _asks(message) else BuiltUpstream.of_response(self._final(message))
 
     async def _between(self, deadline: Deadline) -> AsyncGenerator[bytes | Response, None]:
         """The intermediate messages, and then the response."""
         assert self._answer is not None
-        stream = events(self._answer, CallPlace(self._inner, self._sent_id), self._inner.max_response_bytes, deadline)
+        stream = events(self._answer, StreamPlace(self._inner, self._sent_id), deadline)
         async with aclosing(stream) as messages:
             try:
                 async for message in messages:
@@ -225,9 +197,8 @@ class InputRounds:
             params["inputResponses"] = answers
         if state is not None:
             params["requestState"] = state
-        self._sent_id = f"{self._request.id}-{self._count}"[
-            -jsonrpc.MAX_ID_CHARS :
-        ]  # each round is a request of its own
+        # Each round is a request of its own.
+        self._sent_id = f"{self._request.id}-{self._count}"[-jsonrpc.MAX_ID_CHARS :]
         message = Request(self._sent_id, self._request.method, params)
         if self._answer is not None:
             self._answer.close()
@@ -237,9 +208,7 @@ class InputRounds:
         told = await self._whole(answer)
         if isinstance(told, Response):
             return told
-        made = (
-            translation.received(await told.read(self._inner.max_response_bytes)) if told.media_type == JSON else None
-        )
+        made = received(await told.read(self._inner.max_response_bytes)) if told.media_type == JSON else None
         if not isinstance(made, Response) or told.status != 200:
             raise refusal_of(told)
         return made

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,17 +24,25 @@ from sidecar.protocols.jsonrpc import (
     Request,
     Response,
     encode_notification,
-    encode_response,
 )
-from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, STATELESS_VERSIONS
+from sidecar.protocols.mcp.eras import (
+    META_CAPABILITIES,
+    META_CLIENT,
+    META_LEVEL,
+    META_SUBSCRIPTION,
+    META_VERSION,
+    STATELESS_VERSIONS,
+)
 from sidecar.upstreams.mcp.bridge import translation
-from sidecar.upstreams.mcp.bridge.borrowed_calls import CallPlace, StreamMark, events
 from sidecar.upstreams.mcp.bridge.input_rounds import InputRounds
-from sidecar.upstreams.mcp.bridge.server_eras import speaks_stateless, whole_answer
-from sidecar.upstreams.mcp.bridge.server_messages import ACKNOWLEDGED, LIST_FLAGS, MAX_UNREAD_BYTES, UPDATED
+from sidecar.upstreams.mcp.bridge.server_eras import speaks_stateless
+from sidecar.upstreams.mcp.bridge.unsolicited import MAX_UNREAD_BYTES, UnsolicitedStream
+from sidecar.upstreams.mcp.streams import StreamMark, whole_answer
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
+    LIST_FLAGS,
     SESSION_ID,
+    UPDATED,
     AnswerPipe,
     BuiltUpstream,
     McpTransport,
@@ -51,20 +58,19 @@ MAX_EARS: Final = 4  # as many streams as a session may have open
 ID_BYTES: Final = 32
 PREFIX: Final = "sidecar-played-"
 HEARD_WITHIN_S: Final = 5.0
-MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 30.0
 
 
 @dataclass(slots=True, eq=False)
 class EmulatedSession:
-    """One emulated session. `calls` are those that its caller waits for; `questions` the requests that the server waits
-    for.
+    """One emulated session. `server` is the result of its `initialize`. `calls` are those that its caller waits for;
+    `questions` the requests that the server waits for.
     """
 
     id: str
     owner: str
     version: str
     meta: Mapping[str, Any]
-    offered: Mapping[str, Any]
+    server: Mapping[str, Any]
     used_s: float
     level: str | None = None
     uris: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -77,7 +83,7 @@ class EmulatedSession:
         """Parameters as the stateless era requires them."""
         meta = {**params.get("_meta", {}), **self.meta}
         if self.level is not None:
-            meta[translation.META_LEVEL] = self.level
+            meta[META_LEVEL] = self.level
         return {**{key: value for key, value in params.items() if key != "task"}, "_meta": meta}
 
     def next_question(self) -> str:
@@ -86,17 +92,11 @@ class EmulatedSession:
 
     def wish(self) -> dict[str, Any]:
         """The filter of its stream: everything that the server announces."""
-        wish: dict[str, Any] = {}
-        for flag in LIST_FLAGS.values():
-            if _offers(self.offered, flag.removesuffix("ListChanged"), "listChanged"):
-                wish[flag] = True
+        announced = (flag for flag in LIST_FLAGS.values() if translation.announces(self.server, flag))
+        wish: dict[str, Any] = dict.fromkeys(announced, True)
         if self.uris:
             wish["resourceSubscriptions"] = list(self.uris)
         return wish
-
-    @property
-    def has_stream(self) -> bool:
-        return bool(self.wish()) or _offers(self.offered, "resources", "subscribe")
 
 
 class SessionToStateless:
@@ -111,18 +111,13 @@ class SessionToStateless:
         """Whether it is an emulated session, ended ones included: the server knows none of them."""
         return session_id is not None and session_id.startswith(PREFIX)
 
-    def __len__(self) -> int:
-        return len(self._played)
-
     async def begin(self, outbound: Outbound, request: Request) -> UpstreamAnswer:
         """The answer to `initialize`. Raises Refusal."""
         params = request.params
-        meta = {
-            META_VERSION: STATELESS,
-            META_CAPABILITIES: translation.played_capabilities(params["capabilities"]),
-        }
+        capabilities = translation.played_capabilities(params["capabilities"])
+        meta = {META_VERSION: STATELESS, META_CAPABILITIES: capabilities}
         if isinstance(params.get("clientInfo"), dict):
-            meta[translation.META_CLIENT] = params["clientInfo"]
+            meta[META_CLIENT] = params["clientInfo"]
         question = Request(request.id, "server/discover", {"_meta": meta})
         asked = outbound._replace(message=question, version=STATELESS, session_id=None)
         with await self._inner.exchange(asked) as answer:
@@ -133,10 +128,6 @@ class SessionToStateless:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it does not say what it is: {words_of(answer)}")
         version = translation.agreed(params.get("protocolVersion"))
         result = translation.initialized(response.result, version, self._inner.name)
-        played = self._start(outbound.owner, version, meta, result["capabilities"])
-        return BuiltUpstream(200, encode_response(Response(request.id, result)), headers={SESSION_ID: played.id})
-
-    def _start(self, owner: str, version: str, meta: Mapping[str, Any], offered: Mapping[str, Any]) -> EmulatedSession:
         now_s = asyncio.get_running_loop().time()
         # Sessions are normally ended explicitly; this removes those whose end was missed, and none in use.
         for old in list(self._played.values()):
@@ -146,9 +137,9 @@ class SessionToStateless:
                 self.end(old.id)
         if len(self._played) >= MAX_PLAYED:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
-        played = EmulatedSession(PREFIX + secrets.token_urlsafe(ID_BYTES), owner, version, meta, offered, now_s)
-        self._played[played.id] = played
-        return played
+        session_id = PREFIX + secrets.token_urlsafe(ID_BYTES)
+        self._played[session_id] = EmulatedSession(session_id, outbound.owner, version, meta, result, now_s)
+        return BuiltUpstream.of_response(Response(request.id, result), headers={SESSION_ID: session_id})
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """The answer to one message of a session. Raises Refusal."""
@@ -191,28 +182,29 @@ class SessionToStateless:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     async def _request(self, played: EmulatedSession, outbound: Outbound, request: Request) -> UpstreamAnswer:
+        params, fault = request.params, ""
         match request.method:
             case "ping":
-                return _done(request.id)
+                pass
             case "logging/setLevel":
-                level = request.params.get("level")
-                if level not in translation.LEVELS:
-                    return _failed(request.id, "level is none of the eight")
-                played.level = str(level)
-                return _done(request.id)
+                if params.get("level") in translation.LEVELS:
+                    played.level = params["level"]
+                else:
+                    fault = "level is none of the eight"
             case "resources/subscribe":
-                uri = str(request.params.get("uri"))
-                if uri not in played.uris and len(played.uris) >= MAX_URIS:
-                    return _failed(request.id, "too many subscriptions")
-                played.uris[uri] = None
-                await self._listen_anew(played)
-                return _done(request.id)
+                uri = str(params.get("uri"))
+                if uri in played.uris or len(played.uris) < MAX_URIS:
+                    played.uris[uri] = None
+                    await self._listen_anew(played)
+                else:
+                    fault = "too many subscriptions"
             case "resources/unsubscribe":
-                played.uris.pop(str(request.params.get("uri")), None)
+                played.uris.pop(str(params.get("uri")), None)
                 await self._listen_anew(played)
-                return _done(request.id)
             case _:
                 return await self._call(played, outbound, request)
+        error = {"code": INVALID_PARAMS, "message": fault}
+        return BuiltUpstream.of_response(Response(request.id, error=error) if fault else Response(request.id, {}))
 
     async def _call(self, played: EmulatedSession, outbound: Outbound, request: Request) -> UpstreamAnswer:
         stated = request._replace(params=played.stated(request.params))
@@ -239,11 +231,12 @@ class SessionToStateless:
     # --- unsolicited messages -----------------------------------------------------------------------------------------
 
     async def _listen(self, played: EmulatedSession, outbound: Outbound) -> UpstreamAnswer:
-        if not played.has_stream or outbound.last_event_id is not None or len(played.ears) >= MAX_EARS:
-            return BuiltUpstream(405)  # nothing is stored for a replay
-        ear = EmulatedStream(
-            self._inner, played, outbound._replace(verb="POST", version=STATELESS, session_id=None, endless=True)
-        )
+        has_stream = played.wish() or translation.offers(played.server, "resources", "subscribe")
+        # Nothing is stored for a replay.
+        if not has_stream or outbound.last_event_id is not None or len(played.ears) >= MAX_EARS:
+            return BuiltUpstream(405)
+        asked = outbound._replace(verb="POST", version=STATELESS, session_id=None, endless=True)
+        ear = EmulatedStream(self._inner, played, asked)
         if not await ear.open():
             return BuiltUpstream(405)
         return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=ear.pipe, given_up=ear.close)
@@ -251,9 +244,7 @@ class SessionToStateless:
     async def _listen_anew(self, played: EmulatedSession) -> None:
         """Reopen the streams and wait for that, so that the subscriber gets every update from now on."""
         if played.ears:
-            await asyncio.wait(
-                [asyncio.ensure_future(ear.renew()) for ear in list(played.ears)], timeout=HEARD_WITHIN_S
-            )
+            await asyncio.wait([asyncio.ensure_future(ear.renew()) for ear in played.ears], timeout=HEARD_WITHIN_S)
 
 
 class EmulatedStream:
@@ -264,112 +255,57 @@ class EmulatedStream:
         self._inner = inner
         self._played = played
         self._outbound = outbound
-        self._current: asyncio.Task[None] | None = None
+        self._current: UnsolicitedStream | None = None
         self._number = 0
         self._renewing = asyncio.Lock()
 
     async def open(self) -> bool:
         """Whether the server accepts the subscription. Raises Refusal."""
         self._played.ears.add(self)
+        ready = False
         try:
-            if self._played.wish():
-                ready = await self._begin()
-                if not ready:
-                    self.close()
-                return ready
-            return True  # nothing to listen for yet; a subscription may come
-        except BaseException:
-            self.close()
-            raise
+            # With nothing to listen for yet, a subscription may come.
+            ready = not self._played.wish() or await self._begin()
+        finally:
+            if not ready:
+                self.close()
+        return ready
 
     async def renew(self) -> None:
         """Listen for the current subscriptions; the old stream goes on until the new one has begun."""
         async with self._renewing:
             if self.pipe.closed:
                 return
-            before = self._current
+            before, self._current = self._current, None
             if self._played.wish():
                 await self._begin()
-            else:
-                self._current = None
-            if before is not None and before is not self._current:
-                before.cancel()
+            if before is not None:
+                before.close()
 
     def close(self) -> None:
         """The caller left, or the session is over."""
         self._played.ears.discard(self)
         self.pipe.end()
         if self._current is not None:
-            self._current.cancel()
+            self._current.close()
 
     async def _begin(self) -> bool:
-        ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(ready), name=f"changes of {self._inner.name}")
-        self._current = task
-        done, _ = await asyncio.wait({ready}, timeout=HEARD_WITHIN_S)
-        return ready.result() if done else True
+        self._current = UnsolicitedStream(self._inner, self._listening, self._heard, lambda status: status >= 500)
+        return await self._current.open(HEARD_WITHIN_S)
 
-    async def _run(self, ready: asyncio.Future[bool]) -> None:
-        loop, pause_s = asyncio.get_running_loop(), MIN_PAUSE_S
-        try:
-            while True:
-                began_s = loop.time()
-                try:
-                    if not await self._hear(ready):
-                        return
-                except Refusal:
-                    pass
-                lasted = loop.time() - began_s > MAX_PAUSE_S
-                pause_s = MIN_PAUSE_S if lasted else min(pause_s * 2, MAX_PAUSE_S)
-                await asyncio.sleep(pause_s)
-        finally:
-            if not ready.done():
-                ready.set_result(False)
-
-    async def _hear(self, ready: asyncio.Future[bool]) -> bool:
-        """Read one stream to its end; False if the server offers none."""
+    def _listening(self) -> Outbound:
         self._number += 1
         params = self._played.stated({"notifications": self._played.wish()})
-        request = Request(f"listen-{self._number}", "subscriptions/listen", params)
-        with await self._inner.exchange(self._outbound._replace(message=request)) as answer:
-            if answer.status != 200 or answer.media_type != EVENT_STREAM:
-                return answer.status >= 500
-            async with aclosing(
-                events(answer, CallPlace(self._inner, request.id), self._inner.max_response_bytes)
-            ) as messages:
-                await self._pass_on(messages, ready)
-        return True
+        return self._outbound._replace(message=Request(f"listen-{self._number}", "subscriptions/listen", params))
 
-    async def _pass_on(self, messages: AsyncIterator[Message | StreamMark], ready: asyncio.Future[bool]) -> None:
-        async for message in messages:
-            if message is StreamMark.ALIVE:
-                self.pipe.write(sse.KEEP_ALIVE)
-            elif isinstance(message, Response):
-                return  # it ends the subscription, which a session cannot express
-            elif isinstance(message, Notification):
-                if message.method == ACKNOWLEDGED and not ready.done():
-                    ready.set_result(True)
-                if message.method in LIST_FLAGS or message.method == UPDATED:
-                    self.pipe.write(sse.encode_event(encode_notification(_unmarked(message))))
-            if self.pipe.closed:  # its caller did not read
-                self.close()
-
-
-def _unmarked(notification: Notification) -> Notification:
-    """Without its subscription id: the session has one stream for all."""
-    params = dict(notification.params)
-    meta = {key: value for key, value in params.pop("_meta", {}).items() if key != translation.META_SUBSCRIPTION}
-    return Notification(notification.method, {**params, "_meta": meta} if meta else params)
-
-
-def _offers(capabilities: Mapping[str, Any], name: str, feature: str) -> bool:
-    offered = capabilities.get(name)
-    return isinstance(offered, dict) and offered.get(feature) is True
-
-
-def _done(request_id: Id) -> BuiltUpstream:
-    return BuiltUpstream(200, encode_response(Response(request_id, {})))
-
-
-def _failed(request_id: Id, message: str) -> BuiltUpstream:
-    return BuiltUpstream(200, encode_response(Response(request_id, error={"code": INVALID_PARAMS, "message": message})))
+    def _heard(self, message: Message | StreamMark) -> None:
+        if message is StreamMark.ALIVE:
+            self.pipe.write(sse.KEEP_ALIVE)
+        elif isinstance(message, Notification) and (message.method in LIST_FLAGS or message.method == UPDATED):
+            # Without its subscription id: the session has one stream for all.
+            params = dict(message.params)
+            meta = {key: value for key, value in params.pop("_meta", {}).items() if key != META_SUBSCRIPTION}
+            unmarked = Notification(message.method, {**params, "_meta": meta} if meta else params)
+            self.pipe.write(sse.encode_event(encode_notification(unmarked)))
+        if self.pipe.closed:  # its caller did not read
+            self.close()

@@ -7,46 +7,69 @@ it with the input.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
-from sidecar.http.client import Deadline
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Message, Notification, Request, Response, encode_response
+from sidecar.http.client import ENDLESS, Deadline
+from sidecar.protocols import sse
+from sidecar.protocols.jsonrpc import (
+    INVALID_PARAMS,
+    Id,
+    Message,
+    Notification,
+    Request,
+    Response,
+    encode_notification,
+    encode_response,
+)
+from sidecar.protocols.mcp.eras import META_LEVEL
 from sidecar.upstreams.mcp.bridge import translation
-from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, StreamMark, progress_token
-from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession, BorrowedSessions, SessionDoubt
-from sidecar.upstreams.mcp.bridge.cleanup_messages import CleanupMessages
+from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, progress_token
+from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession, BorrowedSessions
 from sidecar.upstreams.mcp.bridge.held_calls import HeldCall, HeldCalls
-from sidecar.upstreams.mcp.bridge.server_messages import LIST_FLAGS, UPDATED
-from sidecar.upstreams.mcp.bridge.stateless_answers import AnswerCrossing, BridgedAnswer, ServerQuestion, is_late
+from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
 from sidecar.upstreams.mcp.bridge.subscriptions import Subscriptions
-from sidecar.upstreams.mcp.transport import FULL_PATIENCE, JSON, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.streams import StreamMark, received
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    FULL_PATIENCE,
+    JSON,
+    LIST_FLAGS,
+    UPDATED,
+    BuiltUpstream,
+    McpTransport,
+    Outbound,
+    UpstreamAnswer,
+    unknown_method,
+)
 from sidecar.upstreams.statuses import passes_on, refusal_of
 
-_METHOD_NOT_FOUND: Final = {"code": translation.METHOD_NOT_FOUND, "message": "Method not found"}
 _NO_ONE_CALL: Final = {"code": -32603, "message": "There is not exactly one call that this could belong to"}
 _STATE_UNKNOWN: Final = {"code": INVALID_PARAMS, "message": "requestState does not name a call that waits for this"}
 _BAD_RESPONSES: Final = {"code": INVALID_PARAMS, "message": "inputResponses must be an object of objects"}
 
 
+class BridgedAnswer(NamedTuple):
+    """What one message becomes for the caller: an intermediate message, or the last. `state` names the call that is now
+    held.
+    """
+
+    between: Notification | None = None
+    final: Response | None = None
+    state: str = ""
+
+
 class StatelessToSession:
     """Carries stateless calls to one server, in borrowed sessions."""
 
-    def __init__(self, inner: McpTransport, question_s: float, idle_s: float, doubt: SessionDoubt) -> None:
+    def __init__(self, inner: McpTransport, question_s: float, idle_s: float, eras: ServerEras) -> None:
         self._inner = inner
         self._question_s = question_s
-        self._chores = CleanupMessages()
         self._held = HeldCalls(question_s, self._dropped)
-        self._sessions = BorrowedSessions(
-            inner, idle_s, doubt, self._chores, heard=self._heard, ended=self._held.drop_all_in
-        )
-        self._subscriptions = Subscriptions(self._sessions, self._chores)
-
-    def __len__(self) -> int:
-        return len(self._sessions)
+        self._sessions = BorrowedSessions(inner, idle_s, eras, self._heard, self._held.drop_all_in)
+        self._subscriptions = Subscriptions(self._sessions)
 
     @property
     def held(self) -> int:
@@ -63,7 +86,7 @@ class StatelessToSession:
             return await self._resume(outbound, request, deadline)
         lent = await self._sessions.of(outbound, request)
         if request.method == "server/discover":
-            return _whole(request.id, translation.discovered(lent.server))
+            return BuiltUpstream.of_response(Response(request.id, translation.discovered(lent.server)))
         if request.method == "subscriptions/listen":
             return await self._subscriptions.subscribe(lent, request)
         return await self._call(lent, outbound, request, deadline)
@@ -71,7 +94,7 @@ class StatelessToSession:
     async def close(self) -> None:
         """End every session."""
         self._sessions.close()
-        await self._chores.close()
+        await self._sessions.background.close()
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -93,23 +116,20 @@ class StatelessToSession:
         self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
     ) -> UpstreamAnswer | None:
         """Send the call; None if the session is lost."""
-        level = request.params.get("_meta", {}).get(translation.META_LEVEL)
+        level = _level_of(request)
         await self._set_level(lent, level)
-        if lent.may_ask and lent.hearing is not None:
-            await lent.hearing.open()
+        if lent.may_ask:
+            await lent.listens()
         token, upstream_id = progress_token(request), lent.next_id()
-        # The sidecar chooses the token: two calls in one session may bear the same.
-        sent = Request(upstream_id, request.method, translation.lent_params(request.params, upstream_id))
-        # A call that may be held has a connection of its own, so that held calls do not block others.
-        patience_s = outbound.deadline_s + (self._question_s if lent.may_ask else 0)
-        extra = [header for header in outbound.extra if not header[0].lower().startswith("mcp-param-")]
         asked = lent.outbound._replace(
             verb="POST",
-            message=sent,
-            deadline_s=patience_s,
-            caller=outbound.caller,
-            extra=extra,
+            # The sidecar chooses the token: two calls in one session may bear the same.
+            message=Request(upstream_id, request.method, translation.lent_params(request.params, upstream_id)),
+            # A call that may be held has a connection of its own, so that held calls do not block others.
+            deadline_s=outbound.deadline_s + (self._question_s if lent.may_ask else 0),
             endless=lent.may_ask,
+            caller=outbound.caller,
+            extra=translation.without_parameters(outbound).extra,
             own=False,
         )
         course = BorrowedCall(
@@ -119,7 +139,7 @@ class StatelessToSession:
             request.method,
             translation.fingerprint(request),
             request.id,
-            level if level in translation.LEVELS else None,
+            level,
             None if token is None else upstream_id,
             token,
             is_patient=outbound.deadline_s >= self._inner.timeout_s * FULL_PATIENCE,
@@ -128,13 +148,13 @@ class StatelessToSession:
         course.begin()
         return await self._answer(lent, course, deadline)
 
-    async def _set_level(self, lent: BorrowedSession, level: object) -> None:
+    async def _set_level(self, lent: BorrowedSession, level: str | None) -> None:
         """The session's level is that of its most verbose call; each call gets the messages of its own level."""
-        if level not in translation.LEVELS or not lent.offers("logging"):
+        if level is None or not translation.offers(lent.server, "logging"):
             return
         if lent.level is None or not translation.at_least(level, lent.level):
-            lent.level = str(level)
-            await self._sessions.ask(lent, "logging/setLevel", {"level": lent.level})
+            lent.level = level
+            await self._sessions.ask(lent, "logging/setLevel", {"level": level})
 
     async def _answer(self, lent: BorrowedSession, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
         """The head of a call's answer, as soon as there is one. None if the session is lost."""
@@ -148,78 +168,71 @@ class StatelessToSession:
                 elif isinstance(arrival, Request | Response):  # on the session's stream, before the call's own began
                     told = self.told(lent, course, arrival)
                     if told.final is not None:
-                        return self._body(told)
+                        return self._body(told.final, told.state)
             return AnswerCrossing(self, lent, course)
         except BaseException as error:
-            self.give_up(lent, course, late=is_late(error))
+            self.give_up(lent, course, late=_is_late(error))
             raise
 
     def _whole_body(self, lent: BorrowedSession, course: BorrowedCall, body: CallBody) -> UpstreamAnswer | None:
         self._finished(lent, course)
-        if body.status == 404 and lent.session_id is not None:
+        if body.status == 404 and lent.outbound.session_id is not None:
             return None
-        if body.media_type != JSON:
-            return BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
-        if body.status != 200 and passes_on(refusal_of(body)):  # the caller of this reads the body by its status
-            return BuiltUpstream(body.status, body.content, headers=body.headers)
-        message = translation.received(body.content)
-        if isinstance(message, Response) and message.error is not None and body.status != 200:
-            error = translation.lent_error(message.error)  # its id does not matter: the exchange has one request
-            return BuiltUpstream(
-                body.status, encode_response(Response(course.request_id, error=error)), headers=body.headers
-            )
+        unchanged = BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
+        if body.media_type != JSON or (body.status != 200 and passes_on(refusal_of(body))):
+            return unchanged  # the caller of this reads the body by its status
+        message = received(body.content)
         if body.status != 200:
-            return BuiltUpstream(body.status, body.content, headers=body.headers)
+            if not isinstance(message, Response) or message.error is None:
+                return unchanged
+            # The id of the error does not matter: the exchange has one request.
+            error = Response(course.request_id, error=translation.lent_error(message.error))
+            return BuiltUpstream.of_response(error, body.status, headers=body.headers)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
-        return self._body(self._final(lent, course, message))
+        final, state = self._final(lent, course, message)
+        return self._body(final, state)
 
-    def _body(self, told: BridgedAnswer) -> BuiltUpstream:
-        assert told.final is not None
-        status = 200 if told.final.error is None else translation.lent_status(told.final.error)
-        return ServerQuestion(status, encode_response(told.final), withheld=partial(self.drop, told.state))
+    def _body(self, final: Response, state: str) -> BuiltUpstream:
+        status = 200 if final.error is None else translation.lent_status(final.error)
+        return BuiltUpstream.of_response(final, status, withheld=partial(self.drop, state))
 
     def told(self, lent: BorrowedSession, course: BorrowedCall, message: Message) -> BridgedAnswer:
         """What one message becomes for the caller. Raises Refusal(RESPONSE_REFUSED)."""
         if isinstance(message, Response):
-            return self._final(lent, course, message)
+            final, state = self._final(lent, course, message)
+            return BridgedAnswer(final=final, state=state)
         if isinstance(message, Request):
             return self._asked(lent, course, message)
         return BridgedAnswer(self._said(lent, course, message))
 
-    def _final(self, lent: BorrowedSession, course: BorrowedCall, response: Response) -> BridgedAnswer:
+    def _final(self, lent: BorrowedSession, course: BorrowedCall, response: Response) -> tuple[Response, str]:
+        """The response for the caller, and the state that names the call if it is held now."""
         self._finished(lent, course)
         if response.id != course.upstream_id:
             raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
         if response.error is None:
             if not isinstance(response.result, dict):
                 raise Refusal(Reason.RESPONSE_REFUSED, "its result is not an object")
-            return BridgedAnswer(
-                final=Response(course.request_id, translation.lent_result(course.method, response.result))
-            )
+            return Response(course.request_id, translation.lent_result(course.method, response.result)), ""
         questions = translation.urls_asked(response.error)
         if questions is None or course.method not in translation.RESUMED_BY_RETRY:
-            return BridgedAnswer(final=Response(course.request_id, error=translation.lent_error(response.error)))
+            return Response(course.request_id, error=translation.lent_error(response.error)), ""
         if not translation.may_be_asked(lent.capabilities, "elicitation/create", {"mode": "url"}):
-            needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
-            error = {
-                "code": translation.MISSING_CAPABILITY,
-                "message": "An address must be opened first",
-                "data": needed,
-            }
-            return BridgedAnswer(final=Response(course.request_id, error=error))
+            return Response(course.request_id, error=translation.url_capability_missing()), ""
         return self._hold(course, questions, {}, None)
 
     def _asked(self, lent: BorrowedSession, course: BorrowedCall, request: Request) -> BridgedAnswer:
-        if request.method == "ping":
-            self._chores.add(self._sessions.tell(lent, Response(request.id, {})))
-            return BridgedAnswer()
         may = translation.may_be_asked(lent.capabilities, request.method, request.params)
-        if not may or course.method not in translation.RESUMED_BY_RETRY:
-            self._chores.add(self._sessions.tell(lent, Response(request.id, error=dict(_METHOD_NOT_FOUND))))
-            return BridgedAnswer()
-        questions = {"question": translation.question(request.method, request.params)}
-        return self._hold(course, questions, {"question": request.id}, lent)
+        if request.method == "ping":
+            self._sessions.reply(lent, Response(request.id, {}))
+        elif not may or course.method not in translation.RESUMED_BY_RETRY:
+            self._sessions.reply(lent, unknown_method(request.id))
+        else:
+            questions = {"question": translation.question(request.method, request.params)}
+            final, state = self._hold(course, questions, {"question": request.id}, lent)
+            return BridgedAnswer(final=final, state=state)
+        return BridgedAnswer()
 
     def _said(self, lent: BorrowedSession, course: BorrowedCall, notification: Notification) -> Notification | None:
         if notification.method == "notifications/message":
@@ -242,29 +255,26 @@ class StatelessToSession:
         course.expired = late and course.is_patient
         self._finished(lent, course)
         gone = Notification("notifications/cancelled", {"requestId": course.upstream_id, "reason": "the caller left"})
-        self._chores.add(self._sessions.tell(lent, gone))
+        self._sessions.background.add(self._sessions.tell(lent, gone))
 
     def _finished(self, lent: BorrowedSession, course: BorrowedCall) -> None:
         course.stop()
         lent.courses.pop(course.upstream_id, None)
-        lent.used_s = asyncio.get_running_loop().time()
+        lent.used()
 
     # --- held calls -------------------------------------------------------------------------------------------------
 
     def _hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None
-    ) -> BridgedAnswer:
+    ) -> tuple[Response, str]:
         """End the caller's answer with the server's input request; `lent` is None if the call itself is over."""
-        self._held.make_room(course.outbound.owner)
-        if self._held.full:
+        if not self._held.has_room(course.outbound.owner):
             if lent is not None:
                 self.give_up(lent, course)
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many calls wait for their callers")
         state = self._held.hold(course, questions, asked, lent)
         course.held = lent is not None
-        return BridgedAnswer(
-            final=Response(course.request_id, translation.input_required(questions, state)), state=state
-        )
+        return Response(course.request_id, translation.input_required(questions, state)), state
 
     def drop(self, state: str) -> None:
         """Drop the held call that this state names."""
@@ -280,11 +290,12 @@ class StatelessToSession:
         state, responses = request.params.get("requestState"), request.params.get("inputResponses", {})
         held = self._held.find(state, outbound.owner, translation.fingerprint(request))
         if held is None:
-            return _failed(request.id, _STATE_UNKNOWN)
+            return BuiltUpstream.of_response(Response(request.id, error=dict(_STATE_UNKNOWN)))
         if not isinstance(responses, dict) or not all(isinstance(one, dict) for one in responses.values()):
-            return _failed(request.id, _BAD_RESPONSES)
+            return BuiltUpstream.of_response(Response(request.id, error=dict(_BAD_RESPONSES)))
         if not held.questions.keys() <= responses.keys():  # input is still missing
-            return _whole(request.id, translation.input_required(held.questions, str(state)))
+            again = translation.input_required(held.questions, str(state))
+            return BuiltUpstream.of_response(Response(request.id, again))
         self._held.take(str(state))
         lent, course = held.lent, held.course
         if lent is None or course is None:
@@ -292,8 +303,7 @@ class StatelessToSession:
             return await self._call(lent, outbound, request, deadline)
         self._sessions.speak_for(lent, outbound)
         course.held, course.request_id, course.token_now = False, request.id, progress_token(request)
-        level = request.params.get("_meta", {}).get(translation.META_LEVEL)
-        course.level = level if level in translation.LEVELS else None
+        course.level = _level_of(request)
         try:
             for key, asked_id in held.asked.items():
                 await self._sessions.tell(lent, Response(asked_id, responses[key]))
@@ -308,17 +318,16 @@ class StatelessToSession:
 
     # --- unsolicited messages -----------------------------------------------------------------------------------------
 
-    def _heard(self, lent: BorrowedSession, message: Message) -> None:
+    def _heard(self, lent: BorrowedSession, message: Message | StreamMark) -> None:
         """A message on the session's own stream."""
-        if isinstance(message, Notification):
-            self._heard_notification(lent, message)
-        elif isinstance(message, Request):
-            if message.method == "ping":
-                self._chores.add(self._sessions.tell(lent, Response(message.id, {})))
-                return
+        if isinstance(message, Request):
             course = lent.only_course()
-            if course is None or not course.offer(message):
-                self._chores.add(self._sessions.tell(lent, Response(message.id, error=dict(_NO_ONE_CALL))))
+            if message.method == "ping":
+                self._sessions.reply(lent, Response(message.id, {}))
+            elif course is None or not course.offer(message):
+                self._sessions.reply(lent, Response(message.id, error=dict(_NO_ONE_CALL)))
+        elif isinstance(message, Notification):
+            self._heard_notification(lent, message)
 
     def _heard_notification(self, lent: BorrowedSession, notification: Notification) -> None:
         if notification.method in LIST_FLAGS or notification.method == UPDATED:
@@ -334,9 +343,51 @@ class StatelessToSession:
                 belongs_to.offer(notification)
 
 
-def _whole(request_id: Id, result: dict[str, Any]) -> BuiltUpstream:
-    return BuiltUpstream(200, encode_response(Response(request_id, result)))
+class AnswerCrossing(UpstreamAnswer):
+    """A call's stream, up to its response or the next input request."""
+
+    def __init__(self, calls: StatelessToSession, lent: BorrowedSession, course: BorrowedCall) -> None:
+        super().__init__(200, EVENT_STREAM)
+        self._calls, self._lent, self._course = calls, lent, course
+        self._done = False
+        self._state = ""
+
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        try:
+            while not self._done:
+                arrival = await self._course.next(deadline)
+                if isinstance(arrival, StreamMark):
+                    yield sse.KEEP_ALIVE
+                elif isinstance(arrival, Request | Notification | Response):
+                    told = self._calls.told(self._lent, self._course, arrival)
+                    if told.between is not None:
+                        yield sse.encode_event(encode_notification(told.between))
+                    if told.final is not None:
+                        self._done, self._state = True, told.state
+                        yield sse.encode_event(encode_response(told.final))
+        except Refusal as refusal:
+            self._leave(late=_is_late(refusal))
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._leave(late=False)
+
+    def _leave(self, *, late: bool) -> None:
+        if not self._done:
+            self._done = True
+            self._calls.give_up(self._lent, self._course, late=late)
+
+    def withhold(self) -> None:
+        self._calls.drop(self._state)
 
 
-def _failed(request_id: Id, error: Mapping[str, Any]) -> BuiltUpstream:
-    return BuiltUpstream(200, encode_response(Response(request_id, error=dict(error))))
+def _is_late(error: BaseException) -> bool:
+    """Whether a call ended because the server did not answer in time."""
+    return isinstance(error, Refusal) and error.reason is Reason.UPSTREAM_TIMEOUT
+
+
+def _level_of(request: Request) -> str | None:
+    level = request.params.get("_meta", {}).get(META_LEVEL)
+    return level if level in translation.LEVELS else None

@@ -9,9 +9,9 @@ from typing import Final
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Notification, Request
 from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession, BorrowedSessions
-from sidecar.upstreams.mcp.bridge.cleanup_messages import CleanupMessages
-from sidecar.upstreams.mcp.bridge.server_messages import LIST_FLAGS, Subscription
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, BuiltUpstream, UpstreamAnswer
+from sidecar.upstreams.mcp.bridge.translation import announces, offers
+from sidecar.upstreams.mcp.bridge.unsolicited import Subscription
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, LIST_FLAGS, BuiltUpstream, UpstreamAnswer
 
 MAX_SUBSCRIPTIONS: Final = 64  # of one session
 
@@ -19,9 +19,8 @@ MAX_SUBSCRIPTIONS: Final = 64  # of one session
 class Subscriptions:
     """The `subscriptions/listen` of all borrowed sessions of one server."""
 
-    def __init__(self, sessions: BorrowedSessions, chores: CleanupMessages) -> None:
+    def __init__(self, sessions: BorrowedSessions) -> None:
         self._sessions = sessions
-        self._chores = chores
 
     def publish(self, lent: BorrowedSession, notification: Notification) -> None:
         """Send a notification about the server's lists or resources to the session's subscribers."""
@@ -37,19 +36,17 @@ class Subscriptions:
         wanted = request.params.get("notifications", {})
         if len(lent.subscriptions) >= MAX_SUBSCRIPTIONS:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")
-        hears = lent.hearing is not None and await lent.hearing.open()
         flags, uris = set[str](), set[str]()
-        if hears:
-            flags = {flag for flag in LIST_FLAGS.values() if wanted.get(flag) is True and _announced(lent, flag)}
-            if lent.offers("resources", "subscribe"):
+        if await lent.listens():
+            flags = {flag for flag in LIST_FLAGS.values() if wanted.get(flag) is True and announces(lent.server, flag)}
+            if offers(lent.server, "resources", "subscribe"):
                 uris = set(wanted.get("resourceSubscriptions", []))
         subscription = Subscription(request.id, frozenset(flags), frozenset(uris))
         lent.subscriptions.add(subscription)
         honoured: list[str] = []
         try:
             for uri in sorted(uris):
-                taken = await self._subscribe_to(lent, uri)
-                honoured += [uri] if taken else []
+                honoured += [uri] if await self._subscribe_to(lent, uri) else []
         except BaseException:
             self._unsubscribe(lent, subscription, honoured)
             raise
@@ -57,12 +54,8 @@ class Subscriptions:
         if lent.lost:
             raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
         subscription.acknowledge()
-        return BuiltUpstream(
-            200,
-            media_type=EVENT_STREAM,
-            pipe=subscription.pipe,
-            given_up=partial(self._unsubscribe, lent, subscription, honoured),
-        )
+        given_up = partial(self._unsubscribe, lent, subscription, honoured)
+        return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=subscription.pipe, given_up=given_up)
 
     async def _subscribe_to(self, lent: BorrowedSession, uri: str) -> bool:
         lent.uris[uri] = lent.uris.get(uri, 0) + 1
@@ -87,8 +80,4 @@ class Subscriptions:
         lent.used_s = asyncio.get_running_loop().time()
         for uri in uris:
             if self._release(lent, uri) and not lent.lost:
-                self._chores.add(self._sessions.ask(lent, "resources/unsubscribe", {"uri": uri}))
-
-
-def _announced(lent: BorrowedSession, flag: str) -> bool:
-    return lent.offers(flag.removesuffix("ListChanged"), "listChanged")
+                self._sessions.background.add(self._sessions.ask(lent, "resources/unsubscribe", {"uri": uri}))

@@ -14,26 +14,30 @@ from typing import Any, Final
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Request
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request
 from sidecar.protocols.mcp import messages
-from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
-from sidecar.protocols.streamed import Streamed
+from sidecar.protocols.mcp.eras import (
+    META_CAPABILITIES,
+    META_CLIENT,
+    META_LEVEL,
+    META_SERVER,
+    META_VERSION,
+    SESSION_VERSIONS,
+    STATELESS_VERSIONS,
+)
+from sidecar.upstreams.mcp.transport import Outbound
 
-META_CLIENT: Final = "io.modelcontextprotocol/clientInfo"
-META_SERVER: Final = "io.modelcontextprotocol/serverInfo"
-META_LEVEL: Final = "io.modelcontextprotocol/logLevel"
-META_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 META_OF_ERA: Final = frozenset({META_VERSION, META_CAPABILITIES, META_CLIENT, META_LEVEL})
 LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RESUMED_BY_RETRY: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
 CACHED: Final = frozenset(
     {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read", "server/discover"}
 )
-METHOD_NOT_FOUND: Final = -32601
+PARAMETER_PREFIX: Final = "mcp-param-"
 RESOURCE_NOT_FOUND: Final = -32002
 URL_ELICITATION_REQUIRED: Final = -32042
 MISSING_CAPABILITY: Final = -32021
+MAX_QUESTIONS: Final = 16
 _OF_STATELESS: Final = frozenset({-32020, MISSING_CAPABILITY, -32022})
 _STATUS: Final[Mapping[object, int]] = {METHOD_NOT_FOUND: 404, MISSING_CAPABILITY: 400}
 _NEWEST: Final = SESSION_VERSIONS[-1]
@@ -47,20 +51,21 @@ _LEFT_OUT: Final = frozenset({"_meta", "inputResponses", "requestState", "task"}
 _CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental")
 
 
-def received(raw: bytes) -> Message:
-    """Parse one message of a server. Raises Refusal(RESPONSE_REFUSED)."""
-    try:
-        return jsonrpc.message_from(jsonrpc.parse_answer(raw))
-    except Refusal as refusal:
-        raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+def without_parameters(outbound: Outbound) -> Outbound:
+    """The message without mirrored arguments: a server with sessions only knows none."""
+    extra = [header for header in outbound.extra if not header[0].lower().startswith(PARAMETER_PREFIX)]
+    return outbound._replace(extra=extra) if len(extra) < len(outbound.extra) else outbound
 
 
-def received_in(stream: Streamed, data: str) -> Message | None:
-    """Parse one message of a server's stream; None for one that is dropped. Raises Refusal(RESPONSE_REFUSED)."""
-    try:
-        return stream.read(data.encode())
-    except Refusal as refusal:
-        raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+def offers(server: Mapping[str, Any], capability: str, feature: str = "") -> bool:
+    """Whether the result of `initialize` or `server/discover` declares a capability, or a feature of it."""
+    offered = _dict(server.get("capabilities")).get(capability)
+    return isinstance(offered, dict) and (not feature or offered.get(feature) is True)
+
+
+def announces(server: Mapping[str, Any], flag: str) -> bool:
+    """Whether the server announces changes of the list that this flag subscribes to."""
+    return offers(server, flag.removesuffix("ListChanged"), "listChanged")
 
 
 def fingerprint(request: Request) -> bytes:
@@ -146,7 +151,10 @@ def urls_asked(error: Mapping[str, Any]) -> dict[str, Any] | None:
     return questions
 
 
-MAX_QUESTIONS: Final = 16
+def url_capability_missing() -> dict[str, Any]:
+    """The error for a caller that cannot be asked to open a URL."""
+    needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
+    return {"code": MISSING_CAPABILITY, "message": "An address must be opened first", "data": needed}
 
 
 def question(method: str, params: Mapping[str, Any]) -> dict[str, Any]:

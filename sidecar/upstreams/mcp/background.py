@@ -1,8 +1,4 @@
-"""Sends messages to servers that no caller waits for.
-
-A cancellation, the answer to a ping, the end of a session: each is sent in the background, bounded in time and in
-number. Messages beyond the bound are dropped: the server has time-outs of its own.
-"""
+"""Runs work that no caller waits for: a cancellation, the answer to a ping, the end of a session."""
 
 from __future__ import annotations
 
@@ -13,35 +9,36 @@ from typing import Any, Final
 
 from sidecar.errors import Refusal
 
-MAX_CHORES: Final = 1_024
+MAX_TASKS: Final = 1_024
 WITHIN_S: Final = 5.0
-_CLOSING_S: Final = 2.0
+CLOSING_S: Final = 2.0
 
 
-class CleanupMessages:
-    """Background tasks of one server."""
+class BackgroundTasks:
+    """Background tasks, bounded in time and in number. Work beyond the bound is dropped: servers and stores have
+    time-outs of their own.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, max_tasks: int = MAX_TASKS) -> None:
+        self._max_tasks = max_tasks
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, work: Coroutine[Any, Any, object]) -> None:
         """Run it in the background; its refusals are ignored."""
-        if len(self._tasks) >= MAX_CHORES:
+        if len(self._tasks) >= self._max_tasks:
             work.close()
             return
         task = asyncio.get_running_loop().create_task(_done(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = CLOSING_S) -> None:
         """Wait a little for the tasks in progress, and cancel the rest."""
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(set(self._tasks), timeout=_CLOSING_S)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        if self._tasks:
+            _, late = await asyncio.wait(set(self._tasks), timeout=within_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
 
 async def _done(work: Coroutine[Any, Any, object]) -> None:

@@ -1,0 +1,144 @@
+"""Sends requests to one HTTP address of an upstream, with its credential.
+
+The request is built from what was decided: allow-listed headers, the upstream's own Host, the upstream credential.
+Nothing of the caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure
+becomes a refusal; none is ever retried, because the upstream may have executed what it did not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import (
+    ClientResponse,
+    ClientTimeout,
+    ConnectFailed,
+    ConnectionBroken,
+    Deadline,
+    EgressError,
+    HttpClient,
+    InvalidRequest,
+    NoRoom,
+    QueueFull,
+    RequestForm,
+    ResponseTooLarge,
+    Share,
+    UnacceptableResponse,
+    parse_origin,
+)
+from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource, Header
+from sidecar.vocabulary import Caller
+
+# Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).
+# `settings.streams` bounds them where they are opened; this is a last bound.
+MAX_STREAMS: Final = 65_536
+
+
+class HttpAddress:
+    """The address, its connections, and what every request to it has in common: `headers` and the credential."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        credential: CredentialSource = NO_CREDENTIAL,
+        headers: Sequence[Header] = (),
+        connect_timeout_s: float = 5.0,
+        max_connections: int = 100,
+    ) -> None:
+        """Raises ValueError for an invalid URL."""
+        self.url = url
+        self.origin = parse_origin(url)
+        self.credential = credential
+        self._headers = headers
+        self._calls = HttpClient(self.origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
+        self._streams = HttpClient(
+            self.origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
+        )
+
+    @property
+    def open_connections(self) -> int:
+        return self._calls.open_connections + self._streams.open_connections
+
+    def form(self, verb: str, path: str, first: Sequence[Header]) -> RequestForm:
+        """The common part of similar requests. Raises Refusal(MALFORMED_CALL)."""
+        fixed = self.credential.fixed
+        try:
+            return RequestForm(
+                verb, path, self.origin.host_header, [*first, *self._headers], () if fixed is None else (fixed,)
+            )
+        except InvalidRequest as failure:
+            raise refusal_from(failure) from failure
+
+    async def send(
+        self,
+        form: RequestForm,
+        headers: Sequence[Header],
+        body: bytes | None,
+        caller: Caller | None,
+        deadline_s: float,
+        *,
+        streams: bool = False,
+    ) -> ClientResponse:
+        """Send a request for a caller; returns when the head of the response is here. Raises Refusal; Unsent if there
+        is no credential for it.
+        """
+        shown = None
+        if self.credential.varies:
+            shown, deadline_s = await self.credential.header_within(caller, deadline_s)
+            if shown is not None:
+                headers = [*headers, shown]
+        client = self._streams if streams else self._calls
+        try:
+            response = await client.send(form.message(headers, body), deadline_s=deadline_s)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+        if response.status == 401 and shown is not None:
+            self.credential.refused(caller, shown)
+        return response
+
+    async def close(self) -> None:
+        await self._calls.close()
+        await self._streams.close()
+        await self.credential.close()
+
+
+async def body_of(response: ClientResponse, max_bytes: int) -> bytes:
+    """The whole body, within the deadline of the request. Raises Refusal."""
+    try:
+        return await response.read(max_bytes)
+    except EgressError as failure:
+        raise refusal_from(failure) from failure
+
+
+def media_type_of(response: ClientResponse) -> str:
+    """The media type in lower case, without its parameters; "" if there is none."""
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def hold(share: Share, size: int, deadline: Deadline) -> None:
+    """Wait for buffer space for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
+    try:
+        await share.hold(size, deadline.at)
+    except TimeoutError:
+        raise refusal_from(NoRoom()) from None
+
+
+_REFUSALS: Final[Sequence[tuple[type[EgressError], Reason, str]]] = (
+    (ClientTimeout, Reason.UPSTREAM_TIMEOUT, ""),
+    (ResponseTooLarge, Reason.RESPONSE_REFUSED, "it is larger than allowed"),
+    (NoRoom, Reason.RESPONSE_REFUSED, "too many large answers at once"),
+    (UnacceptableResponse, Reason.RESPONSE_REFUSED, "it came in a form that was not asked for"),
+    (ConnectFailed, Reason.UPSTREAM_FAILED, "it cannot be reached"),
+    (QueueFull, Reason.UPSTREAM_FAILED, "too many calls wait for it"),
+    (InvalidRequest, Reason.MALFORMED_CALL, "a value cannot be sent in an address or a header"),
+    (ConnectionBroken, Reason.UPSTREAM_FAILED, "its answer broke off or is not HTTP"),
+    (EgressError, Reason.UPSTREAM_FAILED, ""),
+)
+
+
+def refusal_from(failure: EgressError) -> Refusal:
+    """The caller's refusal for a failure of the upstream: only its kind, never addresses or bytes."""
+    return next(Refusal(reason, detail) for kind, reason, detail in _REFUSALS if isinstance(failure, kind))
