@@ -85,7 +85,7 @@ def way_from(
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
     runner = TaskRunner(means, metrics, holder, partial(_bounds, live))
     pressure = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
-    refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics, time.monotonic)
+    refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
     orders = TaskOrders(runner, pressure, refusals, metrics)
     task_api = TaskFrontend(exchanges, orders, callbacks.guard.check, audit.new_id)
     pipeline = Pipeline(

@@ -35,6 +35,7 @@ from sidecar.protocols import base64url
 from sidecar.settings.secrets import keep_once
 
 ALGORITHMS = ("ES256", "RS256", "EdDSA")
+_NO_KEY = "not an RSA, P-256 or Ed25519 key"
 _THUMBPRINT = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}  # RFC 7638 3.2
 
 PrivateKey = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
@@ -87,10 +88,8 @@ def read_signing_key(path: Path) -> SigningKey:
         private = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except TypeError as error:
         raise ValueError("the key is encrypted") from error
-    if not isinstance(private, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey):
-        raise ValueError("not an RSA, P-256 or Ed25519 key")
-    if isinstance(private, EllipticCurvePrivateKey) and not isinstance(private.curve, SECP256R1):
-        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    if not isinstance(private, PrivateKey):
+        raise ValueError(_NO_KEY)
     return _signing_key(private)
 
 
@@ -102,9 +101,7 @@ def read_public_jwk(path: Path) -> Mapping[str, Any]:
         return read_signing_key(path).public_jwk
     public = serialization.load_pem_public_key(pem)
     if not isinstance(public, PublicKey):
-        raise ValueError("not an RSA, P-256 or Ed25519 key")
-    if isinstance(public, EllipticCurvePublicKey) and not isinstance(public.curve, SECP256R1):
-        raise ValueError("not an RSA, P-256 or Ed25519 key")
+        raise ValueError(_NO_KEY)
     return _jwk(public)
 
 
@@ -178,25 +175,16 @@ def _signing_key(private: PrivateKey) -> SigningKey:
 
 def _jwk(public: PublicKey) -> Mapping[str, Any]:
     if isinstance(public, RSAPublicKey):
-        algorithm, jwk = "RS256", RSAAlgorithm.to_jwk(public)
-    elif isinstance(public, EllipticCurvePublicKey):
-        algorithm, jwk = "ES256", ECAlgorithm.to_jwk(public)
+        algorithm, jwk = "RS256", RSAAlgorithm.to_jwk(public, as_dict=True)
+    elif isinstance(public, Ed25519PublicKey):
+        algorithm, jwk = "EdDSA", OKPAlgorithm.to_jwk(public, as_dict=True)
+    elif isinstance(public.curve, SECP256R1):
+        algorithm, jwk = "ES256", ECAlgorithm.to_jwk(public, as_dict=True)
     else:
-        algorithm, jwk = "EdDSA", OKPAlgorithm.to_jwk(public)
-    needed = _needed(jwk)
-    kid = _digest(needed)
-    return {**needed, "use": "sig", "alg": algorithm, "kid": kid}
-
-
-def _needed(jwk: str) -> Mapping[str, str]:
-    """Returns the members of a JWK that its thumbprint is computed from."""
-    members = json.loads(jwk)
-    return {name: members[name] for name in _THUMBPRINT[members["kty"]]}
-
-
-def _digest(needed: Mapping[str, str]) -> str:
+        raise ValueError(_NO_KEY)
+    needed = {name: jwk[name] for name in _THUMBPRINT[jwk["kty"]]}
     canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
-    return base64url.encode(sha256(canonical).digest())
+    return {**needed, "use": "sig", "alg": algorithm, "kid": base64url.encode(sha256(canonical).digest())}
 
 
 @contextmanager

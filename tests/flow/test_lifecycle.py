@@ -27,7 +27,7 @@ from sidecar.errors import Refusal
 from sidecar.gateway import routing
 from sidecar.http.client import ANSWERS
 from sidecar.http.server import listeners, memory_trim
-from sidecar.http.server.acceptor import AcceptState
+from sidecar.http.server.connection_limits import Seat
 from sidecar.http.server.listeners import Listener, ListenerDeadlines, ServerConnection, open_listener
 from sidecar.http.server.memory_trim import MemoryTrim
 from sidecar.http.server.response import WholeResponse
@@ -234,7 +234,7 @@ async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> Non
             for _ in range(5):
                 assert await answered(listener)
             await asyncio.sleep(0.1)
-            assert not [one for one in gc.get_objects() if isinstance(one, ServerConnection | AcceptState)]
+            assert not [one for one in gc.get_objects() if isinstance(one, ServerConnection | Seat)]
         finally:
             gc.enable()
 

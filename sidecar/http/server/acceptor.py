@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from sidecar.http.server.connection_limits import LOCAL, ConnectionLimits, SeatedConnection, peer_of
+from sidecar.http.server.connection_limits import LOCAL, ConnectionLimits, Seat, peer_of
 
 log = logging.getLogger("sidecar.http.server.acceptor")
 
@@ -31,59 +31,15 @@ ROOM_FOR = 8
 TELL_EVERY_S = 10.0
 
 
-class AcceptState:
-    """One accepted connection and its place. `guest` is the protocol that serves it, from the first byte to the last. A
-    place with `is_for_probes` is reserved for health probes."""
-
-    __slots__ = ("_seats", "guest", "handshake", "is_for_probes", "peer")
-
-    def __init__(self, seats: ConnectionLimits, peer: str, *, is_for_probes: bool = False) -> None:
-        self._seats, self.peer, self.is_for_probes = seats, peer, is_for_probes
-        self.guest: SeatedConnection | None = None
-        self.handshake: asyncio.Task[None] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        return self.guest is not None and self.guest.is_busy
-
-    @property
-    def is_silent(self) -> bool:
-        return self.guest is None or self.guest.is_silent
-
-    @property
-    def gives_way(self) -> bool:
-        return self.guest is not None and self.guest.gives_way
-
-    def linger(self) -> None:
-        """Marks the connection as answered, with the rest of its request being discarded."""
-        self._seats.linger(self.peer, self)
-
-    def stay(self) -> None:
-        """Marks the connection as ready for its next request."""
-        self._seats.stay(self)
-
-    def dismiss(self) -> None:
-        """Closes the connection now; a pending read of a body fails first."""
-        if self.handshake is not None:
-            self.handshake.cancel()
-        if self.guest is not None:
-            self.guest.dismiss()
-
-    def leave(self) -> None:
-        """Frees the place of a closed connection, without leaving reference cycles."""
-        self.guest = None
-        self._seats.leave(self.peer, self)
-
-
 @dataclass(slots=True)
 class Acceptor:
-    """Accepts the connections of one socket. A `speaker` sets itself as the state's guest when it is connected, and
-    reports when the connection is lost. `handshake_s` is the deadline of TLS, if any. `probe_seats` are the places for
+    """Accepts the connections of one socket. A `speaker` sets itself as the seat's guest when it is connected, and
+    leaves when the connection is lost. `handshake_s` is the deadline of TLS, if any. `probe_seats` are the places for
     connections that find no other, if this socket serves probes."""
 
     sock: socket.socket
     seats: ConnectionLimits
-    speaker: Callable[[AcceptState], asyncio.BaseProtocol]
+    speaker: Callable[[Seat], asyncio.BaseProtocol]
     tls: ssl.SSLContext | None = None
     handshake_s: float = 10.0
     probe_seats: ConnectionLimits | None = None
@@ -127,41 +83,33 @@ class Acceptor:
             self._rest(FULL_PAUSE_S)
 
     def _let_in(self, sock: socket.socket, peer: str) -> None:
-        opening = self._seated(peer)
-        if opening is None:
-            sock.close()
-            self._tell("connections are turned away: all places are in use", turned_away=self.seats.turned_away)
-            return
-        task = asyncio.get_running_loop().create_task(self._connect(sock, opening))
-        opening.handshake = task
+        seat = Seat(self.seats, peer)
+        if not self.seats.take(seat):
+            seat = Seat(self.probe_seats or self.seats, peer, for_probes=True)
+            if self.probe_seats is None or not self.probe_seats.take(seat):
+                sock.close()
+                self._tell("connections are turned away: all places are in use", turned_away=self.seats.turned_away)
+                return
+        task = seat.handshake = asyncio.get_running_loop().create_task(self._connect(sock, seat))
         self._opening.add(task)
-        task.add_done_callback(partial(self._opened, sock, opening))
+        task.add_done_callback(partial(self._opened, sock, seat))
 
-    def _seated(self, peer: str) -> AcceptState | None:
-        opening = AcceptState(self.seats, peer)
-        if self.seats.take(peer, opening):
-            return opening
-        if self.probe_seats is None:
-            return None
-        opening = AcceptState(self.probe_seats, peer, is_for_probes=True)
-        return opening if self.probe_seats.take(peer, opening) else None
-
-    async def _connect(self, sock: socket.socket, opening: AcceptState) -> None:
+    async def _connect(self, sock: socket.socket, seat: Seat) -> None:
         sock.setblocking(False)
         with suppress(OSError, TimeoutError):  # ssl.SSLError is an OSError: no TLS with this client
             await asyncio.get_running_loop().connect_accepted_socket(
-                partial(self.speaker, opening),
+                partial(self.speaker, seat),
                 sock,
                 ssl=self.tls,
                 ssl_handshake_timeout=self.handshake_s if self.tls is not None else None,
             )
 
-    def _opened(self, sock: socket.socket, opening: AcceptState, task: asyncio.Task[None]) -> None:
+    def _opened(self, sock: socket.socket, seat: Seat, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)
-        opening.handshake = None
-        if opening.guest is None:  # a task that is cancelled before its first step closes nothing by itself
+        seat.handshake = None
+        if seat.guest is None:  # a task that is cancelled before its first step closes nothing by itself
             sock.close()
-            opening.leave()
+            seat.limits.leave(seat)
 
     def _rest(self, for_s: float) -> None:
         """Pauses accepting; new connections stay in the backlog."""

@@ -22,8 +22,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import HttpRequestParser
 from aiohttp.web_protocol import _ErrInfo
 
-from sidecar.http.server.acceptor import Acceptor, AcceptState
-from sidecar.http.server.connection_limits import ConnectionLimits
+from sidecar.http.server.acceptor import Acceptor
+from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Seat
 from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 
@@ -78,25 +78,36 @@ class ServerConnection(web.RequestHandler):
     """One connection of a caller."""
 
     __slots__ = (
-        "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_opening", "_patience", "_reading_timer",
+        "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_patience", "_reading_timer", "_seat", "_server",
         "_tail", "_unread", "_waiting_since_s", "_waits_since_s",
     )  # fmt: skip
     _body: StreamReader | None
     _chunked: ChunkedBody | None
     _lingering: StreamReader | None  # the body of a request that was answered before it had arrived completely
     _head_timer: asyncio.TimerHandle | None
-    _opening: AcceptState
     _reading_timer: asyncio.TimerHandle | None
     _waits_since_s: float | None
 
+    def __init__(self, server: Server, seat: Seat, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            keepalive_timeout=server.patience.keepalive_timeout_s,
+            access_log=_NO_ACCESS_LOG,  # aiohttp's access log prints the whole request line with its query
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+        self._server, self._seat, self._patience = server, seat, server.patience
+        self._unread, self._tail, self._is_deaf = 0, b"", False
+        self._body = self._chunked = self._lingering = None
+        self._head_timer = self._reading_timer = self._waits_since_s = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        server = self._manager
-        assert isinstance(server, Server)
-        self._patience, self._unread, self._body = server.patience, 0, None
-        self._chunked, self._tail, self._is_deaf, self._lingering = None, b"", False, None
-        self._head_timer = self._reading_timer = self._waits_since_s = None
-        self._opening.guest = self
+        self._seat.guest = self
         if self.is_stale:  # the handshake may have begun before a reload and ended after it
             self.force_close()
             return
@@ -107,9 +118,9 @@ class ServerConnection(web.RequestHandler):
             if timer is not None:
                 timer.cancel()
         self._body = self._chunked = self._lingering = None  # they refer back here, and reference cycles are freed late
-        self._opening.leave()
-        if isinstance(self._manager, Server):
-            self._manager.slow_readers.pop(self, None)
+        self._seat.guest = None
+        self._seat.limits.leave(self._seat)
+        self._server.slow_readers.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -136,7 +147,7 @@ class ServerConnection(web.RequestHandler):
         if self._lingering is not None:
             if self._lingering.is_eof():
                 self._lingering = None
-                self._opening.stay()
+                self._seat.limits.stay(self._seat)
         elif data and self._head_timer is None and not self.is_busy:
             self._wait_for_head()
 
@@ -160,13 +171,11 @@ class ServerConnection(web.RequestHandler):
         """Reports whether the connection may be read further after this body."""
         body.received += size
         follows = position + 1 < len(self._messages)
-        if not (self._reading_paused or self._buffer_paused):  # otherwise some of it is still in the parser
-            server = self._manager
-            assert isinstance(server, Server)
-            if not server.framing.count(self._opening.peer, body) or body.is_excessive:
-                self._break(body.payload, TooManyChunks("too much chunk framing"))
-                self._hear_no_more(position)
-                return False
+        is_read = not (self._reading_paused or self._buffer_paused)  # otherwise some of it is still in the parser
+        if is_read and (not self._server.framing.count(self._seat.peer, body) or body.is_excessive):
+            self._break(body.payload, TooManyChunks("too much chunk framing"))
+            self._hear_no_more(position)
+            return False
         # The parser would report the last trailer field as the first header of the next request. If another request has
         # begun, or may be in the parser, the absence of a trailer cannot be proven.
         is_plain = self._tail == PLAIN_END and not self._buffer_paused
@@ -196,27 +205,29 @@ class ServerConnection(web.RequestHandler):
     def _wait_for_head(self) -> None:
         """Starts the deadline of a head: the first must arrive soon after connecting, a later one soon after it
         began."""
-        timeout_s = PROBE_HEAD_S if self._opening.is_for_probes else self._patience.header_timeout_s
+        timeout_s = PROBE_HEAD_S if self._seat.for_probes else self._patience.header_timeout_s
         self._head_timer = self._loop.call_later(timeout_s, self.force_close)
 
     @property
-    def is_silent(self) -> bool:
-        return not self._request_count
+    def activity(self) -> Activity:
+        if not self._request_count:
+            return Activity.SILENT
+        if not self.is_busy:
+            return Activity.IDLE
+        since_s = self._waits_since_s
+        return Activity.WAITS if since_s is not None and self._loop.time() - since_s >= GIVES_WAY_S else Activity.BUSY
 
     @property
     def is_busy(self) -> bool:
+        """Whether it is receiving a request or sending an answer."""
         if self._current_request is not None or self._messages:
             return True
         return self._body is not None and self._body is not self._lingering and not self._body.is_eof()
 
     @property
-    def gives_way(self) -> bool:
-        return self._waits_since_s is not None and self._loop.time() - self._waits_since_s >= GIVES_WAY_S
-
-    @property
     def is_for_probes(self) -> bool:
         """Whether its place is reserved for health probes."""
-        return self._opening.is_for_probes
+        return self._seat.for_probes
 
     def dismiss(self) -> None:
         if self._waits_since_s is not None:
@@ -233,17 +244,13 @@ class ServerConnection(web.RequestHandler):
     @contextmanager
     def waiting_for_body(self, who: str) -> Iterator[None]:
         """Marks the request as waiting for its body, for the principal `who`."""
-        server = self._manager
-        if not isinstance(server, Server):  # closed already
-            yield
-            return
         self._waits_since_s = self._loop.time()
-        server.await_body(who, self)
+        self._server.await_body(who, self)
         try:
             yield
         finally:
             self._waits_since_s = None
-            server.forget_body(who, self)
+            self._server.forget_body(who, self)
 
     def _break_body(self) -> None:
         """Handles invalid HTTP that arrives while a request waits for its body as a fault of that body. aiohttp would
@@ -266,14 +273,12 @@ class ServerConnection(web.RequestHandler):
         """Bounds the unread data of a caller that reads slower than it is answered."""
         super().pause_writing()
         self._wait_for_reader()
-        if isinstance(self._manager, Server):
-            self._manager.slow_readers[self] = None
-            self._manager.bound_unread()
+        self._server.slow_readers[self] = None
+        self._server.bound_unread()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if isinstance(self._manager, Server):
-            self._manager.slow_readers.pop(self, None)
+        self._server.slow_readers.pop(self, None)
         if self._reading_timer is not None:
             self._reading_timer.cancel()
             self._reading_timer = None
@@ -306,8 +311,7 @@ class ServerConnection(web.RequestHandler):
     @property
     def is_stale(self) -> bool:
         """Whether the credential shown in its handshake is no longer valid."""
-        server = self._manager
-        return self.transport is not None and isinstance(server, Server) and server.is_stale(self.transport)
+        return self.transport is not None and self._server.is_stale(self.transport)
 
     def part(self) -> None:
         """Closes the connection, now if it is idle, otherwise after the current answer."""
@@ -323,7 +327,7 @@ class ServerConnection(web.RequestHandler):
         finished = await super().finish_response(request, resp, start_time)
         if not request.content.is_eof():
             self._lingering = request.content
-            self._opening.linger()
+            self._seat.limits.linger(self._seat)
         return finished
 
     def handle_error(
@@ -332,9 +336,7 @@ class ServerConnection(web.RequestHandler):
         """Answers in place of aiohttp: bytes that are not a request, and exceptions that a handler let through."""
         if exc is not None and status >= 500:
             log.error("a handler failed", exc_info=exc)
-        server = self._manager
-        assert isinstance(server, Server)
-        return _Recorded(server.handle_broken(request.remote or "local", status))
+        return _Recorded(self._server.handle_broken(request.remote or "local", status))
 
 
 def _head_bytes(message: Any) -> int:
@@ -413,21 +415,9 @@ class Server(web.Server):
             del self.slow_readers[slowest]
             slowest.abort()
 
-    def speaker(self, opening: AcceptState) -> ServerConnection:
+    def speaker(self, seat: Seat) -> ServerConnection:
         """Returns the protocol of an accepted connection."""
-        connection = ServerConnection(
-            self,
-            loop=self._loop,
-            keepalive_timeout=self.patience.keepalive_timeout_s,
-            access_log=_NO_ACCESS_LOG,  # aiohttp's access log prints the whole request line with its query
-            lingering_time=LINGER_S,
-            auto_decompress=False,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_FIELD_BYTES,
-            max_headers=MAX_HEADERS,
-        )
-        connection._opening = opening
-        return connection
+        return ServerConnection(self, seat, self._loop)
 
 
 @dataclass(slots=True)

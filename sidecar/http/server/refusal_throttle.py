@@ -24,7 +24,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.http.server.connection_limits import peer_of
@@ -38,13 +38,6 @@ OTHERS: Final = "others"
 CLOSED: Final = "refusals-closed"  # the name of the control records
 COUNTED: Final = "refusals-counted"
 LABEL: Final = "refusals_per_minute"  # the name of the limit
-
-
-class ClosingCounts(Protocol):
-    """Counts closed requests, as `sidecar.observability.metrics.Metrics` does."""
-
-    def refusal_unanswered(self) -> None:
-        """Counts a closed request of a stranger."""
 
 
 class MinuteCounts:
@@ -115,28 +108,21 @@ class Tally:
         self.counts = +self.counts
 
 
-@dataclass(slots=True)
 class RefusalThrottle:
-    """Counts refusals, and decides which are answered and recorded. `settings` are those in force."""
+    """Counts refusals, and decides which are answered and recorded. `settings` returns those in force; `unanswered` is
+    called for each closed request of a stranger."""
 
-    settings: Callable[[], RefusalSettings]
-    metrics: ClosingCounts
-    clock_mono: Callable[[], float]
-    max_names: int = MAX_NAMES
-    _strangers: MinuteCounts = field(init=False)
-    _others: MinuteCounts = field(init=False)
-    _principals: MinuteCounts = field(init=False)
-    _recorded: MinuteCounts = field(init=False)
-    _closed: Tally = field(init=False)
-    _counted: Tally = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._strangers = MinuteCounts(self.clock_mono, self.max_names)
-        self._others = MinuteCounts(self.clock_mono, 1)
-        self._principals = MinuteCounts(self.clock_mono, self.max_names)
-        self._recorded = MinuteCounts(self.clock_mono, self.max_names)
-        self._closed = Tally(CLOSED, "peers", self.max_names)
-        self._counted = Tally(COUNTED, "chains", self.max_names)
+    def __init__(
+        self,
+        settings: Callable[[], RefusalSettings],
+        unanswered: Callable[[], None],
+        clock_mono: Callable[[], float],
+        max_names: int = MAX_NAMES,
+    ) -> None:
+        self.settings, self.unanswered = settings, unanswered
+        self._strangers, self._others = MinuteCounts(clock_mono, max_names), MinuteCounts(clock_mono, 1)
+        self._principals, self._recorded = MinuteCounts(clock_mono, max_names), MinuteCounts(clock_mono, max_names)
+        self._closed, self._counted = Tally(CLOSED, "peers", max_names), Tally(COUNTED, "chains", max_names)
 
     def closes(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
         """Counts a refusal; returns whether it is a stranger's beyond the limit, and not to be answered."""
@@ -173,7 +159,7 @@ class RefusalThrottle:
 
     def _close(self, name: str) -> None:
         self._closed.add((("peer", name),), (("peer", OTHERS),))
-        self.metrics.refusal_unanswered()
+        self.unanswered()
 
     def check(self, caller: Caller | None) -> None:
         """Raises Refusal(TOO_MANY_REFUSALS) for a chain that was refused too often in its minute."""

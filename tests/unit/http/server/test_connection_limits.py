@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from sidecar.http.server.connection_limits import LOCAL, ConnectionLimits, peer_of
+from sidecar.http.server.connection_limits import LOCAL, Activity, ConnectionLimits, Seat, peer_of
 
 
+@dataclass
 class Guest:
-    """A connection: silent until it asked something, busy while it is answered."""
+    """The protocol of a connection."""
 
-    def __init__(self, state: str = "silent") -> None:
-        self.state, self.dismissed = state, False
-
-    @property
-    def is_silent(self) -> bool:
-        return self.state == "silent"
-
-    @property
-    def is_busy(self) -> bool:
-        return self.state in ("busy", "waits")
-
-    @property
-    def gives_way(self) -> bool:
-        return self.state == "waits"
+    activity: Activity
+    dismissed: bool = False
 
     def dismiss(self) -> None:
         self.dismissed = True
 
 
-def seated(seats: ConnectionLimits, *guests: str) -> dict[str, Guest]:
-    """Guests such as "a-busy-1": of peer a, busy. Each gets a place."""
-    made = {name: Guest(name.split("-")[1]) for name in guests}
-    for name, guest in made.items():
-        assert seats.take(name[0], guest)
-        if guest.state == "lingers":
-            seats.linger(name[0], guest)
+def seat_of(seats: ConnectionLimits, name: str) -> tuple[Seat, Guest]:
+    """A connection such as "a-busy-1": of peer a, busy."""
+    peer, state, _ = name.split("-")
+    guest = Guest(Activity.IDLE if state == "lingers" else Activity[state.upper()])
+    return Seat(seats, peer, guest=guest), guest
+
+
+def seated(seats: ConnectionLimits, *names: str) -> dict[str, Guest]:
+    made = {}
+    for name in names:
+        seat, made[name] = seat_of(seats, name)
+        assert seats.take(seat)
+        if "lingers" in name:
+            seats.linger(seat)
     return made
 
 
@@ -58,7 +56,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
 def test_when_all_places_are_taken(there: tuple[str, ...], newcomer: str, leaves: str) -> None:
     seats = ConnectionLimits(4)
     guests = seated(seats, *there)
-    assert seats.take(newcomer, Guest()) is bool(leaves)
+    assert seats.take(Seat(seats, newcomer)) is bool(leaves)
     assert [name for name, guest in guests.items() if guest.dismissed] == ([leaves] if leaves else [])
     assert len(seats) == 4
     assert (seats.given_up, seats.turned_away) == (int(bool(leaves)), int(not leaves))
@@ -67,17 +65,18 @@ def test_when_all_places_are_taken(there: tuple[str, ...], newcomer: str, leaves
 def test_a_peer_at_its_bound_makes_room_by_itself() -> None:
     seats = ConnectionLimits(10, max_per_peer=2)
     guests = seated(seats, "a-busy-1", "a-idle-2", "b-idle-3")
-    assert seats.take("a", Guest("busy"))
+    assert seats.take(seat_of(seats, "a-busy-4")[0])
     assert guests["a-idle-2"].dismissed and not guests["b-idle-3"].dismissed
-    assert not seats.take("a", Guest())
-    assert seats.take("b", Guest())
+    assert not seats.take(Seat(seats, "a"))
+    assert seats.take(Seat(seats, "b"))
 
 
 def test_a_place_is_free_once() -> None:
     seats = ConnectionLimits(2)
-    guest = seated(seats, "a-idle-1")["a-idle-1"]
+    seat = Seat(seats, "a")
+    assert seats.take(seat)
     for _ in range(2):
-        seats.leave("a", guest)
+        seats.leave(seat)
         assert len(seats) == 0
 
 
@@ -87,12 +86,10 @@ def test_those_that_linger_have_a_bound_of_their_own() -> None:
     guests = seated(seats, *[f"a-lingers-{number}" for number in range(5)])
     assert [guest.dismissed for guest in guests.values()] == [True, True, False, False, False]
     assert len(seats) == 3
-    seats.stay(guests["a-lingers-2"])
-    other = Guest("idle")
-    assert seats.take("a", other)
-    seats.linger("a", other)
-    assert not any(guest.dismissed for guest in (guests["a-lingers-2"], guests["a-lingers-3"], other))
-    seats.linger("a", Guest())
+    seats.stay(next(iter(seats.lingering)))
+    guests |= seated(seats, "a-lingers-6")
+    assert [guest.dismissed for guest in guests.values()] == [True, True, False, False, False, False]
+    seats.linger(Seat(seats, "a"))
     assert len(seats) == 4, "who has no place takes none by it"
 
 

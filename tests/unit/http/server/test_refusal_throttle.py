@@ -23,7 +23,7 @@ class Ground:
     def __init__(self, *, max_names: int = 10) -> None:
         self.now, self.unanswered, self.told = 0.0, 0, list[dict[str, Any]]()
         chosen = RefusalSettings(per_peer_per_minute=3, per_principal_per_minute=3, recorded_per_principal_per_minute=3)
-        self.refusals = RefusalThrottle(lambda: chosen, self, lambda: self.now, max_names)
+        self.refusals = RefusalThrottle(lambda: chosen, self.refusal_unanswered, lambda: self.now, max_names)
 
     def refusal_unanswered(self) -> None:
         self.unanswered += 1
