@@ -42,8 +42,7 @@ from bench.mixed import Callers
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200
 from bench.valkeys import Node, one
 from sidecar.tasks.programs.executions import STOPPED, UNKEPT
-from sidecar.tasks.programs.run_record import RUNS, Execution
-from sidecar.tasks.programs.run_states import RunState, RunStatus
+from sidecar.tasks.programs.run_record import RUNS, Execution, RunState, RunStatus
 from sidecar.tasks.programs.write_leases import LEASE_S
 
 OUT = Path(__file__).parent / "agent_kills.json"

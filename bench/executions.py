@@ -26,8 +26,7 @@ from sidecar.settings.agents import CliAgent
 from sidecar.storage import RecordBounds, SqliteRecordStore
 from sidecar.tasks.programs.attempt import Prompt
 from sidecar.tasks.programs.executions import Executions
-from sidecar.tasks.programs.run_record import RUNS, Execution
-from sidecar.tasks.programs.run_states import RunStatus
+from sidecar.tasks.programs.run_record import RUNS, Execution, RunStatus
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.upstreams.processes import Processes
 from sidecar.vocabulary import Caller, Principal

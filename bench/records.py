@@ -32,8 +32,7 @@ from sidecar.storage import (
     RedisRecordStore,
     SqliteRecordStore,
 )
-from sidecar.tasks.programs.run_record import RUNS, Execution
-from sidecar.tasks.programs.run_states import RunState, RunStatus
+from sidecar.tasks.programs.run_record import RUNS, Execution, RunState, RunStatus
 from tests.unit.tasks.programs.runs import run
 from tests.valkey import running_valkey
 

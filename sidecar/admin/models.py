@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
-from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
+from sidecar.tasks.programs.run_record import Category, RunState, RunStatus
 
 Bounds = Mapping[str, Any]
 

@@ -41,8 +41,7 @@ from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import Task
 from sidecar.tasks.programs.executions import Executions, RunPool
 from sidecar.tasks.programs.run_events import WAITS, is_over, skill_of
-from sidecar.tasks.programs.run_record import Execution
-from sidecar.tasks.programs.run_states import RunState
+from sidecar.tasks.programs.run_record import Execution, RunState
 from sidecar.tasks.programs.stored_text import all_sanitized
 from sidecar.tasks.schedules.fit_checks import told
 from sidecar.tasks.schedules.scheduler import Scheduler

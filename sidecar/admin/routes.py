@@ -52,7 +52,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.settings.uris import named_object
-from sidecar.tasks.programs.run_states import RunState, RunStatus
+from sidecar.tasks.programs.run_record import RunState, RunStatus
 
 Role = Literal["viewer", "operator", "pdp"]
 NO_UPSTREAM: Final = "no upstream has this name"

@@ -27,10 +27,8 @@ from sidecar.http.server.stream_limits import StreamLimits
 from sidecar.limits import SessionCalls
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
-from sidecar.storage import RecordBounds
-from sidecar.tasks.api.completion_webhook import announces
 from sidecar.tasks.api.frontend import TaskFrontend
-from sidecar.tasks.api.task_lifecycle import TaskDeadlines, TaskServices
+from sidecar.tasks.api.task_lifecycle import TaskServices
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_runner import FILE, TaskRunner
 from sidecar.tasks.schedules.scheduler import Scheduler
@@ -78,12 +76,9 @@ def way_from(
         callbacks.outbox.clock_was_set(seconds)
         await evidence.witness_jump(seconds)
 
-    announce = announces(callbacks.outbox)
-    means = TaskServices(
-        shared.task_store, shared.tasks, live, switch, audit, announce, shared.limiter, partial(_patience, live)
-    )
+    means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, shared.limiter)
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
-    runner = TaskRunner(means, metrics, holder, partial(_bounds, live))
+    runner = TaskRunner(means, metrics, holder)
     pressure = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
     refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
     orders = TaskOrders(runner, pressure, refusals, metrics)
@@ -121,13 +116,3 @@ def _exchanges(
     roaming = SessionStore(sessions, shared.run if settings.sessions.store == "redis" else None, time.time)
     places = StreamLimits(secrets.SystemRandom().random)
     return Forwarder(live, sessions, switch, shared.tasks, Reauthorization(live, switch), places, states, roaming)
-
-
-def _patience(live: Live) -> TaskDeadlines:
-    chosen = live.current.settings.tasks
-    return TaskDeadlines(chosen.follow_s, chosen.away_s, chosen.ask_every_s, chosen.max_result)
-
-
-def _bounds(live: Live) -> RecordBounds:
-    chosen = live.current.settings.tasks
-    return RecordBounds(chosen.max_per_principal, chosen.max)

@@ -19,7 +19,7 @@ from sidecar.protocols.a2a.operations import SEND
 from sidecar.settings.upstream_health import BreakerSettings
 from sidecar.tasks.programs.program_agent import ProgramProbe
 from sidecar.tasks.programs.run_events import OVER
-from sidecar.tasks.programs.run_states import RunState
+from sidecar.tasks.programs.run_record import RunState
 from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import Caller, Principal

@@ -179,7 +179,7 @@ class Clockwork:
         live = Live(self._snapshot(), lambda: self.now_s)
         pipeline = self.world.app.pipeline
         means = replace(pipeline.task_front.runner.means, live=live, store=tasks)
-        runner = TaskRunner(means, pipeline.metrics, name, pipeline.task_front.runner.bounds)
+        runner = TaskRunner(means, pipeline.metrics, name)
         life.jobs = runner.worker.jobs
         orders = TaskOrders(runner, pipeline.pressure, pipeline.refusals, pipeline.metrics)
         scheduler = Scheduler(live, standings, orders, self._witness, self.counted, name, pipeline.audit.new_id)

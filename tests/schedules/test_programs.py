@@ -9,8 +9,7 @@ import pytest
 
 from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError
-from sidecar.tasks.programs.run_record import Execution
-from sidecar.tasks.programs.run_states import RunStatus
+from sidecar.tasks.programs.run_record import Execution, RunStatus
 from sidecar.tasks.schedules.schedule_state import DueResult, ScheduleStanding
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until

@@ -19,7 +19,7 @@ from sidecar.cli.agent.options import as_json, config
 from sidecar.cli.operator_socket import told
 from sidecar.cli.text_tables import aligned
 from sidecar.protocols.hidden_characters import shown
-from sidecar.tasks.programs.run_states import RunState, RunStatus
+from sidecar.tasks.programs.run_record import RunState, RunStatus
 
 TAIL_LINES = 20
 STATES, STATUSES = [one.value for one in RunState], [one.value for one in RunStatus]

@@ -1,13 +1,12 @@
 """The task API: orders work from agents without A2A.
 
     task_record.py         the stored record of a task and its state tables; `sidecar/storage/` stores it
-    models.py              request and response models, from the seed
+    models.py              request and response models, from the seed, and how a task is shown
     request_reader.py      reads a request as one canonical operation of A2A
     frontend.py            carries requests out
     task_orders.py         creates tasks, from requests and from schedules
     task_lifecycle.py      sends one task once and follows it to its end
     task_runner.py         runs all tasks that this sidecar holds
-    permission.py, views.py, completion_webhook.py
 
 An accepted task is stored before its caller gets an answer, and is carried out even if the caller disconnects. A task
 is never sent twice: the agent may have done what it did not answer.

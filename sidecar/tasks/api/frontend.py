@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -18,7 +18,6 @@ from aiohttp import web
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.forwarder import Forwarder
-from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.mcp_requests import JSON
 from sidecar.gateway.reauthorization import end_of
@@ -30,60 +29,19 @@ from sidecar.limits import Lease
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
 from sidecar.storage import RecordPage
-from sidecar.tasks.api.completion_webhook import without_result
-from sidecar.tasks.api.models import A2aTask
-from sidecar.tasks.api.request_reader import NewTask, TaskQuery, cancels, gets, order_in, sends, unknown, wanted_in
+from sidecar.tasks.api.models import A2aTask, cancelled, created, shown, without_result
+from sidecar.tasks.api.request_reader import TaskQuery, TaskRequest, cancels, gets, order_in, sends, unknown, wanted_in
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
-from sidecar.tasks.api.views import cancelled, created, shown
 from sidecar.tasks.worker import store_answers
 from sidecar.upstreams.agents import OutgoingOperation
-from sidecar.vocabulary import Call, Caller, Decision, Question
+from sidecar.vocabulary import Caller, Decision, Question
 
 LOOK_AGAIN_S: Final = 0.02
 SLOWEST_LOOK_S: Final = 0.5
 _PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # it belongs to one caller
 
-
-class CreateTask(NamedTuple):
-    """A request for a new task."""
-
-    intent: AgentOperation
-    order: NewTask
-    task_id: str
-    here: bool = True
-
-    @property
-    def call(self) -> Call:
-        return self.intent.call
-
-
-class ShowTask(NamedTuple):
-    """A request to show one task."""
-
-    intent: AgentOperation
-    record: Task
-    here: bool = True
-
-    @property
-    def call(self) -> Call:
-        return self.intent.call
-
-
-class CancelTask(NamedTuple):
-    """A request to cancel a task. Its agent cancels it, so it is not answered `here`."""
-
-    intent: AgentOperation
-    record: Task
-    here: bool = False
-
-    @property
-    def call(self) -> Call:
-        return self.intent.call
-
-
-Asked = CreateTask | ShowTask | CancelTask | TaskQuery
 CheckUrl = Callable[[str, str], Awaitable[None]]
 """Checks that messages can be sent to an agent, for this chain. Raises Refusal."""
 
@@ -99,41 +57,41 @@ class TaskFrontend:
 
     @property
     def runner(self) -> TaskRunner:
-        """Returns the runner of tasks."""
         return self.orders.runner
 
-    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Asked:
+    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> TaskRequest:
         """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
         if route.kind == routing.TASKS:
-            return self._understood(request, caller, await self._at_all(request, caller))
-        verb = GET if route.kind == routing.TASK else None
-        request.asks("tasks/get" if verb is GET else "tasks/cancel")
-        routing.check_no_query(request.raw_path)
-        if verb is None and request.http.body_exists:
-            await request.body()  # the body is read and ignored
-        record = await self._own(caller, route.rest)
-        asked: Asked = ShowTask(gets(record), record) if verb is GET else CancelTask(cancels(record), record)
-        return self._understood(request, caller, asked)
-
-    async def _at_all(self, request: RequestContext, caller: Caller) -> Asked:
-        if request.verb == "GET":
-            request.asks(LIST.action)
-            return wanted_in(request.now, request.raw_path.partition("?")[2])
-        request.asks("message/send")
-        routing.check_no_query(request.raw_path)
-        order, task_id = order_in(request.now, caller, await request.body()), self.new_id()
-        request.record.request_id = request.record.task_id = task_id
-        return CreateTask(sends(task_id, order.target, order.task_type, order.input), order, task_id)
-
-    def _understood(self, request: RequestContext, caller: Caller, asked: Asked) -> Asked:
-        if isinstance(asked, ShowTask | CancelTask):
-            request.record.request_id = request.record.task_id = asked.record.id
+            asked = await self._for_all(request, caller)
+        else:
+            verb = GET if route.kind == routing.TASK else None
+            request.asks("tasks/get" if verb is GET else "tasks/cancel")
+            routing.check_no_query(request.raw_path)
+            if verb is None and request.http.body_exists:
+                await request.body()  # the body is read and ignored
+            record = await self._own(caller, route.rest)
+            intent = gets(record) if verb is GET else cancels(record)
+            asked = TaskRequest(intent.call, intent, record.id, record, here=verb is GET)  # its agent cancels a task
+        if asked.task_id:
+            request.record.request_id = request.record.task_id = asked.task_id
         request.goes_to(asked.call.upstream)
         request.record.call = asked.call
         request.record.mark("parse")
         if asked.call.upstream:  # the same check as at the agent's own address
             check_caller(caller, request.now.audience(asked.call.upstream, routing.AGENTS))
         return asked
+
+    async def _for_all(self, request: RequestContext, caller: Caller) -> TaskRequest:
+        if request.verb == "GET":
+            request.asks(LIST.action)
+            query = wanted_in(request.now, request.raw_path.partition("?")[2])
+            return TaskRequest(query.call, query=query)
+        request.asks("message/send")
+        routing.check_no_query(request.raw_path)
+        order, task_id = order_in(request.now, caller, await request.body()), self.new_id()
+        request.record.request_id = request.record.task_id = task_id
+        intent = sends(task_id, order.target, order.task_type, order.input)
+        return TaskRequest(intent.call, intent, task_id, order=order)
 
     async def _own(self, caller: Caller, task_id: str) -> Task:
         with store_answers():
@@ -146,38 +104,40 @@ class TaskFrontend:
         """Accepts no further tasks."""
         self.orders.closed = True
 
-    async def check(self, request: RequestContext, caller: Caller, asked: Asked) -> None:
+    async def check(self, request: RequestContext, caller: Caller, asked: TaskRequest) -> None:
         """Checks that the request can be carried out, before anything is charged. Raises Refusal."""
-        if not isinstance(asked, CreateTask):
-            return
-        await self.orders.check(request.now, caller, asked.intent)
-        if asked.order.callback_url:
-            await self.check_url(asked.order.callback_url, caller.binding)
+        if asked.order is not None and asked.intent is not None:
+            await self.orders.check(request.now, caller, asked.intent)
+            if asked.order.callback_url:
+                await self.check_url(asked.order.callback_url, caller.binding)
 
     async def carry_out(
         self,
         request: RequestContext,
         caller: Caller,
         decision: Decision,
-        asked: Asked,
+        asked: TaskRequest,
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
         """Carries out the request and returns the response, after the audit record. Raises Refusal."""
-        if isinstance(asked, CreateTask):
+        if asked.order is not None:
             return await self._create(request, caller, asked, lease)
-        if isinstance(asked, CancelTask):
-            return await self._cancel(request, caller, decision, asked, lease, timeout_s)
-        lease.forwarded = True
-        if isinstance(asked, ShowTask):
-            return await _respond(request, 200, shown(asked.record, request.now))
-        return await self._list(request, caller, asked)
+        if asked.query is not None:
+            lease.forwarded = True
+            return await self._list(request, caller, asked.query)
+        assert asked.record is not None
+        if asked.here:
+            lease.forwarded = True
+            return await _respond(request, shown(asked.record, request.now))
+        return await self._cancel(request, caller, decision, asked.record, lease, timeout_s)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _create(
-        self, request: RequestContext, caller: Caller, asked: CreateTask, lease: Lease
+        self, request: RequestContext, caller: Caller, asked: TaskRequest, lease: Lease
     ) -> web.StreamResponse:
+        assert asked.order is not None
         record = self.orders.new(caller, asked.order, asked.task_id)
         body = orjson.dumps(created(record))
         if not await self.orders.keep(record, lease, partial(request.ended, 201, len(body))):
@@ -185,36 +145,35 @@ class TaskFrontend:
         return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{request.prefix}/a2a/tasks/{record.id}"})
 
     async def _list(self, request: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
-        now_s = self.runner.means.live.clock()
-        names = [wanted.target] if wanted.target else sorted(request.now.agents)
-        may = request.now.engine.may_list
+        now, now_s = request.now, self.runner.means.live.clock()
+        names = [wanted.target] if wanted.target else sorted(now.agents)
         shows = [
             name
             for name in names
             if request.shadow
-            or all(may(caller.chain, Question(f"nhi:{name}", one.action, ""), now_s) for one in (LIST, GET))
+            or all(
+                now.engine.may_list(caller.chain, Question(f"nhi:{name}", one.action, ""), now_s) for one in (LIST, GET)
+            )
         ]
         page = RecordPage(shows, wanted.state, wanted.limit, wanted.offset)
         with store_answers():
             records, total = await self.runner.means.store.page(caller.binding, page)
-        entries = _within([shown(one, request.now) for one in records], request.now.bounds.max_response_bytes)
-        return await _respond(
-            request, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
-        )
+        entries = _within([shown(one, now) for one in records], now.bounds.max_response_bytes)
+        about = {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
+        return await _respond(request, about)
 
     async def _cancel(
         self,
         request: RequestContext,
         caller: Caller,
         decision: Decision,
-        asked: CancelTask,
+        record: Task,
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
         """Ends a task that has not been sent at once. A task that is being sent must be sent first, because only then
         does it have an id at the agent."""
-        limit_s = min(request.now.agent(asked.record.target).timeout_s, timeout_s or float("inf"))
-        record, pause_s = asked.record, LOOK_AGAIN_S
+        limit_s, pause_s = min(request.now.agent(record.target).timeout_s, timeout_s or float("inf")), LOOK_AGAIN_S
         try:
             async with asyncio.timeout(limit_s):
                 while True:
@@ -222,12 +181,11 @@ class TaskFrontend:
                         raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
                     if record.step is TaskStep.SENT:
                         said = await self._cancel_there(request, caller, decision, record, lease, limit_s)
-                        return await _respond(request, 200, cancelled(await self._cancelled(caller, record, said)))
-                    ended = (
-                        await self.runner.end(record, TaskState.CANCELLED) if record.step is TaskStep.UNSENT else None
-                    )
-                    if ended is not None:
-                        return await _respond(request, 200, cancelled(ended))
+                        return await _respond(request, cancelled(await self._cancelled(caller, record, said)))
+                    if record.step is TaskStep.UNSENT:
+                        ended = await self.runner.end(record, TaskState.CANCELLED)
+                        if ended is not None:
+                            return await _respond(request, cancelled(ended))
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, pause_s * 2)
                     record = await self._own(caller, record.id)
@@ -235,7 +193,13 @@ class TaskFrontend:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "the agent has not answered yet") from None
 
     async def _cancel_there(
-        self, request: RequestContext, caller: Caller, decision: Decision, record: Task, lease: Lease, limit_s: float
+        self,
+        request: RequestContext,
+        caller: Caller,
+        decision: Decision,
+        record: Task,
+        lease: Lease,
+        limit_s: float,
     ) -> str:
         """Cancels the task at the agent; returns its state there. Raises Refusal."""
         agent, intent = request.now.agent(record.target), cancels(record)
@@ -253,11 +217,8 @@ class TaskFrontend:
                 raise Refusal(Reason.UPSTREAM_FAILED, "the agent answered with an error")
             await TaskOwnership(self.exchanges.tasks, caller, intent).admit(answer)
         said = str(answer.get("status", {}).get("state", ""))
-        if SEEN.get(said) in (
-            TaskState.COMPLETED,
-            TaskState.FAILED,
-        ):  # the agent ended it first, which the task's own course sees
-            self.runner.wake(record)
+        if SEEN.get(said) in (TaskState.COMPLETED, TaskState.FAILED):
+            self.runner.wake(record)  # the agent ended it first, which the task's own course sees
             raise Refusal(Reason.NOT_CANCELABLE, f"it is {SEEN[said]}")
         return said
 
@@ -283,7 +244,7 @@ def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
     return entries
 
 
-async def _respond(request: RequestContext, status: int, said: Mapping[str, Any]) -> WholeResponse:
+async def _respond(request: RequestContext, said: Mapping[str, Any]) -> WholeResponse:
     body = orjson.dumps(said)
-    await request.ended(status, len(body))
-    return WholeResponse(status, body, JSON, _PRIVATE)
+    await request.ended(200, len(body))
+    return WholeResponse(200, body, JSON, _PRIVATE)

@@ -1,4 +1,4 @@
-"""Request and response models of the task API.
+"""Request and response models of the task API, and how a task is shown.
 
 The seed's models with its names, and the agent's own values beside them. The text beside a member appears in the
 OpenAPI document, as do its bounds.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
-from sidecar.tasks.api.task_record import TaskState
+from sidecar.gateway.snapshot import Snapshot
+from sidecar.tasks.api.task_record import Task, TaskState, moment
 
 MAX_NAME_CHARS: Final = 128
 MAX_URL_CHARS: Final = 2_048
@@ -77,3 +78,45 @@ class TaskCancelled(TypedDict):
     task_id: Annotated[str, "its name here"]
     state: Annotated[TaskState, "cancelled"]
     cancelled_at: Annotated[str | None, "RFC 3339, UTC"]
+
+
+def id_of(now: Snapshot, name: str) -> str:
+    """Returns an agent's UUID if it has one, else its name."""
+    agent = now.agents.get(name)
+    return name if agent is None or agent.agent_id is None else str(agent.agent_id)
+
+
+def shown(record: Task, now: Snapshot) -> A2aTask:
+    """Returns the seed's task object, with the agent's own values beside it."""
+    source = record.caller.last
+    return {
+        "id": record.id,
+        "source_agent_id": id_of(now, source.id) if source.kind == "nhi" else None,
+        "target_agent_id": id_of(now, record.target),
+        "task_type": record.task_type,
+        "state": record.state,
+        "result": record.result,
+        "error_code": record.error_code or None,
+        "error_message": record.error_message or None,
+        "created_at": moment(record.created_at),
+        "started_at": moment(record.started_at),
+        "completed_at": moment(record.completed_at),
+        "a2a": {
+            "task_id": record.a2a_task or None,
+            "context_id": record.a2a_context or None,
+            "state": record.a2a_state or None,
+        },
+    }
+
+
+def without_result(said: A2aTask) -> A2aTask:
+    """Returns a task without its result, which is too large; the task's own URL has it."""
+    return {**said, "result": None, "result_omitted": True}
+
+
+def created(record: Task) -> TaskCreated:
+    return {"task_id": record.id, "status": record.state, "created_at": moment(record.created_at)}
+
+
+def cancelled(record: Task) -> TaskCancelled:
+    return {"task_id": record.id, "state": record.state, "cancelled_at": moment(record.completed_at)}

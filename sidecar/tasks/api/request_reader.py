@@ -23,7 +23,7 @@ from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.operations import CANCEL, GET, LIST, RESUBSCRIBE, SEND
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import malformed, refuse_variants, spellings
-from sidecar.tasks.api.models import MAX_NAME_CHARS, MAX_URL_CHARS
+from sidecar.tasks.api.models import MAX_NAME_CHARS, MAX_URL_CHARS, id_of
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.vocabulary import SKILL, Call, Caller, Question
 
@@ -54,23 +54,32 @@ class TaskQuery(NamedTuple):
     state: TaskState | None
     limit: int
     offset: int
-    here: bool = True
 
     @property
     def call(self) -> Call:
         """Returns the call that policy decides."""
-        name = self.target or "*"
-        question = Question(f"nhi:{name}", LIST.action, "", arguments=self._filters)
+        filters = {} if self.state is None else {"state": self.state.value}
+        question = Question(f"nhi:{self.target or '*'}", LIST.action, "", arguments=filters)
         return Call("a2a", "1.0", self.target, LIST.action, (question,))
 
-    @property
-    def _filters(self) -> Mapping[str, Any]:
-        return {} if self.state is None else {"state": self.state.value}
+
+class TaskRequest(NamedTuple):
+    """A request as it was read: an `order` for a new task, a `query`, or one task's `record`, to show it if it is
+    answered `here` and to cancel it otherwise. `call` is what policy decides, and `intent` the operation on an
+    agent."""
+
+    call: Call
+    intent: AgentOperation | None = None
+    task_id: str = ""
+    record: Task | None = None
+    order: NewTask | None = None
+    query: TaskQuery | None = None
+    here: bool = True
 
 
 def name_of(now: Snapshot, given: str) -> str:
-    """Returns an agent's name for its name or its UUID. An unknown name is returned unchanged, so that the caller does
-    not learn which agents exist."""
+    """Returns an agent's name for its name or its UUID. An unknown one is returned unchanged: the caller does not learn
+    which agents exist."""
     if given in now.agents:
         return given
     try:
@@ -78,12 +87,6 @@ def name_of(now: Snapshot, given: str) -> str:
     except ValueError:
         return given
     return next((agent.name for agent in now.agents.values() if agent.agent_id == wanted), given)
-
-
-def id_of(now: Snapshot, name: str) -> str:
-    """Returns an agent's UUID if it has one, else its name."""
-    agent = now.agents.get(name)
-    return name if agent is None or agent.agent_id is None else str(agent.agent_id)
 
 
 def order_in(now: Snapshot, caller: Caller, raw: bytes) -> NewTask:
@@ -154,17 +157,14 @@ def sends(
 
 
 def gets(record: Task) -> AgentOperation:
-    """Returns the operation that gets the task."""
     return canonical(record.target, GET, {"id": record.a2a_task or record.id})
 
 
 def hears(record: Task) -> AgentOperation:
-    """Returns the operation that subscribes to the task."""
     return canonical(record.target, RESUBSCRIBE, {"id": record.a2a_task})
 
 
 def cancels(record: Task) -> AgentOperation:
-    """Returns the operation that cancels the task."""
     return canonical(record.target, CANCEL, {"id": record.a2a_task or record.id})
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex
@@ -29,20 +29,22 @@ from sidecar.gateway.error_responses import facts_of, message_of
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TERMINAL, TaskOwnership
 from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.routing import AGENTS
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.http.client import Deadline
+from sidecar.identity import check_caller
 from sidecar.limits import Lease, Limiter, LimitPlan, plan_charges
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.settings.tasks import TaskSettings
 from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.task_owners import TaskOwners
-from sidecar.tasks.api.completion_webhook import Announce
-from sidecar.tasks.api.permission import check_standing, decided
+from sidecar.tasks.api.models import shown, without_result
 from sidecar.tasks.api.request_reader import cancels, gets, hears, sends
 from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep, encoded
-from sidecar.tasks.api.views import shown
+from sidecar.tasks.webhooks import OnBehalfOf, Outbox
 from sidecar.upstreams.agents import AgentUpstream, OutgoingOperation
 from sidecar.upstreams.agents.transport import Result
-from sidecar.vocabulary import ERROR_CODE, Caller, Decision
+from sidecar.vocabulary import ERROR_CODE, Call, Caller, Decision
 
 FIRST_PAUSE_S: Final = 0.2
 LEAST_PAUSE_S: Final = 0.02
@@ -70,19 +72,8 @@ class TaskChanged(Exception):
     """Another process changed the task meanwhile."""
 
 
-class ResultTooLong(Refusal):
-    """The result is too large, and asking again does not help."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDeadlines:
-    """Limits: how long a task may take, how long its agent may be unreachable, how often it is polled, and how large
-    its result may be."""
-
-    whole_s: float
-    away_s: float
-    every_s: float
-    max_result: int
+class TookTooLong(Refusal):
+    """The task took too long, and asking again does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +85,12 @@ class TaskServices:
     live: Live
     switch: KillSwitch
     audit: Audit
-    announce: Announce
+    outbox: Outbox
     limiter: Limiter
-    patience: Callable[[], TaskDeadlines]
+
+    @property
+    def rules(self) -> TaskSettings:
+        return self.live.current.settings.tasks
 
 
 @dataclass(slots=True)
@@ -119,9 +113,9 @@ class TaskLifecycle:
 
     async def run(self) -> None:
         """Carries the task as far as possible. Raises RecordStoreOut."""
-        steps = {
+        steps: Mapping[TaskStep, Callable[[], Awaitable[None]]] = {
             TaskStep.UNSENT: self._send,
-            TaskStep.SENDING: self._lost_sight,
+            TaskStep.SENDING: partial(self._fail, "ExecutionFailed", UNKNOWN_WHETHER_SENT),
             TaskStep.SENT: self._follow,
             TaskStep.TELLING: self._tell,
         }
@@ -154,13 +148,19 @@ class TaskLifecycle:
             recording = self.recording = self._new_recording(intent)
             if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
                 raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")
-            if self._now_s() - record.created_at > self.means.patience().whole_s:
-                raise ResultTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
+            self._check_time()
             decision, chain = self._check(now, intent, at_first=True), self.caller.chain
-            plan = plan_charges(now.budgets, chain, now.engine.roles_of, intent.call, decision)
+            plan, shadows = plan_charges(now.budgets, chain, now.engine.roles_of, intent.call, decision), now.shadows
+            # All but the slots of budgets' `concurrency` was charged when the task was created.
+            slots = self.means.limiter.reserve(
+                LimitPlan(plan.slots), recording.decision_id, excuse=lambda _: shadows(self._now_s())
+            )
             async with AsyncExitStack() as held:
-                lease = await self._slots(held, now, plan, recording)
-                if lease is not None:
+                try:
+                    lease = await held.enter_async_context(slots)
+                except Refusal:  # there is no slot: nothing has begun, and the task waits
+                    self.recording = None
+                else:
                     await self._say(now.agent(record.target), intent, recording, lease, plan.timeout_s)
         except Refusal as refusal:
             await self._refused(refusal)
@@ -169,18 +169,6 @@ class TaskLifecycle:
         if self.record.step is TaskStep.UNSENT:
             await self._rest()
             await self._look_again()
-
-    async def _slots(self, held: AsyncExitStack, now: Snapshot, plan: LimitPlan, recording: Recording) -> Lease | None:
-        """Takes the slots of budgets' `concurrency` that a message to the agent needs; all else was charged when the
-        task was created. Returns None if there is no slot: the task then waits."""
-        slots = LimitPlan(plan.slots)
-        shadows = now.shadows(self._now_s())
-        reserved = self.means.limiter.reserve(slots, recording.decision_id, excuse=lambda _: shadows)
-        try:
-            return await held.enter_async_context(reserved)
-        except Refusal:
-            self.recording = None  # nothing has begun
-            return None
 
     async def _say(
         self, agent: AgentUpstream, intent: AgentOperation, recording: Recording, lease: Lease, timeout_s: float | None
@@ -195,7 +183,7 @@ class TaskLifecycle:
         await self._save(self.record.at(TaskStep.SENDING)._replace(sender=token_hex(8)))
         await agent.cards.prepare()
         lease.forwarded, limit_s = True, min(agent.timeout_s, timeout_s or agent.timeout_s)
-        outgoing = OutgoingOperation(intent.operation, owning.outward(intent.params), self._shown_as, limit_s)
+        outgoing = self._outgoing(intent, limit_s)._replace(params=owning.outward(intent.params))
 
         async def ask() -> Result | AgentError:
             if loop.time() - decided_s >= AGAIN_S:  # the store was out meanwhile
@@ -205,7 +193,8 @@ class TaskLifecycle:
         answer = await self._once_up(ask, Unsent)
         if isinstance(answer, AgentError):
             refused = _REFUSED_FOR.get(answer.kind.code, Reason.UPSTREAM_FAILED)
-            await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message, refused=refused)
+            code = "InvalidParameters" if answer.kind.code in _WRONG_REQUEST else "ExecutionFailed"
+            await self._fail(code, _plain(answer.message) or answer.kind.message, refused=refused)
         else:
             await self._sent(owning, answer)
 
@@ -223,16 +212,12 @@ class TaskLifecycle:
             await self._give_up(record)
             raise
 
-    async def _lost_sight(self) -> None:
-        """Fails a task whose process stopped while sending it."""
-        await self._fail("ExecutionFailed", UNKNOWN_WHETHER_SENT)
-
     async def _follow(self) -> None:
         await self._rest()
         await self._look_again()
         if self.record.step is not TaskStep.SENT:
             return
-        record, now, patience = self.record, self.means.live.take(), self.means.patience()
+        record, now = self.record, self.means.live.take()
         try:
             intent = gets(record)
             self._check(now, intent)
@@ -240,14 +225,11 @@ class TaskLifecycle:
                 recording = self._new_recording(intent)
                 await recording.decided()
                 self.recording = recording
-            if self._now_s() - record.created_at > patience.whole_s:
-                raise ResultTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
+            self._check_time()
             agent = now.agent(record.target)
             if self.ear is None:
                 self.ear = asyncio.create_task(self._listen(agent), name=f"listens to task {record.id}")
-            answer = await agent.wire.ask(
-                OutgoingOperation(intent.operation, intent.params, self._shown_as, agent.timeout_s)
-            )
+            answer = await agent.wire.ask(self._outgoing(intent, agent.timeout_s))
             if not isinstance(answer, AgentError):
                 answer = await TaskOwnership(self.means.tasks, self.caller, intent).admit(answer)
                 self._away_since_s = None
@@ -268,32 +250,41 @@ class TaskLifecycle:
         try:
             if not (await agent.cards.card()).get("capabilities", {}).get("streaming"):
                 return
-            outgoing = OutgoingOperation(intent.operation, intent.params, self._shown_as, agent.timeout_s)
-            heard = await agent.wire.listen(outgoing)
+            heard = await agent.wire.listen(self._outgoing(intent, agent.timeout_s))
             if isinstance(heard, AgentError):
                 return
-            try:
-                async with aclosing(heard.events(Deadline(None), self.means.patience().whole_s)) as events:
+            with closing(heard):
+                async with aclosing(heard.events(Deadline(None), self.means.rules.follow_s)) as events:
                     async for event in events:
                         if event is not None:
                             self.awake.set()
-            finally:
-                heard.close()
         except Refusal:
             return
 
     async def _tell(self) -> None:
         """Queues the completion callback before the task is done, so that it is delivered at least once."""
-        now = self.means.live.current
         try:
-            await self.means.announce(self.record, shown(self.record, now))
+            await self._announce()
         except Refusal as refusal:
             if refusal.reason not in (Reason.TOO_LARGE, Reason.MALFORMED_CALL):
                 log.warning("a task's end cannot be told yet", extra={"reason": refusal.reason.value})
                 await asyncio.sleep(TELL_AGAIN_S)
                 return
-            log.warning("a task's end is told to nobody", extra={"reason": refusal.reason.value})
+            log.warning("the callback of a task is refused, and not sent", extra={"reason": refusal.reason.value})
         await self._save(self.record.at(TaskStep.OVER))
+
+    async def _announce(self) -> None:
+        """Raises Refusal. A result that is too large is left out, and the end is delivered without it."""
+        record, said = self.record, shown(self.record, self.means.live.current)
+        behalf = OnBehalfOf(record.caller, record.target, record.task_type)
+        headers = (("Content-Type", "application/json"),)
+        put = partial(self.means.outbox.put, "task", record.id, behalf, record.callback_url, headers)
+        try:
+            await put(orjson.dumps(said))
+        except Refusal as refusal:
+            if refusal.reason is not Reason.TOO_LARGE or said["result"] is None:
+                raise
+            await put(orjson.dumps(without_result(said)))
 
     # --- the agent's answers ------------------------------------------------------------------------------------------
 
@@ -313,19 +304,16 @@ class TaskLifecycle:
         elif state is TaskState.CANCELLED:
             await self._end(record, TaskState.CANCELLED)
         else:
-            await self._goes_on(record, state)
-
-    async def _goes_on(self, record: Task, state: TaskState) -> None:
-        if state is TaskState.RUNNING:  # a running task does not wait again, whatever the agent says
-            record = record.moved(TaskState.RUNNING, self._now_s())
-        if record != self.record:
-            self._pause_s = FIRST_PAUSE_S
-            await self._save(record)
+            if state is TaskState.RUNNING:  # a running task does not wait again, whatever the agent says
+                record = record.moved(TaskState.RUNNING, self._now_s())
+            if record != self.record:
+                self._pause_s = FIRST_PAUSE_S
+                await self._save(record)
 
     async def _complete(self, record: Task, result: Mapping[str, Any]) -> None:
         # The agent may have taken long, and the caller's permission may have ended meanwhile.
         self._check(self.means.live.current, sends(record.id, record.target, record.task_type, {}))
-        if len(orjson.dumps(result)) > self.means.patience().max_result:
+        if len(orjson.dumps(result)) > self.means.rules.max_result:
             await self._end(record, TaskState.FAILED, "ExecutionFailed", "The agent's result is too large")
         else:
             await self._end(record, TaskState.COMPLETED, result=result)
@@ -338,7 +326,7 @@ class TaskLifecycle:
             await self._close(refusal)  # nothing has begun: it is tried again
             return
         lasts = (
-            isinstance(refusal, ResultTooLong)
+            isinstance(refusal, TookTooLong)
             or refusal.reason in _LASTING
             or refusal.answer.status == "permission_denied"
         )
@@ -354,7 +342,7 @@ class TaskLifecycle:
         now_s = self._now_s()
         if self._away_since_s is None:
             self._away_since_s = now_s
-        if now_s - self._away_since_s >= self.means.patience().away_s:
+        if now_s - self._away_since_s >= self.means.rules.away_s:
             await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 
     def _told(self, refusal: Refusal) -> str:
@@ -372,8 +360,7 @@ class TaskLifecycle:
             recording = self._new_recording(intent)
             await recording.decided()
             try:
-                limit_s = min(CANCEL_S, agent.timeout_s)
-                await agent.wire.ask(OutgoingOperation(intent.operation, intent.params, self._shown_as, limit_s))
+                await agent.wire.ask(self._outgoing(intent, min(CANCEL_S, agent.timeout_s)))
             except Refusal as refusal:
                 await recording.refused(refusal, http_status=refusal.answer.http)
             else:
@@ -400,14 +387,11 @@ class TaskLifecycle:
         facts = {"error_code": error_code, "error_message": error_message, "result": result}
         await self._save(record.ended(state, self._now_s(), **facts))
         await self._close(refusal)
-        with suppress(Refusal):  # the owner store may be out; the owner's record is only kept longer then
-            await self._saw(record)
-
-    async def _saw(self, record: Task) -> None:
         if record.a2a_task and record.a2a_state in TERMINAL:
-            mine = await self.means.tasks.mine(self.caller, record.target, (record.a2a_task,), namespace="a2a")
-            for one in mine.values():
-                await self.means.tasks.saw(one, TERMINAL[record.a2a_state], None)
+            with suppress(Refusal):  # the owner store may be out; the owner's record is only kept longer then
+                mine = await self.means.tasks.mine(self.caller, record.target, (record.a2a_task,), namespace="a2a")
+                for one in mine.values():
+                    await self.means.tasks.saw(one, TERMINAL[record.a2a_state], None)
 
     # --- permission and audit -----------------------------------------------------------------------------------------
 
@@ -423,11 +407,14 @@ class TaskLifecycle:
             decision.or_refuse()
         return decision
 
-    @property
-    def _shown_as(self) -> Caller:
-        """Returns the caller on whose behalf the agent is asked. An accepted task continues under the present rules,
-        even if the credential it began with has expired: its results go only to its owner."""
-        return replace(self.caller, expires_at=None)
+    def _check_time(self) -> None:
+        if self._now_s() - self.record.created_at > self.means.rules.follow_s:
+            raise TookTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
+
+    def _outgoing(self, intent: AgentOperation, limit_s: float) -> OutgoingOperation:
+        """Returns an operation on behalf of the task's caller. An accepted task continues under the present rules, even
+        if the credential it began with has expired: its results go only to its owner."""
+        return OutgoingOperation(intent.operation, intent.params, replace(self.caller, expires_at=None), limit_s)
 
     def _new_recording(self, intent: AgentOperation) -> Recording:
         """Returns the audit record of this task, from the first message to the agent to its end."""
@@ -455,26 +442,25 @@ class TaskLifecycle:
         record, in_doubt = record._replace(revision=record.revision + 1), False
         while True:
             try:
-                if await self.means.store.replace(record) or (in_doubt and await self._is_kept(record)):
-                    break
-                raise TaskChanged
+                is_kept = await self.means.store.replace(record)
+                if not is_kept and in_doubt:  # an earlier write's reply was lost; no other attempt has its `sender`
+                    found = await self.means.store.get(record.id)
+                    is_kept = found is not None and encoded(found) == encoded(record)
             except UnreadableRecord:
                 raise
             except RecordStoreOut:  # the write may have happened all the same
                 in_doubt = True
                 await asyncio.sleep(AGAIN_S)
-        self.record = record
-
-    async def _is_kept(self, record: Task) -> bool:
-        """Whether the store has exactly this record, from an earlier write whose reply was lost. No other attempt has
-        its `sender`."""
-        found = await self.means.store.get(record.id)
-        return found is not None and encoded(found) == encoded(record)
+                continue
+            if not is_kept:
+                raise TaskChanged
+            self.record = record
+            return
 
     async def _once_up(self, ask: Callable[[], Awaitable[T]], out: type[Refusal] = Refusal) -> T:
         """Asks a store, again while it is out, for as long as an agent may be unreachable. Raises Refusal."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self.means.patience().away_s
+        until_s = loop.time() + self.means.rules.away_s
         while True:
             try:
                 return await ask()
@@ -493,7 +479,7 @@ class TaskLifecycle:
         self.record = record
 
     async def _rest(self) -> None:
-        pause_s, longest_s = self._pause_s, self.means.patience().every_s
+        pause_s, longest_s = self._pause_s, self.means.rules.ask_every_s
         await asyncio.sleep(LEAST_PAUSE_S)  # so that an agent that never stops streaming is not polled without pause
         self._pause_s = min(longest_s, pause_s * SLOWER)
         with suppress(TimeoutError):
@@ -505,9 +491,25 @@ class TaskLifecycle:
         return self.means.live.clock()
 
 
-def _code_of(error: AgentError) -> str:
-    """Returns the seed's error code for an agent's error."""
-    return "InvalidParameters" if error.kind.code in _WRONG_REQUEST else "ExecutionFailed"
+def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
+    """Raises Refusal if one of the chain is disabled, a credential is no longer trusted, or the chain lacks what the
+    agent's address requires."""
+    for disabled in (switch.disabled, now.disabled):
+        disabled.refuse(caller.chain, call, now_s)
+    if not now.identity.vouches_for(caller):
+        raise Refusal(Reason.BAD_CREDENTIAL)
+    check_caller(caller, now.audience(call.upstream, AGENTS))
+
+
+def decided(now: Snapshot, call: Call, recording: Recording, now_s: float) -> Decision:
+    """Returns policy's decision for the caller of this record, and adds it to the record. Raises Refusal."""
+    assert recording.caller is not None
+    decision = recording.decision = now.decide(recording.caller.chain, call, now_s)
+    shadows = now.shadows(now_s)
+    recording.enforcement = "shadow" if shadows else "enforce"
+    if not shadows:
+        decision.or_refuse()
+    return decision
 
 
 def _failure_of(message: Mapping[str, Any] | None) -> str:

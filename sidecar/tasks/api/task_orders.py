@@ -25,12 +25,12 @@ from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.limits import Lease, LimitPlan, plan_charges
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import SEND
-from sidecar.tasks.api.permission import check_standing, decided
 from sidecar.tasks.api.request_reader import NewTask, sends, unknown
+from sidecar.tasks.api.task_lifecycle import check_standing, decided
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.api.task_runner import TaskRunner
 from sidecar.tasks.worker import store_answers
-from sidecar.vocabulary import Caller, Decision
+from sidecar.vocabulary import Caller
 
 CREATED, THERE = 201, 200  # HTTP statuses for the audit record
 
@@ -66,11 +66,11 @@ class TaskOrders:
         recording.task_id = task_id
         recording.caller, recording.upstream, recording.method = caller, target, SEND.action
         order = NewTask(target, task_type, payload, context=context, answers=answers)
-        placing = _Placing(self, now, caller, order, recording)
+        placing, refused = _Placing(self, now, caller, order, recording), None
         try:
             return await placing.carried_out(task_id)
         except Refusal as refusal:
-            placing.refusal = refusal
+            refused = refusal
             await _put_down(recording, refusal)
             self.refusals.closes(caller, peer, refusal)
             raise
@@ -79,7 +79,7 @@ class TaskOrders:
             raise
         finally:
             means.live.leave(now)
-            judged(self.metrics, placing.judged)
+            judged(self.metrics, JudgedRequest(recording, placing.plan, refused, placing.excused, placing.shadow))
 
     def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:
         """Returns a task that is not stored yet."""
@@ -129,52 +129,40 @@ class _Placing:
     order: NewTask
     recording: Recording
     plan: LimitPlan | None = None
-    refusal: Refusal | None = None
     excused: list[Refusal] = field(default_factory=list)
 
     @property
-    def judged(self) -> JudgedRequest:
-        """Returns what policy and limits decided."""
-        return JudgedRequest(self.recording, self.plan, self.refusal, self.excused, self._shadow)
+    def shadow(self) -> bool:
+        return self.now.shadows(self.orders.runner.means.live.clock())
 
     async def carried_out(self, task_id: str) -> Task:
         """Returns the task, new or existing. Raises Refusal."""
         order = self.order
         intent = sends(task_id, order.target, order.task_type, order.input, order.context, order.answers)
         self.recording.call = intent.call
-        self._admit()
-        decision = self._decided(intent)
-        await self.orders.check(self.now, self.caller, intent)
-        plan = plan_charges(
-            self.now.budgets, self.caller.chain, self.now.engine.roles_of, intent.call, decision
-        ).at_creation
-        self.plan = plan
-        limiter = self.orders.runner.means.limiter
-        async with limiter.reserve(plan, self.recording.decision_id, excuse=self._excuse) as lease:
+        try:
+            self.orders.admit(self.caller)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.TOO_MANY_REFUSALS or not self._excuse(refusal):
+                raise
+        means, now = self.orders.runner.means, self.now
+        check_standing(means.switch, now, self.caller, intent.call, means.live.clock())
+        decision = decided(now, intent.call, self.recording, means.live.clock())
+        self.recording.mark("policy")
+        await self.orders.check(now, self.caller, intent)
+        plan = plan_charges(now.budgets, self.caller.chain, now.engine.roles_of, intent.call, decision)
+        self.plan = plan = plan.at_creation
+        async with means.limiter.reserve(plan, self.recording.decision_id, excuse=self._excuse) as lease:
             try:
                 return await self._kept(task_id, lease)
             finally:
                 if not lease.forwarded:
                     self.recording.charged = 0  # it is refunded
 
-    def _admit(self) -> None:
-        try:
-            self.orders.admit(self.caller)
-        except Refusal as refusal:
-            if refusal.reason is not Reason.TOO_MANY_REFUSALS or not self._excuse(refusal):
-                raise
-
-    def _decided(self, intent: AgentOperation) -> Decision:
-        now_s, switch = self._now_s, self.orders.runner.means.switch
-        check_standing(switch, self.now, self.caller, intent.call, now_s)
-        decision = decided(self.now, intent.call, self.recording, now_s)
-        self.recording.mark("policy")
-        return decision
-
     async def _kept(self, task_id: str, lease: Lease) -> Task:
         recording = self.recording
         recording.limits, recording.charged = lease.states, lease.charged
-        if lease.degraded and not self._shadow:
+        if lease.degraded and not self.shadow:
             recording.enforcement = "degraded"
         recording.mark("limits")
         await recording.decided()
@@ -185,29 +173,18 @@ class _Placing:
             return record
         recording.charged = 0  # another process was faster: the task has that one's charges
         await recording.outcome(http_status=THERE, bytes_out=0)
-        return await self._there(task_id)
-
-    async def _there(self, task_id: str) -> Task:
         with store_answers():
-            record = await self.orders.runner.means.store.get(task_id)
-        if record is None or record.owner != self.caller.binding:  # a task must not be returned to another caller
+            there = await self.orders.runner.means.store.get(task_id)
+        if there is None or there.owner != self.caller.binding:  # a task must not be returned to another caller
             raise unknown()
-        return record
+        return there
 
     def _excuse(self, refusal: Refusal) -> bool:
-        if self._shadow:
+        if self.shadow:
             self.excused.append(refusal)
             name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
             self.recording.excused = (*self.recording.excused, name)
-        return self._shadow
-
-    @property
-    def _shadow(self) -> bool:
-        return self.now.shadows(self._now_s)
-
-    @property
-    def _now_s(self) -> float:
-        return self.orders.runner.means.live.clock()
+        return self.shadow
 
 
 async def _put_down(recording: Recording, refusal: Refusal) -> None:

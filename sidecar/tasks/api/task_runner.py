@@ -5,7 +5,6 @@ If this process dies, another takes its tasks, or it continues them after a rest
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,7 +28,6 @@ class TaskRunner:
     means: TaskServices
     metrics: Metrics
     holder: str
-    bounds: Callable[[], RecordBounds]
     held: HeldRecords[Task] = field(init=False)
     worker: Worker[TaskLifecycle] = field(init=False)
     _closing: bool = False
@@ -44,7 +42,8 @@ class TaskRunner:
         STORE_UNAVAILABLE."""
         with store_answers():
             try:
-                added = await self.held.add(record, self.bounds())
+                rules = self.means.rules
+                added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))
             except RecordStoreOut:
                 if not once_more:
                     self.held.refuse(record.id)

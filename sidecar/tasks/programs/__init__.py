@@ -1,18 +1,16 @@
 """Runs CLI programs as A2A agents.
 
-program_agent.py         answers A2A operations for one program
+program_agent.py         answers A2A operations for one program; card.py builds its card
 executions.py            all runs of this sidecar: accepted, resumed, limited
 run_lifecycle.py         one run from its order to its end
 run_record.py            the stored record of a run; run_saver.py writes it, stored_text.py bounds its texts
-run_states.py            the state table of runs
 concurrency.py           queues runs; write_leases.py lets one run write at a time, across replicas
-retry.py, time_limits.py, orphaned_runs.py
 run_events.py            what callers are sent of a run; broadcast.py sends it to all subscribers
-attempt.py               the interface of one attempt; runners.py chooses the runner
-one_shot.py              a program that is started for one prompt; one_shot_rpc.py over JSON-RPC
-conversations.py         programs that are kept for a conversation: conversation_start.py, conversation.py
+attempt.py               one attempt: its order, its events, its end; runners.py chooses the runner
+one_shot.py              a program that is started for one prompt
+conversations.py         programs that are kept for a conversation: conversation.py
 turn_protocol.py         one turn with a program: line_protocol.py or json_rpc.py
-supervised_process.py    a running program: its input, output, usage (resource_usage.py) and end (exit_reasons.py)
+supervised_process.py    a running program: its input, output, usage (resource_usage.py) and end
 prompts.py, command_line.py, working_folders.py    what is started for a prompt, and where
 output_cleaner.py        removes control sequences and secrets from output
 """

@@ -1,21 +1,26 @@
-"""The interface of one attempt: its order, its events, its end.
+"""One attempt: its order, its events, its end, and whether another follows.
 
-Takes an order and yields events; the last is its end. Closing the generator ends the attempt.
+A runner takes an order and yields events; the last is its end. Closing the generator ends the attempt. Failures have
+the seed's categories. Only what may succeed on another try is `transient`; unclear cases are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+import errno
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from sidecar.errors import Reason
-from sidecar.tasks.programs.run_record import Failure, Usage
-from sidecar.tasks.programs.time_limits import TimeLimit
-from sidecar.upstreams.processes import Exit
+from sidecar.settings.agents import CliAgent, Resources
+from sidecar.tasks.programs.run_record import Category, Failure, Usage
+from sidecar.upstreams.processes import Exit, StartFailed, WaitLimit
 from sidecar.vocabulary import Caller, Question
 
 CHANGED: Final = "the agent was changed"
+Hear = Callable[[WaitLimit | None], None]
 
 Objection = Callable[[Caller, str, str], Reason | None]
 """Returns why nothing may run any more for this caller, agent name and skill; None if it may. It is called often, and
@@ -42,6 +47,32 @@ class Prompt(NamedTuple):
     def skill(self) -> str:
         """Returns the skill that it asks for, as rules read it; "" for none."""
         return Question("nhi:", "", "", arguments={"message": self.message}).tool
+
+
+@dataclass(slots=True, eq=False)
+class TimeLimit:
+    """The time limit of one run, by the clock of its lease. The holder keeps renewing the lease (`write_leases.py`) and
+    passes the new limit to the program's warden, which ends the program in time, even if this process is stopped and
+    can send nothing (`upstreams/processes/warden.py`). Without `until` there is none."""
+
+    until: WaitLimit | None = None
+    _hearers: set[Hear] = field(default_factory=set)
+
+    def renew(self, until: WaitLimit) -> None:
+        """Moves the limit."""
+        self.until = until
+        for hear in self._hearers:
+            hear(until)
+
+    def bind(self, hear: Hear) -> None:
+        """Calls `hear` with the limit, now and whenever it changes."""
+        self._hearers.add(hear)
+        hear(self.until)
+
+    def release(self, hear: Hear) -> None:
+        """Stops calling `hear`."""
+        self._hearers.discard(hear)
+        hear(None)
 
 
 class ProgramOrder(NamedTuple):
@@ -117,8 +148,86 @@ class ProgramRunner(Protocol):
     def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
         """Makes one attempt. `AttemptEnd` is always the last event, unless the generator is closed: once closing
         returns, nothing of the process is left, except for a conversation's process whose program agreed to cancel the
-        turn. If cancelled during that, raises CancelledError when it is done (`shielding.py`). Never raises for what a
+        turn. If cancelled during that, raises CancelledError when it is done (`to_its_end`). Never raises for what a
         program does."""
 
     async def close(self, why: str = CHANGED) -> None:
         """Ends every process kept for a conversation, and records why."""
+
+
+SPREAD: Final = 0.2  # 20% more or less, so that runs that failed together are not retried together
+
+
+def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], float]) -> float | None:
+    """Returns the delay before the next attempt, after `tries` attempts, or None if there is none. `random` gives
+    numbers from 0 to 1."""
+    may_pass = ended.failure is not None and ended.failure.category is Category.TRANSIENT
+    if ended.timed_out or not may_pass or tries >= agent.tries:
+        return None
+    rest = min(agent.retries.backoff_s * 2.0 ** (tries - 1), agent.retries.max_backoff_s)
+    return rest * (1 - SPREAD + 2 * SPREAD * random())
+
+
+FAILED: Final = "TASK_STATE_FAILED"
+CANCELED: Final = "TASK_STATE_CANCELED"
+NOTHING: Final = Usage()
+_MAY_PASS: Final = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ETXTBSY, errno.ETIMEDOUT}
+)
+_WILL_STAY: Final = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.E2BIG}
+    | {errno.ENAMETOOLONG, errno.EINVAL, errno.ELIBBAD}
+)
+_TOLD_CHARS: Final = 400
+
+
+def fell(failure: Failure, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
+    """Returns the end of a failed attempt."""
+    return AttemptEnd(how, usage, failure, state=FAILED)
+
+
+def withdrawn(why: str, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
+    """Returns the end of an attempt whose caller lost the permission for it."""
+    return AttemptEnd(how, usage, state=CANCELED, message=({"text": why},))
+
+
+def overdue(order: ProgramOrder, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
+    """Returns the end of an attempt that timed out."""
+    failure = Failure(Category.AGENT, f"it did not answer within {order.deadline_s:g} s")
+    return AttemptEnd(how, usage, failure, timed_out=True, state=FAILED)
+
+
+def failure_of_start(error: StartFailed) -> Failure:
+    """Returns why nothing was started, without the program's path, which is for the operator's log."""
+    if error.number is None:
+        return Failure(Category.SYSTEM, "it cannot be started")
+    why = f"it cannot be started: {os.strerror(error.number)}"
+    if error.number in _MAY_PASS:
+        return Failure(Category.TRANSIENT, why)
+    return Failure(Category.PERMANENT if error.number in _WILL_STAY else Category.SYSTEM, why)
+
+
+def failure_of_exit(
+    how: Exit, last_words: str, resources: Resources, usage: Usage, exit_codes: Collection[int] = ()
+) -> Failure | None:
+    """Returns why a program that ended by itself failed, or None if it succeeded. `exit_codes` are those that mean "try
+    again"; `last_words` is the last line of its standard error, safe to show."""
+    if how.code == 0:
+        return None
+    limit = _limit_met(how, resources, usage)
+    if limit is not None:
+        return Failure(Category.AGENT, limit)
+    why = f"{how}: {last_words[:_TOLD_CHARS]}" if last_words else str(how)
+    if how.signal is not None or how.code in exit_codes:
+        return Failure(Category.TRANSIENT, why)
+    return Failure(Category.SYSTEM if how.code is None else Category.AGENT, why)
+
+
+def _limit_met(how: Exit, resources: Resources, usage: Usage) -> str | None:
+    """Returns which of its limits ended it. A program that ignores SIGXCPU is killed a second later."""
+    cpu_s = resources.cpu_s
+    if how.signal == signal.SIGXCPU or (how.signal == signal.SIGKILL and cpu_s is not None and usage.cpu_s >= cpu_s):
+        return "it took all of its CPU time" if cpu_s is None else f"it took all of its {cpu_s} s of CPU time"
+    if how.signal == signal.SIGXFSZ:
+        return "it wrote a file beyond its size"
+    return None

@@ -12,11 +12,17 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Final, Protocol
 
 from sidecar.settings.agents import CliAgent
-from sidecar.tasks.programs.attempt import AttemptEnd, OutputArtifact, OutputChunk, ProgramOrder, ProgressNote
-from sidecar.tasks.programs.exit_reasons import FAILED, failure_of_exit
+from sidecar.tasks.programs.attempt import (
+    FAILED,
+    AttemptEnd,
+    OutputArtifact,
+    OutputChunk,
+    ProgramOrder,
+    ProgressNote,
+    failure_of_exit,
+)
 from sidecar.tasks.programs.output_cleaner import CleaningRules
-from sidecar.tasks.programs.run_record import Failure, Usage
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
 from sidecar.tasks.programs.turn_protocol import Dialogue, DialogueBroken, Heard, TurnAnswer, TurnReply
 from sidecar.tasks.programs.working_folders import UnreadableFolder

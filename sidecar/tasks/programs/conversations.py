@@ -33,13 +33,15 @@ from sidecar.tasks.programs.attempt import (
     ProgressNote,
     Prompt,
     Started,
+    failure_of_start,
+    fell,
     no_objection,
+    overdue,
+    withdrawn,
 )
 from sidecar.tasks.programs.conversation import ConversationProcess, Launch, ProcessLost, ended
-from sidecar.tasks.programs.exit_reasons import failure_of_start, fell, overdue, withdrawn
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
-from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.run_record import Category, Failure
+from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.tasks.programs.turn_protocol import TurnAnswer, UnsayableError
 from sidecar.upstreams.processes import StartFailed
 from sidecar.vocabulary import Caller

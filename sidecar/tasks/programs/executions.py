@@ -2,7 +2,7 @@
 
 The process where a run was ordered holds it and carries it through (`run_lifecycle.py`). A run whose hold has lapsed
 was left by a process that is gone: if it had not begun, it waits for its turn here; if it had, it has failed
-(`orphaned_runs.py`). A run under way here is newer than its stored record.
+(`run_events.py`). A run under way here is newer than its stored record.
 """
 
 from __future__ import annotations
@@ -24,14 +24,32 @@ from sidecar.settings.agents import CliAgent
 from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordShare, RecordStore
 from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs import working_folders
-from sidecar.tasks.programs.attempt import Objection, ProgramRunner, Prompt, no_objection
+from sidecar.tasks.programs.attempt import CANCELED, Objection, ProgramRunner, Prompt, no_objection
 from sidecar.tasks.programs.concurrency import RunSlots
-from sidecar.tasks.programs.orphaned_runs import has_begun, left_behind, taken_up
 from sidecar.tasks.programs.prompts import prompt_from
-from sidecar.tasks.programs.run_events import WAITS, StreamResponse, begun, message_of, skill_of, stood, went_on
-from sidecar.tasks.programs.run_lifecycle import CANCELED, GivenUp, RunLifecycle, RunOffer, RunServices
-from sidecar.tasks.programs.run_record import MAX_TRANSITIONS, Execution, Failure, Transition, Usage
-from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
+from sidecar.tasks.programs.run_events import (
+    WAITS,
+    StreamResponse,
+    begun,
+    has_begun,
+    left_behind,
+    message_of,
+    skill_of,
+    stood,
+    taken_up,
+    went_on,
+)
+from sidecar.tasks.programs.run_lifecycle import GivenUp, RunLifecycle, RunOffer, RunServices
+from sidecar.tasks.programs.run_record import (
+    MAX_TRANSITIONS,
+    Category,
+    Execution,
+    Failure,
+    RunState,
+    RunStatus,
+    Transition,
+    Usage,
+)
 from sidecar.tasks.programs.stored_text import kept_beginning
 from sidecar.tasks.programs.write_leases import LEASE_S, WriteLeases
 from sidecar.tasks.worker import HeldRecords, Worker, store_answers

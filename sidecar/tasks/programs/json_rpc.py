@@ -36,8 +36,7 @@ from sidecar.protocols.jsonrpc import (
     parse_json,
 )
 from sidecar.tasks.programs.attempt import OutputArtifact, OutputChunk, ProgramOrder, ProgressNote
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, TurnReply, UnsayableError
 
 MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; longer output must be split

@@ -12,13 +12,21 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
-from sidecar.tasks.programs.attempt import CHANGED, AttemptEnd, Event, OutputChunk, ProgramOrder, Started
+from sidecar.tasks.programs.attempt import (
+    CHANGED,
+    AttemptEnd,
+    Event,
+    OutputChunk,
+    ProgramOrder,
+    Started,
+    failure_of_exit,
+    failure_of_start,
+    fell,
+    overdue,
+)
 from sidecar.tasks.programs.command_line import CommandLine, PromptFiles
-from sidecar.tasks.programs.exit_reasons import failure_of_exit, failure_of_start, fell, overdue
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
-from sidecar.tasks.programs.shielding import to_its_end
-from sidecar.tasks.programs.supervised_process import GRACE_S, StderrTail, SupervisedProcess
+from sidecar.tasks.programs.run_record import Category, Failure
+from sidecar.tasks.programs.supervised_process import GRACE_S, StderrTail, SupervisedProcess, to_its_end
 from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
 from sidecar.upstreams.processes import Processes, StartFailed
 

@@ -14,7 +14,17 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import NAMESPACE_OID, uuid5
 
-from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, OutputChunk, ProgressNote, Started
+from sidecar.tasks.programs.attempt import (
+    CANCELED,
+    FAILED,
+    AttemptEnd,
+    Event,
+    OutputArtifact,
+    OutputChunk,
+    ProgressNote,
+    Started,
+)
+from sidecar.tasks.programs.run_record import MAX_TRANSITIONS, Category, Execution, Failure, RunState, Transition
 from sidecar.vocabulary import ERROR_CODE, SKILL
 
 Task = Mapping[str, Any]
@@ -122,7 +132,7 @@ def _in_state(task: Task, state: str, message: Mapping[str, Any] | None, now_s: 
 def _ended(task: Task, event: AttemptEnd, now_s: float) -> Told:
     whole = _with(task, artifacts=[_joined(one) for one in task.get("artifacts", ())])
     if event.failure is not None:
-        return stood(whole, "TASK_STATE_FAILED", event.failure.message, now_s, timed_out=event.timed_out)
+        return stood(whole, FAILED, event.failure.message, now_s, timed_out=event.timed_out)
     message = _message(whole, event.message, now_s, alone=event.alone) if event.message else None
     return _in_state(whole, event.state, message, now_s)
 
@@ -196,3 +206,44 @@ def _moment(epoch_s: float) -> str:
     """Formats a time in canonical form: UTC, with milliseconds unless they are zero."""
     text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     return text.removesuffix(".000") + "Z"
+
+
+# --- runs whose process is gone -------------------------------------------------------------------------------------
+#
+# Their programs are gone too, as their wardens end with the sidecar. A run without an attempt waits for its turn at
+# another sidecar; the store knows of an attempt before it begins. What an attempt had done is unknown, so a run that
+# had begun has failed and is not run again. An end that was reached stands.
+
+_WHEN: Final = {
+    RunState.IDLE: "before it could run",
+    RunState.STARTING: "while it began",
+    RunState.RUNNING: "while it ran",
+    RunState.FAILED: "before its next try",
+}
+
+
+def has_begun(record: Execution) -> bool:
+    """Whether an attempt may have begun since the run was ordered, or since its caller answered."""
+    return record.state is not RunState.IDLE
+
+
+def taken_up(record: Execution, now_s: float) -> Execution:
+    """Returns the run waiting at another process, as its next revision, so that only one process takes it over."""
+    taken = Transition(RunState.IDLE, now_s, "another process took it up")
+    return record._replace(transitions=(*record.transitions[-MAX_TRANSITIONS:], taken), revision=record.revision + 1)
+
+
+def left_behind(record: Execution, why: str, now_s: float, keep_s: float) -> Execution:
+    """Returns the run at its end, by transitions that the state table has, as its next revision."""
+    if record.state in _WHEN:
+        told = f"{why} {_WHEN[record.state]}"
+        if record.cancel_requested:
+            task, _ = stood(record.task, CANCELED, told, now_s)
+            record = record.moved(RunState.CANCELLED, now_s, told, task=task)
+        else:
+            task, _ = stood(record.task, FAILED, told, now_s)
+            state = RunState.CLEANUP if record.state is RunState.FAILED else RunState.FAILED
+            record = record.moved(state, now_s, told, task=task, failure=Failure(Category.SYSTEM, told))
+    if record.state is not RunState.CLEANUP:
+        record = record.moved(RunState.CLEANUP, now_s)
+    return record.moved(RunState.IDLE, now_s, why, expires_at=now_s + keep_s)._replace(revision=record.revision + 1)

@@ -26,16 +26,25 @@ from typing import Any, Final, NamedTuple
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
 from sidecar.storage import RecordBounds
-from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgramRunner, Prompt, Started
+from sidecar.tasks.programs.attempt import (
+    CANCELED,
+    FAILED,
+    AttemptEnd,
+    Event,
+    OutputChunk,
+    ProgramOrder,
+    ProgramRunner,
+    Prompt,
+    Started,
+    rest_s,
+)
 from sidecar.tasks.programs.broadcast import Broadcast
 from sidecar.tasks.programs.concurrency import RunSlot, RunSlots
-from sidecar.tasks.programs.retry import rest_s
 from sidecar.tasks.programs.run_events import StreamResponse, Told, after, anew, stood
-from sidecar.tasks.programs.run_record import Attempt, Execution, Failure, Usage
+from sidecar.tasks.programs.run_record import Attempt, Category, Execution, Failure, RunState, RunStatus, Usage
 from sidecar.tasks.programs.run_saver import RunSaver
-from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
-from sidecar.tasks.programs.shielding import to_its_end
 from sidecar.tasks.programs.stored_text import KeptEnd, sanitized
+from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.tasks.programs.write_leases import WriteLease, WriteLeases
 from sidecar.tasks.worker import HeldRecords
 
@@ -43,8 +52,6 @@ MAX_OUTPUT_CHARS: Final = 16 * 1024
 OVERTIME_S: Final = 10.0  # an attempt ends itself at its deadline; one that fails to is ended this much later
 TOLD_WITHIN_S: Final = 2.0
 UNSURE: Final = "the store did not say in time that it is still ours"
-FAILED: Final = "TASK_STATE_FAILED"
-CANCELED: Final = "TASK_STATE_CANCELED"
 
 log = logging.getLogger("sidecar.tasks.programs")
 

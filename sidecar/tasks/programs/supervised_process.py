@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
 from sidecar.tasks.programs.resource_usage import UsageMeter
 from sidecar.tasks.programs.run_record import Usage
-from sidecar.tasks.programs.shielding import to_its_end
-from sidecar.tasks.programs.time_limits import TimeLimit
 from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed
 
 READ_BYTES: Final = 64 * 1024
@@ -238,3 +237,18 @@ T = TypeVar("T")
 
 def _task(doing: Coroutine[object, object, T], name: str) -> asyncio.Task[T]:
     return asyncio.get_running_loop().create_task(doing, name=name)
+
+
+async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Returns the coroutine's result. If the caller is cancelled, raises CancelledError once the coroutine is done;
+    otherwise raises what it raised. The slot of a run whose program is being ended must not be given away before."""
+    ending = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait({ending})
+        except asyncio.CancelledError as now:
+            cancelled = now
+    if cancelled is not None:
+        raise cancelled
+    return ending.result()

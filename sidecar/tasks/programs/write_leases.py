@@ -7,7 +7,7 @@ lease stops early enough that its program has ended before the lease does:
 
     0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its warden asks it to end ─▶ 7/10 and kills it ──▶ 1 another may begin
 
-The warden is a process of its own, which gets each heartbeat (`time_limits.py`) and reads the same clock, so it ends
+The warden is a process of its own, which gets each heartbeat (`attempt.py`) and reads the same clock, so it ends
 the program even if the operating system has stopped this process.
 
 Limits of leases: if warden and program are stopped too, the program is killed only when both continue. A store whose
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidecar.storage.redis_script import Run, script_text
-from sidecar.tasks.programs.time_limits import TimeLimit
+from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.upstreams.processes import WaitLimit
 
 KEY: Final = "agent-turns"

@@ -23,9 +23,8 @@ from sidecar.storage import (
 )
 from sidecar.tasks.api.task_record import TASKS, TaskStep
 from sidecar.tasks.api.task_record import TaskState as TaskState
-from sidecar.tasks.programs.run_record import RUNS
-from sidecar.tasks.programs.run_states import RunState as RunState
-from sidecar.tasks.programs.run_states import RunStatus
+from sidecar.tasks.programs.run_record import RUNS, RunStatus
+from sidecar.tasks.programs.run_record import RunState as RunState
 from tests.unit.tasks.api.test_task_record import record as task
 from tests.unit.tasks.programs.runs import run
 from tests.valkey import Valkey

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from sidecar.storage.sqlite_store import SqliteRecordStore
-from sidecar.tasks.programs.run_record import RUNS
-from sidecar.tasks.programs.run_states import RunState
+from sidecar.tasks.programs.run_record import RUNS, RunState
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.upstreams.processes import Processes
 from tests.unit.tasks.programs.staging import Stage, agent, says, staged

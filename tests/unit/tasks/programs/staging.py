@@ -18,8 +18,7 @@ from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs.attempt import CHANGED, AttemptEnd, Event, OutputChunk, ProgramOrder, Prompt, Started
 from sidecar.tasks.programs.executions import Executions
-from sidecar.tasks.programs.run_record import Execution, Failure, Usage
-from sidecar.tasks.programs.run_states import Category, RunState
+from sidecar.tasks.programs.run_record import Category, Execution, Failure, RunState, Usage
 from sidecar.upstreams.processes import Exit
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.world import PATIENCE_S

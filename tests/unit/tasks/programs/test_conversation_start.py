@@ -15,9 +15,8 @@ import pytest_asyncio
 
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import ProgramRunner
-from sidecar.tasks.programs.conversation_start import is_talked_with
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.one_shot import OneShot
+from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
 from sidecar.upstreams.processes import Processes
@@ -57,8 +56,8 @@ def definition(source: str, args: tuple[str, ...] = (), **more: Any) -> CliAgent
 
 @asynccontextmanager
 async def running(processes: Processes, section: CliAgent) -> AsyncGenerator[ProgramRunner]:
-    assert is_talked_with(section)
     runner = runner_from("chat", section, processes, {})
+    assert not isinstance(runner, OneShot)
     try:
         yield runner
     finally:
@@ -120,5 +119,7 @@ async def test_secrets_of_its_environment_never_leave(processes: Processes, tmp_
 
 
 @pytest.mark.parametrize("more", [{"mode": "task"}, {"keep_alive": False}])
-async def test_whose_input_is_closed_behind_the_prompt_is_not_talked_with(more: dict[str, Any]) -> None:
-    assert not is_talked_with(definition(LINES, **more))
+async def test_whose_input_is_closed_behind_the_prompt_is_not_talked_with(
+    processes: Processes, more: dict[str, Any]
+) -> None:
+    assert isinstance(runner_from("chat", definition(LINES, **more), processes, {}), OneShot)

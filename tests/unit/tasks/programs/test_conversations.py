@@ -13,11 +13,9 @@ import pytest_asyncio
 
 from bench import conversations as bench
 from sidecar.errors import Reason
-from sidecar.tasks.programs.attempt import Event, OutputChunk, ProgressNote, Started
+from sidecar.tasks.programs.attempt import Event, OutputChunk, ProgressNote, Started, TimeLimit
 from sidecar.tasks.programs.conversations import MOVES, Conversations, Endings, Phase, _Conversation
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
-from sidecar.tasks.programs.time_limits import TimeLimit
+from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.upstreams.processes import Exit, Processes, WaitLimit
 from sidecar.vocabulary import Caller
 from tests.unit.tasks.programs.talkers import LINES, RPC, Launcher, definition, end, order, text, tried

@@ -16,9 +16,8 @@ from sidecar.storage import RecordStoreOut
 from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgressNote, Started
 from sidecar.tasks.programs.run_lifecycle import MAX_OUTPUT_CHARS
-from sidecar.tasks.programs.run_record import Execution, Failure, Usage
-from sidecar.tasks.programs.run_states import MOVES, Category, RunState, RunStatus
-from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.run_record import MOVES, Category, Execution, Failure, RunState, RunStatus, Usage
+from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.upstreams.processes import Exit
 from sidecar.vocabulary import Caller
 from tests.flow.world import PATIENCE_S

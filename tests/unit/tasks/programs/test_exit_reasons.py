@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from sidecar.settings.agents import Resources
-from sidecar.tasks.programs.exit_reasons import failure_of_exit, failure_of_start
-from sidecar.tasks.programs.run_record import Failure, Usage
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.attempt import failure_of_exit, failure_of_start
+from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.upstreams.processes import Exit, StartFailed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the numbers are others there")

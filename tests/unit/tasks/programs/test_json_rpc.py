@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from sidecar.protocols.a2a.messages import V10
 from sidecar.tasks.programs.attempt import OutputArtifact, OutputChunk, ProgramOrder, ProgressNote, Prompt
 from sidecar.tasks.programs.json_rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, RpcDialogue
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, TurnReply, UnsayableError
 
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}], "taskId": "t-1", "contextId": "c-1"}

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from sidecar.tasks.programs.run_states import RunStatus
+from sidecar.tasks.programs.run_record import RunStatus
 from sidecar.upstreams.processes import Processes
 from tests.unit.tasks.programs.doomed import stage_in
 from tests.unit.tasks.programs.staging import agent, running

@@ -24,8 +24,7 @@ from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import AttemptEnd, OutputChunk, ProgramOrder, ProgramRunner, Prompt, Started
 from sidecar.tasks.programs.command_line import command_from
 from sidecar.tasks.programs.one_shot import OneShot
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
 from sidecar.upstreams.processes import Exit, Processes

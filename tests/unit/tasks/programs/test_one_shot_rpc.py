@@ -10,9 +10,8 @@ import pytest
 import pytest_asyncio
 
 from sidecar.tasks.programs.attempt import OutputChunk, ProgressNote, Started
-from sidecar.tasks.programs.one_shot_rpc import OneShotRpc
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure
+from sidecar.tasks.programs.runners import OneShotRpc
 from sidecar.upstreams.processes import Exit, Processes
 from tests.pages import ROOT, blocks_of
 from tests.unit.tasks.programs.talkers import RPC, Launcher, definition, end, order, text, tried

@@ -20,8 +20,7 @@ from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.redis_store import RedisRecordStore
 from sidecar.storage.sqlite_store import SqliteRecordStore
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, Prompt, Started
-from sidecar.tasks.programs.run_record import RUNS, Execution, Failure, Usage
-from sidecar.tasks.programs.run_states import Category, RunState, RunStatus
+from sidecar.tasks.programs.run_record import RUNS, Category, Execution, Failure, RunState, RunStatus, Usage
 from sidecar.tasks.programs.write_leases import KEY, STOOD_STILL
 from sidecar.upstreams.processes import Exit
 from tests.flow.world import PATIENCE_S

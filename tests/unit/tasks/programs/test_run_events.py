@@ -9,8 +9,7 @@ import pytest
 from sidecar.protocols.a2a.messages import V10
 from sidecar.tasks.programs import run_events
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, OutputChunk, ProgressNote, Started
-from sidecar.tasks.programs.run_record import Failure, Usage
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure, Usage
 
 NOW_S = 1_800_000_000.25
 SAID = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}]}

@@ -10,9 +10,8 @@ import pytest
 from sidecar.storage import RecordBounds, RecordStoreOut
 from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.tasks.programs import run_saver as saving
-from sidecar.tasks.programs.run_record import Execution, Transition
+from sidecar.tasks.programs.run_record import Execution, RunState, Transition
 from sidecar.tasks.programs.run_saver import RunSaver
-from sidecar.tasks.programs.run_states import RunState
 from sidecar.tasks.worker import HeldRecords
 from tests.unit.tasks.programs.runs import run
 

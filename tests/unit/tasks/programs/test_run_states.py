@@ -6,10 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from sidecar.tasks.programs.orphaned_runs import left_behind
-from sidecar.tasks.programs.run_events import begun
-from sidecar.tasks.programs.run_record import Execution, Failure, Transition
-from sidecar.tasks.programs.run_states import ENDS, MOVES, Category, RunState, RunStatus
+from sidecar.tasks.programs.run_events import begun, left_behind
+from sidecar.tasks.programs.run_record import ENDS, MOVES, Category, Execution, Failure, RunState, RunStatus, Transition
 from tests.unit.tasks.programs.staging import ALICE, prompt
 
 ANEW = Execution(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sidecar.tasks.programs.shielding import to_its_end
+from sidecar.tasks.programs.supervised_process import to_its_end
 
 
 async def test_who_is_cancelled_once_or_twice_hears_of_it_when_it_is_over() -> None:

@@ -12,12 +12,10 @@ import pytest
 import pytest_asyncio
 
 from sidecar.settings.agents import Resources
-from sidecar.tasks.programs.exit_reasons import failure_of_exit
+from sidecar.tasks.programs.attempt import TimeLimit, failure_of_exit
 from sidecar.tasks.programs.output_cleaner import CleaningRules
-from sidecar.tasks.programs.run_record import Failure
-from sidecar.tasks.programs.run_states import Category
+from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess
-from sidecar.tasks.programs.time_limits import TimeLimit
 from sidecar.upstreams.processes import Exit, Processes, Program, StartFailed, WaitLimit
 from tests.unit.upstreams.processes.test_launcher import PATH, dies
 

@@ -207,8 +207,10 @@ async def test_the_file_is_made_with_the_first_that_is_kept_and_for_us_alone(tmp
 
 
 async def test_a_file_that_is_held_is_a_store_that_is_out(tmp_path: Path) -> None:
+    first = SqliteDeliveryStore(tmp_path / "c")
+    await first.put(callback("1"), 0.0, ROOM)
+    await first.close()
     store = SqliteDeliveryStore(tmp_path / "c", deadline_s=0.1)
-    await store.put(callback("1"), 0.0, ROOM)
     with closing(sqlite3.connect(tmp_path / "c", isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(DeliveryStoreOut):
