@@ -4,8 +4,8 @@
     python -m bench.policy --ours     measure ours anew beside what was measured of the others
     python -m bench.policy --draw     only draw it again
 
-The measuring is `sidecar policy bench`; this keeps its figures in `bench/policy.json` and draws
-`docs/policy-bench.svg`.
+Ours is measured by `sidecar policy bench`, the others by `bench.rivals`; this keeps the figures in
+`bench/policy.json` and draws `docs/policy-bench.svg`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.rivals import NAMES, measured
 from sidecar.policy_tools.bench.ladder import SIZES, WILD
-from sidecar.policy_tools.bench.measurement import OURS
-from sidecar.policy_tools.bench.rivals import NAMES
-from sidecar.policy_tools.bench.runner import climbed
+from sidecar.policy_tools.bench.measurement import OURS, QUESTIONS, climbed
 
 HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "policy.json", HERE.parent / "docs" / "policy-bench.svg"
@@ -51,7 +50,9 @@ def _keep(figures: Sequence[dict[str, Any]]) -> None:
 
 
 def _measured() -> Iterable[dict[str, Any]]:
-    yield from climbed(SIZES, wild=(WILD,), rivals=NAMES)
+    for rows in SIZES:
+        yield from climbed((rows,), wild=(WILD,))
+        yield from (measured(name, rows, wild=WILD, questions=QUESTIONS) for name in NAMES)
     yield from climbed(SIZES, wild=(MORE_WILD,))
 
 

@@ -14,10 +14,8 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
-from sidecar.policy_tools.bench import own_policy, rivals
-from sidecar.policy_tools.bench.ladder import SIZES, WILD
-from sidecar.policy_tools.bench.measurement import OURS, QUESTIONS, measured
-from sidecar.policy_tools.bench.runner import climbed
+from sidecar.policy_tools.bench.ladder import SIZES, WILD, own_questions
+from sidecar.policy_tools.bench.measurement import QUESTIONS, climbed, measured
 from sidecar.policy_tools.policy_location import configured
 
 INVALID = 3
@@ -27,24 +25,16 @@ INVALID = 3
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), default="sidecar.yaml", show_default=True)
 @click.option("--rows", "sizes", type=click.IntRange(1, 2_000_000), multiple=True, help="Sizes; 10 to 1,000,000.")
 @click.option("--wildcards", type=click.FloatRange(0, 1), multiple=True, help="Share of rows with one; 0.01.")
-@click.option("--rival", type=click.Choice(["all", *rivals.NAMES]), multiple=True, help="Other engines, 60 s each.")
 @click.option("--questions", type=click.IntRange(100, 1_000_000), default=QUESTIONS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the ladder as a list of measurements.")
-def bench(
-    path: Path, sizes: Sequence[int], wildcards: Sequence[float], rival: Sequence[str], questions: int, as_json: bool
-) -> None:
+def bench(path: Path, sizes: Sequence[int], wildcards: Sequence[float], questions: int, as_json: bool) -> None:
     """Measure decisions of this policy, then of drawn policies of growing size.
 
     Every decision is uncached, of one link, and measured from question to decision. Each size runs in a process of its
     own; `rss_mb` is that process with the policy loaded.
     """
     is_named = click.get_current_context().get_parameter_source("path") is not click.core.ParameterSource.DEFAULT
-    steps = climbed(
-        sizes or SIZES,
-        wild=wildcards or (WILD,),
-        rivals=rivals.NAMES if "all" in rival else tuple(rival),
-        questions=questions,
-    )
+    steps = climbed(sizes or SIZES, wild=wildcards or (WILD,), questions=questions)
     if as_json:
         click.echo(orjson.dumps(list(_told(steps)), option=orjson.OPT_INDENT_2))
         return
@@ -75,11 +65,11 @@ def _print_own(path: Path, questions: int, *, is_named: bool) -> None:
     except ConfigError as error:
         click.echo("\n".join(str(fault) for fault in error.faults), err=True)
         raise SystemExit(INVALID) from None
-    asked = list(islice(own_policy.questions(source), questions))
+    asked = list(islice(own_questions(source), questions))
     if asked:
         rung = measured(source, asked, time.perf_counter() - began, now_s=time.time())
         click.echo("this policy      engine        rows   wild        p50        p99     load   memory")
-        click.echo(_line({"engine": OURS, "wild": None, **rung._asdict()}))
+        click.echo(_line({"wild": None, **rung}))
 
 
 def _line(step: dict[str, Any]) -> str:
@@ -88,8 +78,7 @@ def _line(step: dict[str, Any]) -> str:
     if "error" in step:
         return f"{head}   {step['error']}"
     p50, p99 = (_duration(step[name]) for name in ("p50_us", "p99_us"))
-    agrees = f"   agrees {step['agrees']:.0%}" if step.get("agrees", 1) < 1 else ""
-    return f"{head} {p50:>10} {p99:>10} {step['load_s']:6.2f} s {step['rss_mb']:5.0f} MB{agrees}"
+    return f"{head} {p50:>10} {p99:>10} {step['load_s']:6.2f} s {step['rss_mb']:5.0f} MB"
 
 
 def _duration(took_us: float) -> str:

@@ -1,4 +1,4 @@
-"""Generates policies of given sizes and questions for them.
+"""Generates policies of given sizes, and questions for them and for policies on disk.
 
 All are drawn from one random source, so that every run and every engine gets the same ones. A policy of n rows has n /
 10 identities, each with up to three roles, some of them nested, and servers with tools, some of them in sets. Of the
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.vocabulary import Principal, Question
+from sidecar.policy import PolicySource
+from sidecar.policy_tools.audit_records import question_of
+from sidecar.vocabulary import PermissionKind, Principal, Question
 
 SIZES = (10, 1_000, 100_000, 1_000_000)
 WILD = 0.01  # share of all rows
@@ -56,9 +58,7 @@ class DrawnQuestion(NamedTuple):
 
     @property
     def question(self) -> Question:
-        word, _, rest = self.object.partition(":")
-        server, _, name = rest.partition("/")
-        return Question(self.object, self.action, server if word == "tool" else "", name if word == "tool" else "")
+        return question_of(self.object, self.action)
 
 
 def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
@@ -82,11 +82,34 @@ def questions(policy: DrawnPolicy, count: int, *, seed: int = 2) -> Iterator[Dra
         row, other = rng.choice(policy.rows), rng.choice(policy.rows)
         if number % 2 or row.kind != other.kind:
             other = row
-        subject = _somebody(row, members, rng)
         obj = elements.get(other.object, other.object).replace("*", "x")
-        yield DrawnQuestion(
-            row.kind, subject, obj, _ACTIONS[row.kind] if row.actions == "use" else row.actions.partition("|")[0]
-        )
+        action = _ACTIONS[row.kind] if row.actions == "use" else row.actions.partition("|")[0]
+        yield DrawnQuestion(row.kind, _caller(row, members, rng), obj, action)
+
+
+def own_questions(source: PolicySource, *, seed: int = 1) -> Iterator[DrawnQuestion]:
+    """Yield questions about a policy's own rows, without end: half are about a row's object, with a caller whom the row
+    can match; half mix two rows. Yields none if no kind has a row.
+    """
+    rng = random.Random(seed)
+    kinds = [PermissionKind(kind) for kind, _ in _KINDS if len(source.tables[PermissionKind(kind)])]
+    members = {role: member for member, roles in source.roles.parents.items() for role in roles}
+    elements = {name: element for element, names in source.sets.parents.items() for name in names}
+    while kinds:
+        kind = rng.choice(kinds)
+        table = source.tables[kind]
+        row = table[rng.randrange(len(table))]
+        subject, obj = row.subject, (row if rng.random() < 0.5 else table[rng.randrange(len(table))]).object
+        while subject in members:
+            subject = members[subject]
+        while obj in elements:
+            obj = elements[obj]
+        if subject == "*" or subject.startswith("role:"):
+            subject = "user:x" if kind is PermissionKind.USER_TO_NHI else "nhi:x"
+        if obj == "*" or obj.startswith("set:"):
+            obj = "tool:x/x" if kind is PermissionKind.AGENT_TO_TOOL else "nhi:x"
+        action = next(iter(row.actions))
+        yield DrawnQuestion(kind.value, *(name.replace("*", "x") for name in (subject, obj, action)))
 
 
 def write(policy: DrawnPolicy, folder: Path) -> None:
@@ -100,15 +123,13 @@ def write(policy: DrawnPolicy, folder: Path) -> None:
         (folder / name).write_text("".join(lines))
 
 
-def _somebody(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) -> str:
-    """Return a caller whom the row's subject matches."""
+def _caller(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) -> str:
+    """Return a caller whom the row's subject matches, if it matches any."""
     subject = row.subject
     while subject in members:
         subject = rng.choice(members[subject])
-    if subject.startswith("role:"):  # a role without members
-        return "user:nobody" if row.kind == "user_to_nhi" else "nhi:nobody"
-    if subject == "*":
-        return "user:anybody" if row.kind == "user_to_nhi" else "nhi:anybody"
+    if subject == "*" or subject.startswith("role:"):
+        return "user:other" if row.kind == "user_to_nhi" else "nhi:other"
     return subject.replace("*", "1")
 
 
@@ -133,10 +154,8 @@ class _World:
         elif rng.random() < BY_SET and kind == "agent_to_tool":
             obj = f"set:s{rng.randrange(self._sets)}"
         effect = "deny" if rng.random() < DENIES or subject == "*" else "allow"
-        actions = (
-            ("use", "tools/call", "tools/call|prompts/get") if kind == "agent_to_tool" else ("use", "message/send")
-        )
-        return DrawnRow(kind, subject, obj, rng.choice(actions), effect)
+        actions = ("tools/call", "tools/call|prompts/get") if kind == "agent_to_tool" else ("message/send",)
+        return DrawnRow(kind, subject, obj, rng.choice(("use", *actions)), effect)
 
     def roles(self) -> Iterator[tuple[str, str]]:
         rng = self._rng
@@ -172,7 +191,6 @@ class _World:
         if kind != "agent_to_tool":
             return subject, f"nhi:a{rng.randrange(self._agents)}*"
         server, tool = f"s{rng.randrange(self._servers)}", rng.randrange(self._tools)
-        obj = rng.choice(
-            (f"tool:{server}/*", f"tool:{server}/get_{tool}*", f"tool:*/delete_{tool}*", f"tool:*/list_{tool}*_x")
-        )
+        names = (f"{server}/*", f"{server}/get_{tool}*", f"*/delete_{tool}*", f"*/list_{tool}*_x")
+        obj = f"tool:{rng.choice(names)}"
         return rng.choices((subject, f"nhi:a{rng.randrange(self._agents)}*", "*"), (90, 8, 2))[0], obj

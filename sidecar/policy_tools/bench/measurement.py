@@ -1,49 +1,43 @@
-"""Measures one policy size.
+"""Measures decisions under a policy.
 
-Each size is measured in a separate process, so that its memory is separate too. Decisions are uncached: every question
-is asked once, and the engine's caches are cleared before each. The times are those of `Engine.decide` as the server
-calls it, from question to decision, with links and rules.
+Each generated size is measured in a separate process, so that its memory is separate too. Decisions are uncached: every
+question is asked once, and the engine's caches are cleared before each. The times are those of `Engine.decide` as the
+server calls it, from question to decision, with links and rules.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import resource
+import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.bench.ladder import DrawnQuestion
+from sidecar.policy_tools.bench.ladder import SIZES, WILD, DrawnQuestion
 
 OURS = "sidecar"
 QUESTIONS = 20_000
 WARM_UP = 500
+DRAW, MEASURE = "draw", "measure"
+STEP_S = 310.0  # a million rows are generated, written, read and queried
 
 
-class Rung(NamedTuple):
-    """`p50_us` and `p99_us` are the decision times in microseconds, `load_s` the load time in seconds, `rss_mb` the
-    memory of the process in MiB. `allowed` is the share of questions that were allowed.
+def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> dict[str, Any]:
+    """Measure an engine over the policy, one question after the other. Returns `figures`, and the share of questions
+    that were allowed.
     """
-
-    rows: int
-    p50_us: float
-    p99_us: float
-    load_s: float
-    rss_mb: float
-    allowed: float
-
-
-def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> Rung:
-    """Measure an engine over the policy, one question after the other."""
     began = time.perf_counter()
     engine = Engine(source)
     load_s += time.perf_counter() - began
     memory_mb = resident_mb()
     asking = [(one.chain, one.question) for one in asked]
-    took_ns, allowed = [], 0
+    took_ns, allowed = list[int](), 0
     gc.collect()
     gc.freeze()  # as the server does after its start
     for chain, question in asking[:WARM_UP]:
@@ -54,30 +48,15 @@ def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float
         decision = engine.decide(chain, question, now_s)
         took_ns.append(time.perf_counter_ns() - start)
         allowed += decision.allowed
+    told = figures(took_ns, load_s, memory_mb)
+    return {"engine": OURS, "rows": len(source.rules), **told, "allowed": round(allowed / len(took_ns), 3)}
+
+
+def figures(took_ns: list[int], load_s: float, memory_mb: float) -> dict[str, Any]:
+    """Return the decision times `p50_us` and `p99_us`, `load_s`, and the memory of the process `rss_mb` in MiB."""
     took_ns.sort()
-    count = len(took_ns)
-    return Rung(
-        len(source.rules),
-        took_ns[count // 2] / 1000,
-        took_ns[count * 99 // 100] / 1000,
-        round(load_s, 3),
-        round(memory_mb, 1),
-        round(allowed / count, 3),
-    )
-
-
-class Reference:
-    """Our own answers, with which the answers of other engines are compared."""
-
-    def __init__(self, engine: Engine, now_s: float) -> None:
-        self._engine, self._now_s = engine, now_s
-
-    @classmethod
-    def of(cls, source: PolicySource, now_s: float) -> Reference:
-        return cls(Engine(source), now_s)
-
-    def allows(self, asked: DrawnQuestion) -> bool:
-        return self._engine.decide(asked.chain, asked.question, self._now_s).allowed
+    p50, p99 = (took_ns[len(took_ns) * share // 100] / 1000 for share in (50, 99))
+    return {"p50_us": p50, "p99_us": p99, "load_s": round(load_s, 3), "rss_mb": round(memory_mb, 1)}
 
 
 def resident_mb() -> float:
@@ -88,3 +67,28 @@ def resident_mb() -> float:
     except (OSError, ValueError, IndexError):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def climbed(
+    sizes: Sequence[int] = SIZES, *, wild: Sequence[float] = (WILD,), questions: int = QUESTIONS
+) -> Iterator[dict[str, Any]]:
+    """Yield the measurement of each size and share of wildcards; one that failed or was late has an `error` and no
+    figures.
+    """
+    for share in wild:
+        for rows in sizes:
+            with TemporaryDirectory() as folder:
+                order = [sys.executable, "-m", "sidecar.policy_tools.bench"]
+                arguments = [folder, str(rows), str(share), str(questions)]
+                limits: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+                limits["timeout"] = STEP_S + rows * 40e-6
+                told: dict[str, Any] = {"engine": OURS, "wild": share, "rows": rows}
+                try:
+                    subprocess.run([*order, DRAW, *arguments], **limits)
+                    told |= json.loads(subprocess.run([*order, MEASURE, *arguments], **limits).stdout)
+                except subprocess.TimeoutExpired as late:
+                    told["error"] = f"no answer within {late.timeout:.0f} s"
+                except (subprocess.CalledProcessError, ValueError) as error:
+                    said = getattr(error, "stderr", "") or str(error)
+                    told["error"] = said.strip().rpartition("\n")[2][:200]
+                yield told

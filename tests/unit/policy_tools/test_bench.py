@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bench import rivals
 from sidecar.cli.policy.bench import bench
 from sidecar.policy import Engine, load_policy
-from sidecar.policy_tools.bench import ladder, own_policy, rivals
+from sidecar.policy_tools.bench import ladder
 from sidecar.settings.shipped_files import shipped
 
 
@@ -57,7 +58,7 @@ def test_questions_about_a_policy_are_about_its_own_rows(tmp_path: Path) -> None
     (tmp_path / "agent_to_tool.csv").write_text("p, role:x, set:m, use, -, -, -, allow\n")
     (tmp_path / "roles.csv").write_text("g, nhi:a, role:x\ng2, tool:s/t, set:m\n")
     source = load_policy(shipped("models"), tmp_path)
-    assert set(islice(own_policy.questions(source), 9)) == {
+    assert set(islice(ladder.own_questions(source), 9)) == {
         ladder.DrawnQuestion("agent_to_tool", "nhi:a", "tool:s/t", "tools/call")
     }
 

@@ -1,22 +1,34 @@
-"""Measures other engines on the equivalent policy.
+"""How do other engines answer the same questions about the same policy, and how fast?
 
-Each engine gets the generated policy in the form that suits it best, parsed and indexed beforehand as far as possible,
-and answers the same questions. What it cannot express is left out; its agreement with our answers is reported beside
-its times. `fast` (pycasbin's FastEnforcer) looks rows up by exact subject and object, so it supports neither roles nor
-wildcards.
+    python -m bench.rivals NAME ROWS WILD QUESTIONS BUDGET_S   measure one, in this process; `measured` starts it
+
+Each engine gets the generated policy in the form that suits it best, parsed and indexed beforehand as far as possible.
+What it cannot express is left out; its agreement with our answers is reported beside its times. `fast` (pycasbin's
+FastEnforcer) looks rows up by exact subject and object, so it supports neither roles nor wildcards.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from sidecar.policy import Engine, load_policy
 from sidecar.policy.grammar import USED
 from sidecar.policy.patterns import glob, globs, who
+from sidecar.policy_tools.bench import ladder
 from sidecar.policy_tools.bench.ladder import DrawnPolicy, DrawnQuestion
+from sidecar.policy_tools.bench.measurement import figures, resident_mb
 from sidecar.settings.shipped_files import shipped
+
+BUDGET_S = 60.0  # from the moment the rival gets the policy, loading included
 
 Answers = Callable[[DrawnQuestion], bool]
 _MODULES = {"pycasbin": "casbin", "fast": "casbin", "cedar": "cedarpy", "rego": "regopy"}
@@ -26,6 +38,49 @@ NAMES = tuple(_MODULES)
 def is_installed(name: str) -> bool:
     """Whether the rival's package is installed."""
     return importlib.util.find_spec(_MODULES[name]) is not None
+
+
+def measured(name: str, rows: int, *, wild: float, questions: int, budget_s: float = BUDGET_S) -> dict[str, Any]:
+    """Measure one rival in a process of its own; `error` and no figures if it is not installed, fails, or is late."""
+    failed = {"engine": name, "wild": wild, "rows": rows}
+    if not is_installed(name):
+        return {**failed, "error": "not installed"}
+    order = [sys.executable, "-m", "bench.rivals", name, str(rows), str(wild), str(questions), str(budget_s)]
+    patience_s = budget_s + 10 + rows * 80e-6  # generating and loading the policy precede the rival's clock
+    try:
+        done = subprocess.run(order, capture_output=True, text=True, timeout=patience_s, check=True)
+        return {**failed, **json.loads(done.stdout)}
+    except subprocess.TimeoutExpired:
+        return {**failed, "error": f"no answer within {budget_s:.0f} s"}
+    except (subprocess.CalledProcessError, ValueError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        return {**failed, "error": said.strip().rpartition("\n")[2][:200]}
+
+
+def main() -> None:
+    """Answer questions until they or the time run out; at least one is answered, unless the parent ends this process."""
+    name, rows, wild, count, budget_s = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:6])
+    policy = ladder.drawn(rows, wild=wild)
+    asked = list(islice(ladder.questions(policy, int(count)), int(count)))
+    with TemporaryDirectory() as folder:
+        ladder.write(policy, Path(folder))
+        ours = Engine(load_policy(shipped("models"), Path(folder)))
+    began = time.perf_counter()
+    allows = rival(name, policy, asked)
+    load_s = time.perf_counter() - began
+    took_ns, agreed = list[int](), 0
+    for one in asked:
+        start = time.perf_counter_ns()
+        answer = allows(one)
+        took_ns.append(time.perf_counter_ns() - start)
+        agreed += answer is ours.decide(one.chain, one.question, time.time()).allowed
+        if time.perf_counter() - began > budget_s * 0.9:
+            break
+    told = figures(took_ns, load_s, resident_mb()) | {
+        "questions": len(took_ns),
+        "agrees": round(agreed / len(took_ns), 3),
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 def rival(name: str, policy: DrawnPolicy, asked: list[DrawnQuestion]) -> Answers:
@@ -206,3 +261,7 @@ def _closures(links: Any) -> dict[str, list[str]]:
 
 def _regexp(pattern: str) -> str:
     return "^" + ".*".join(piece.replace(".", "[.]") for piece in pattern.split("*")) + "$"
+
+
+if __name__ == "__main__":
+    main()
