@@ -58,7 +58,7 @@ def measured(name: str, rows: int, *, wild: float, questions: int, budget_s: flo
 
 
 def main() -> None:
-    """Answer questions until they or the time run out; at least one is answered, unless the parent ends this process."""
+    """Answer questions until they or the time run out, and print the figures."""
     name, rows, wild, count, budget_s = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:6])
     policy = ladder.drawn(rows, wild=wild)
     asked = list(islice(ladder.questions(policy, int(count)), int(count)))

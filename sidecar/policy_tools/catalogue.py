@@ -1,22 +1,27 @@
-"""Reads catalogues of existing tools, prompts and resources.
+"""Collects the names that are known to exist: from a catalogue, a policy, and recorded use.
 
 A catalogue is a file that maps servers to the names of their tools, or a list of full object names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from sidecar.errors import Fault, SettingsError
-from sidecar.policy import grammar
+from sidecar.policy import PolicySource, grammar
 from sidecar.policy.grammar import Wrong
-from sidecar.settings.yaml_document import Document, read_document
-from sidecar.settings.yaml_nodes import MAX_BYTES
+from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.settings.yaml_document import read_document
+from sidecar.settings.yaml_nodes import MAX_BYTES, Loc
+from sidecar.vocabulary import PermissionKind, RuleRef
 
 _THINGS = (*grammar.ON_SERVERS, "nhi:")
+_AFTER_EVERYTHING = chr(0x10FFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +38,39 @@ def read_catalogue(path: Path) -> KnownCatalogue:
     Raises SettingsError with every fault.
     """
     document = read_document(path, text=_json_text(path))
-    data, faults, found = document.data, list[Fault](), set[str]()
-    servers = set[str]()
-    if isinstance(data, Mapping):
-        for server, names in data.items():
-            if not isinstance(names, list):
-                hint = "write server: [tool, tool]"
-                faults.append(document.fault((str(server),), "must be a list of names", "W302", hint))
-                continue
-            servers.add(str(server))
-            found.add(_object(document, (str(server),), f"nhi:{server}", faults))
+    faults, found, servers = list[Fault](), set[str](), set[str]()
+
+    def refuse(loc: Loc, message: str, hint: str = "") -> None:
+        faults.append(document.fault(loc, message, "W302", hint))
+
+    def add(loc: Loc, name: Any, server: str = "") -> None:
+        if isinstance(name, Mapping):  # an entry of tools/list, unchanged
+            name = name.get("name")
+        if not isinstance(name, str) or not name:
+            refuse(loc, "must be a name")
+        elif name.startswith("set:"):
+            refuse(loc, "a set is no object", "list what is in it")
+        else:
+            try:
+                found.add(grammar.element(f"tool:{server}/{name}" if server and not name.startswith(_THINGS) else name))
+            except Wrong as wrong:
+                refuse(loc, wrong.message, wrong.hint)
+
+    match document.data:
+        case Mapping() as listed:
+            for server, names in listed.items():
+                if not isinstance(names, list):
+                    refuse((str(server),), "must be a list of names", "write server: [tool, tool]")
+                    continue
+                servers.add(str(server))
+                add((str(server),), f"nhi:{server}")
+                for at, name in enumerate(names):
+                    add((str(server), at), name, str(server))
+        case list() as names:
             for at, name in enumerate(names):
-                found.add(_listed(document, (str(server), at), str(server), name, faults))
-    elif isinstance(data, list):
-        found |= {_listed(document, (at,), "", name, faults) for at, name in enumerate(data)}
-    else:
-        faults.append(document.fault((), "must be server: [tool, tool], or a list of objects", "W302"))
+                add((at,), name)
+        case _:
+            refuse((), "must be server: [tool, tool], or a list of objects")
     if faults:
         raise SettingsError(faults)
     return KnownCatalogue(frozenset(found), frozenset(servers))
@@ -64,20 +86,53 @@ def _json_text(path: Path) -> bytes | None:
         return file.read(MAX_BYTES + 1).replace(b"\t", b" ")
 
 
-def _listed(document: Document, loc: tuple[str | int, ...], server: str, name: Any, faults: list[Fault]) -> str:
-    if isinstance(name, Mapping):  # an entry of tools/list, unchanged
-        name = name.get("name")
-    if not isinstance(name, str) or not name:
-        faults.append(document.fault(loc, "must be a name", "W302"))
-        return ""
-    return _object(document, loc, name if name.startswith(_THINGS) or not server else f"tool:{server}/{name}", faults)
+def exact_names(
+    rules: Iterable[Iterable[RuleRef]], sources: Iterable[PolicySource], most: int | None = None
+) -> tuple[list[str], list[str]]:
+    """Return the callers and objects that rules, roles and sets name exactly, up to a bound each."""
+    sources = tuple(sources)
+    subjects = dict.fromkeys(chain.from_iterable(source.roles.parents for source in sources))
+    objects = dict.fromkeys(chain.from_iterable(source.sets.parents for source in sources))
+    for rule in chain.from_iterable(rules):
+        subjects[rule.subject] = None
+        objects[rule.object] = None
+    exact = (
+        (name for name in names if WILDCARD not in name and not name.startswith(container))
+        for names, container in ((subjects, "role:"), (objects, "set:"))
+    )
+    callers, things = (list(islice(names, most)) for names in exact)
+    return callers, things
 
 
-def _object(document: Document, loc: tuple[str | int, ...], name: str, faults: list[Fault]) -> str:
-    try:
-        if name.startswith("set:"):
-            raise Wrong("W302", "a set is no object", "list what is in it")
-        return grammar.element(name)
-    except Wrong as wrong:
-        faults.append(document.fault(loc, wrong.message, "W302", wrong.hint))
-        return name
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Every known name, sorted, so that pattern matches are found by prefix. `listed` are KnownCatalogue's servers."""
+
+    subjects: tuple[str, ...]
+    objects: tuple[str, ...]
+    listed: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, subjects: Iterable[str], objects: Iterable[str], listed: frozenset[str] = frozenset()) -> Known:
+        """Collect the names. Every NHI is an object too: others may call it."""
+        principals = frozenset(subjects)
+        nhis = {name for name in principals if name.startswith("nhi:")}
+        return cls(tuple(sorted(principals)), tuple(sorted({*objects} | nhis)), listed)
+
+    def fitting(self, pattern: str) -> list[str]:
+        """Return the known objects that a rule's object, exact or pattern, matches."""
+        head = pattern.partition(WILDCARD)[0]
+        start, end = bisect_left(self.objects, head), bisect_left(self.objects, head + _AFTER_EVERYTHING)
+        return [name for name in self.objects[start:end] if glob(name, pattern)]
+
+    def subjects_of(self, kind: PermissionKind) -> Sequence[str]:
+        """Return the possible subjects of a permission kind (CONTRACT 1.3)."""
+        if kind not in (PermissionKind.NHI_TO_NHI, PermissionKind.USER_TO_NHI):
+            return self.subjects
+        return [name for name in self.subjects if name.startswith("nhi:") is (kind is PermissionKind.NHI_TO_NHI)]
+
+    def objects_of(self, kind: PermissionKind) -> Sequence[str]:
+        """Return the possible objects of a permission kind."""
+        if kind is PermissionKind.AGENT_TO_TOOL:
+            return self.objects
+        return [name for name in self.objects if name.startswith("nhi:")]

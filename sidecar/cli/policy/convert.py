@@ -12,7 +12,6 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import STEMS
 from sidecar.policy_tools import convert as parts
 from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
-from sidecar.policy_tools.convert.columns import columns_of
 from sidecar.policy_tools.policy_location import in_folder
 
 DIFFERENT, INVALID = 1, 3
@@ -42,7 +41,7 @@ def convert(
         if out is not None and source.is_dir() and out.resolve().is_relative_to(where.resolve()):
             raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
         folder = models or place.models
-        done = parts.convert(_files(where, kind), to, folder, columns_of(folder), str(place.policies))
+        done = parts.convert(_files(where, kind), to, folder, parts.columns_of(folder), str(place.policies))
     except ConfigError as error:
         click.echo(str(error), err=True)
         raise SystemExit(INVALID) from None

@@ -18,16 +18,14 @@ from sidecar.cli.timestamps import Moment
 from sidecar.errors import ConfigError
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
-from sidecar.policy_tools.catalogue import KnownCatalogue, read_catalogue
+from sidecar.policy_tools.catalogue import Known, KnownCatalogue, exact_names, read_catalogue
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, configured
 from sidecar.policy_tools.suggest import (
     SUITE_FILE,
-    Known,
     Present,
     Suggestion,
     SuggestQuery,
     UsageEvidence,
-    names_in,
     prove,
     read_back,
     suite_text,
@@ -164,8 +162,9 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _known(evidence: UsageEvidence, source: PolicySource | None, catalogue: KnownCatalogue) -> Known:
-    subjects, objects = names_in(source) if source else (set[str](), set[str]())
-    return Known.of(evidence.subjects | subjects, evidence.objects | objects | catalogue.objects, catalogue.servers)
+    subjects, objects = exact_names((source.rules,), (source,)) if source else ([], [])
+    everything = {*evidence.objects, *objects, *catalogue.objects}
+    return Known.of({*evidence.subjects, *subjects}, everything, catalogue.servers)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -17,12 +17,19 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import GUARDRAILS, ROLES
 from sidecar.policy.yaml_links import Columns
 from sidecar.policy.yaml_rows import MAX_BYTES
-from sidecar.policy_tools.convert.csv_content import Content, ContentEntry, read
-from sidecar.policy_tools.convert.equivalence import DifferentError, compare, revision_of_both
+from sidecar.policy_tools.convert.content import (
+    Content,
+    ContentEntry,
+    DifferentError,
+    columns_of,
+    compare,
+    read,
+    revision_of_both,
+)
 from sidecar.policy_tools.convert.writer import csv_of, yaml_of
 from sidecar.vocabulary import PermissionKind
 
-__all__ = ["Converted", "DifferentError", "Form", "bounded", "convert", "files_below"]
+__all__ = ["Converted", "DifferentError", "Form", "bounded", "columns_of", "convert", "files_below"]
 
 Form = Literal["yaml", "csv"]
 SUFFIXES: Mapping[Form, tuple[str, ...]] = {"yaml": (".yaml", ".yml"), "csv": (".csv",)}
@@ -102,8 +109,7 @@ def bounded(path: Path, faults: Faults) -> bytes | None:
 def _is_rows(path: str) -> bool:
     """Whether this is a file of rows, and not of limits, pins or tests."""
     pure = PurePosixPath(path)
-    rows = pure.suffix in (*SUFFIXES["yaml"], *SUFFIXES["csv"])
-    return rows and path not in OTHER_FILES and pure.parts[0] != "tests"
+    return pure.suffix in sum(SUFFIXES.values(), ()) and path not in OTHER_FILES and pure.parts[0] != "tests"
 
 
 def _keep(source: str, written: Mapping[str, bytes], result: dict[str, bytes], faults: Faults) -> None:

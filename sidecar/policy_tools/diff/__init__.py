@@ -29,6 +29,7 @@ from sidecar.errors import ConfigError
 from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
+from sidecar.policy_tools.catalogue import exact_names
 from sidecar.policy_tools.diff.describe import merged
 from sidecar.policy_tools.diff.existing_objects import with_something_in_them
 from sidecar.policy_tools.diff.lifted_limits import lifted, lost_limits
@@ -56,7 +57,6 @@ from sidecar.policy_tools.diff.terms import (
     THEN,
     Reader,
     changed_meanings,
-    exact_names,
     moved,
     place_of,
 )

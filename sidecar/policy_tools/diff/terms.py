@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -299,22 +298,3 @@ def place_of(pattern: str) -> str:
     if WILDCARD in head or pattern.startswith("set:"):
         return ""
     return head + slash
-
-
-def exact_names(
-    rules: Iterable[Iterable[RuleRef]], sources: Iterable[PolicySource], most: int
-) -> tuple[list[str], list[str]]:
-    """Return callers and objects that the policies name, up to a bound: preferred as witnesses."""
-    subjects: dict[str, None] = {}
-    objects: dict[str, None] = {}
-    for source in sources:
-        subjects.update(dict.fromkeys(source.roles.parents))
-        objects.update(dict.fromkeys(source.sets.parents))
-    for one in chain.from_iterable(rules):
-        subjects[one.subject] = None
-        objects[one.object] = None
-    return _exact(subjects, "role:", most), _exact(objects, "set:", most)
-
-
-def _exact(names: Iterable[str], container: str, most: int) -> list[str]:
-    return list(islice((name for name in names if WILDCARD not in name and not name.startswith(container)), most))

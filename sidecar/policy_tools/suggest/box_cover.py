@@ -3,27 +3,28 @@
 The problem is NP-hard (minimum biclique cover, with a third side). The algorithm collects maximal boxes, all of them if
 there are few (`pool`); repeatedly takes the one that covers the most of what is left (`greedy`); drops redundant boxes;
 merges two boxes where one can cover what only they cover; and removes some boxes and covers their cells again, keeping
-improvements. If all boxes are known and few, an exact search follows (`exact_cover`). A set of cells of which no two
-fit into one box is a lower bound (`at_least`).
+improvements. If all boxes are known and few, an exact search follows: it branches on the cell with the fewest boxes
+left, and prunes a branch as soon as cells that no two boxes share show that it cannot win. A set of cells of which no
+two fit into one box is a lower bound (`at_least`).
 
 All bounds are on counted work, not on time: the same log gives the same rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush
+from itertools import islice, product
 from random import Random
 
-from sidecar.policy_tools.suggest.exact_cover import MAX_BOXES, MAX_CELLS, fewest
-from sidecar.policy_tools.suggest.maximal_boxes import BoxPool, pool
-from sidecar.policy_tools.suggest.usage_grid import Box, Grid, bits
+from sidecar.policy_tools.suggest.grid import Box, BoxPool, Grid, bits, pool
 
 MAX_MERGE_PAIRS = 3_000_000
 MAX_REBUILDS = 60
 REBUILD_WORK = 800_000  # box rows visited while rebuilding
 MAX_PROOF_STEPS = 1_000_000
+MAX_BOXES, MAX_CELLS, MAX_STEPS = 1500, 400, 4_000  # of the exact search; an unfinished one proves nothing
 _TRIES = 6  # cells of one box that are tried for the lower bound
 
 
@@ -45,7 +46,7 @@ def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
     at_least = _independent(grid, best)
     few = len(known.boxes) <= MAX_BOXES and grid.cell_count <= MAX_CELLS
     if known.complete and few and at_least < len(best):
-        best, proved = fewest(grid, known.boxes, best)
+        best, proved = _fewest(grid, known.boxes, best)
         at_least = len(best) if proved else at_least
     if wide:
         at_least, wider = 1, _found(state, known, wide)
@@ -57,7 +58,7 @@ def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
     """Find a cover. Of equal gain, a box without unused cells is preferred."""
     candidates = [*known.boxes, *wide]
     starts = [
-        _irredundant(state, _greedy(state, boxes, state.full()))
+        _irredundant(state, _greedy(state, boxes, state.uncovered(())))
         for boxes in (candidates, known.by_subject, known.by_object)
     ]
     return _improved(state, candidates, min(starts, key=len), frozenset(wide))
@@ -70,16 +71,13 @@ class _State:
         self.grid = grid
         self.width = len(grid.subjects)
 
-    def full(self) -> list[int]:
-        return [mask for row in self.grid.rows for mask in row]
-
     def places(self, box: Box) -> list[int]:
         """Return the rows of a box."""
         subjects = list(bits(box.subjects))
         return [a * self.width + s for a in bits(box.actions) for s in subjects]
 
     def uncovered(self, boxes: Iterable[Box]) -> list[int]:
-        left = self.full()
+        left = [mask for row in self.grid.rows for mask in row]
         for box in boxes:
             self.take(left, box)
         return left
@@ -87,6 +85,15 @@ class _State:
     def take(self, left: list[int], box: Box) -> None:
         for place in self.places(box):
             left[place] &= ~box.objects
+
+    def hull(self, left: Sequence[int], within: Box | None = None) -> Box:
+        """Return the smallest box around what is left, or around the part of it that is within a box."""
+        hull = Box(0, 0, 0)
+        for place in range(len(left)) if within is None else self.places(within):
+            if mask := left[place] & (-1 if within is None else within.objects):
+                a, s = divmod(place, self.width)
+                hull = hull.hull(Box(1 << s, mask, 1 << a))
+        return hull
 
     def gain(self, left: Sequence[int], box: Box) -> int:
         return sum((left[place] & box.objects).bit_count() for place in self.places(box))
@@ -100,17 +107,13 @@ def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[B
     heapify(heap)
     chosen: list[Box] = []
     while heap:
-        old, at = heap[0]
+        old, at = heappop(heap)
         gain = state.gain(left, candidates[at])
-        if -gain != old:
-            if gain:
-                heapreplace(heap, (-gain, at))
-            else:
-                heappop(heap)
-            continue
-        heappop(heap)
-        chosen.append(candidates[at])
-        state.take(left, candidates[at])
+        if -gain == old:
+            chosen.append(candidates[at])
+            state.take(left, candidates[at])
+        elif gain:
+            heappush(heap, (-gain, at))
     return chosen
 
 
@@ -118,16 +121,13 @@ def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
     """Remove boxes whose every cell another one covers, smallest gains (the last chosen) first."""
     kept = list(boxes)
     once, twice = _layers(state, kept)
+    used = state.uncovered(())
     for box in reversed(boxes):
         places = state.places(box)
-        if all(
-            not box.objects & once[place] & ~twice[place] & state.grid.rows[place // state.width][place % state.width]
-            for place in places
-        ):
+        if all(not box.objects & once[place] & ~twice[place] & used[place] for place in places):
             kept.remove(box)
-            touched = set(places)
             again = _layers(state, [other for other in kept if other.subjects & box.subjects])
-            for place in touched:
+            for place in places:
                 once[place], twice[place] = again[0][place], again[1][place]
     return kept
 
@@ -143,21 +143,11 @@ def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
     return once, twice
 
 
-def needed(grid: Grid, boxes: Sequence[Box]) -> list[Box]:
+def _needed(state: _State, boxes: Sequence[Box]) -> list[Box]:
     """Return for each box the smallest box around the cells that no other one covers."""
-    state = _State(grid)
     _, twice = _layers(state, boxes)
-    return [_needed(state, box, twice) for box in boxes]
-
-
-def _needed(state: _State, box: Box, twice: Sequence[int]) -> Box:
-    subjects = objects = actions = 0
-    for place in state.places(box):
-        a, s = divmod(place, state.width)
-        own = box.objects & state.grid.rows[a][s] & ~twice[place]
-        if own:
-            subjects, objects, actions = subjects | 1 << s, objects | own, actions | 1 << a
-    return Box(subjects, objects, actions)
+    alone = [mask & ~more for mask, more in zip(state.uncovered(()), twice, strict=True)]
+    return [state.hull(alone, box) for box in boxes]
 
 
 def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
@@ -184,16 +174,13 @@ def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
     if len(kept) * len(kept) > MAX_MERGE_PAIRS:
         return kept
     first = 0
-    own = needed(state.grid, kept)
-    reach = [state.grid.objects_with(box.subjects, box.actions) for box in own]
+    joint: list[Box] | None = kept
     while first < len(kept):
+        if joint is not None:
+            kept, own = joint, _needed(state, joint)
+            reach = [state.grid.objects_with(box.subjects, box.actions) for box in own]
         joint = _joined(state, kept, own, reach, first, wide)
-        if joint is None:
-            first += 1
-            continue
-        kept = joint
-        own = needed(state.grid, kept)
-        reach = [state.grid.objects_with(box.subjects, box.actions) for box in own]
+        first += joint is None
     return kept
 
 
@@ -212,19 +199,10 @@ def _joined(
         if not state.grid.holds(own[first].hull(own[second])):
             continue
         rest = [box for at, box in enumerate(kept) if at not in (first, second)]
-        hull = _hull_of_left(state, state.uncovered(rest))
+        hull = state.hull(state.uncovered(rest))
         if state.grid.holds(hull):
             return _irredundant(state, [*rest, state.grid.grown(hull)])
     return None
-
-
-def _hull_of_left(state: _State, left: Sequence[int]) -> Box:
-    hull = Box(0, 0, 0)
-    for place, mask in enumerate(left):
-        if mask:
-            a, s = divmod(place, state.width)
-            hull = hull.hull(Box(1 << s, mask, 1 << a))
-    return hull
 
 
 def _independent(grid: Grid, boxes: Sequence[Box]) -> int:
@@ -234,7 +212,7 @@ def _independent(grid: Grid, boxes: Sequence[Box]) -> int:
     found: list[tuple[int, int, int]] = []
     steps = 0
     for box in sorted(boxes, key=lambda box: state.gain([~mask for mask in twice], box)):
-        for cell in _own_cells(state, box, twice, _TRIES):
+        for cell in islice(_own_cells(state, box, twice), _TRIES):
             steps += len(found)
             if all(not _fit(grid, cell, other) for other in found):
                 found.append(cell)
@@ -244,15 +222,10 @@ def _independent(grid: Grid, boxes: Sequence[Box]) -> int:
     return len(found)
 
 
-def _own_cells(state: _State, box: Box, twice: Sequence[int], count: int) -> list[tuple[int, int, int]]:
-    cells: list[tuple[int, int, int]] = []
+def _own_cells(state: _State, box: Box, twice: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     for place in state.places(box):
         a, s = divmod(place, state.width)
-        for o in bits(box.objects & ~twice[place]):
-            cells.append((s, o, a))
-            if len(cells) == count:
-                return cells
-    return cells
+        yield from ((s, o, a) for o in bits(box.objects & ~twice[place]))
 
 
 def _fit(grid: Grid, one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
@@ -260,3 +233,64 @@ def _fit(grid: Grid, one: tuple[int, int, int], other: tuple[int, int, int]) -> 
     mask = 1 << one[1] | 1 << other[1]
     rows = grid.rows
     return not any(mask & ~rows[a][s] for a in {one[2], other[2]} for s in {one[0], other[0]})
+
+
+# --- the exact search -----------------------------------------------------------------------------------------------
+
+
+def _cells(box: Box) -> Iterator[tuple[int, int, int]]:
+    return product(bits(box.subjects), bits(box.objects), bits(box.actions))
+
+
+def _fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[list[Box], bool]:
+    """Return a cover with the fewest boxes, at most as many as `known`, and whether it is proved minimal."""
+    numbers = {cell: at for at, cell in enumerate(grid.cells())}
+    masks = [sum(1 << numbers[cell] for cell in _cells(box)) for box in boxes]
+    search = _Search.of(masks, len(numbers), len(known))
+    search.run((1 << len(numbers)) - 1, ())
+    best = list(known) if search.best is None else [boxes[at] for at in search.best]
+    return best, search.steps <= MAX_STEPS
+
+
+@dataclass(slots=True)
+class _Search:
+    """`over[cell]` are the boxes that cover it, largest first; `near[cell]` all cells that share a box with it."""
+
+    masks: list[int]
+    over: list[list[int]]
+    near: list[int]
+    limit: int
+    best: tuple[int, ...] | None = None
+    steps: int = 0
+
+    @classmethod
+    def of(cls, masks: list[int], cells: int, limit: int) -> _Search:
+        over: list[list[int]] = [[] for _ in range(cells)]
+        near = [0] * cells
+        for at in sorted(range(len(masks)), key=lambda at: -masks[at].bit_count()):
+            for cell in bits(masks[at]):
+                over[cell].append(at)
+                near[cell] |= masks[at]
+        return cls(masks, over, near, limit)
+
+    def run(self, left: int, chosen: tuple[int, ...]) -> None:
+        """Cover what is left with fewer than `limit` boxes in all."""
+        self.steps += 1
+        if not left:
+            self.best, self.limit = chosen, len(chosen)
+            return
+        if self.steps > MAX_STEPS or len(chosen) + self._at_least(left) >= self.limit:
+            return
+        cell = min(bits(left), key=lambda cell: len(self.over[cell]))
+        for at in sorted(self.over[cell], key=lambda at: -(self.masks[at] & left).bit_count()):
+            self.run(left & ~self.masks[at], (*chosen, at))
+
+    def _at_least(self, left: int) -> int:
+        """Return a number of cells of which no two share a box."""
+        count = 0
+        while left:
+            few = left.bit_count() < 60
+            cell = min(bits(left), key=lambda cell: self.near[cell].bit_count()) if few else next(bits(left))
+            left &= ~self.near[cell]
+            count += 1
+        return count

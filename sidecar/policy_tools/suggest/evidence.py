@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from sys import intern
 from typing import Any, NamedTuple
 
@@ -101,7 +102,6 @@ class UsageEvidence:
     counts: Counter[str] = field(default_factory=Counter)
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
     would_deny: Counter[str] = field(default_factory=Counter)
-    _sound: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], wanted: SuggestQuery, name: str) -> None:
         """Read every line of a log. Raises SettingsError when a memory bound is exceeded."""
@@ -137,7 +137,11 @@ class UsageEvidence:
             return
         assert isinstance(chain, list)
         obj = named_object(obj)
-        self._know(chain, obj)
+        # A name that a policy cannot contain cannot be granted by one, and is not counted as known.
+        new = [name for name in chain if name not in self.subjects and not _unsound("subject", name)]
+        self.subjects.update(map(intern, new))
+        if obj not in self.objects and not _unsound("object", obj):
+            self.objects.add(intern(obj))
         of_a_task = record.get("protocol") == "mcp" and action in grammar.MCP_TASK_ACTIONS
         if of_a_task or action in NEED_NO_ROW or action.startswith(_NOTIFICATION):
             self.counts["session"] += 1
@@ -150,21 +154,11 @@ class UsageEvidence:
         if verdict == "taken":
             self._count(record, time, chain, obj, action)
 
-    def _know(self, chain: Sequence[str], obj: str) -> None:
-        """Add names that exist. A name that a policy cannot contain cannot be granted by one, and is left out."""
-        for principal in chain:
-            if principal not in self.subjects and not self._unsound("subject", principal):
-                self.subjects.add(intern(principal))
-        if obj not in self.objects and not self._unsound("object", obj):
-            self.objects.add(intern(obj))
-
     def _count(self, record: Mapping[str, Any], time: str, chain: Sequence[str], obj: str, action: str) -> None:
         decision = _decision(record)
         triples = _triples(record["links"], chain, obj, action)
-        why = "" if triples else "its links do not fit its chain"
-        for triple in triples:
-            if triple not in self.traces:
-                why = why or self._cannot_be_a_rule(triple)
+        unsound = (_cannot_be_a_rule(triple) for triple in triples if triple not in self.traces)
+        why = next(filter(None, unsound), "") if triples else "its links do not fit its chain"
         if why:
             self.leave_out(why, decision)
             return
@@ -191,22 +185,6 @@ class UsageEvidence:
         times, example = self.left_out.get(why, (0, decision))
         self.left_out[why] = (times + 1, example)
 
-    def _cannot_be_a_rule(self, triple: Triple) -> str:
-        return (
-            self._unsound(triple.kind, triple.subject)
-            or self._unsound(f"{triple.kind} object", triple.object)
-            or self._unsound("action", triple.action)
-        )
-
-    def _unsound(self, what: str, text: str) -> str:
-        """Return why a policy cannot name this exactly; "" if it can. Results are cached."""
-        known = self._sound.get((what, text))
-        if known is None:
-            if len(self._sound) > MAX_NAMES:
-                self._sound.clear()
-            known = self._sound[what, text] = _why_unsound(what, text)
-        return known
-
 
 def _decision(record: Mapping[str, Any]) -> str:
     return str(record.get("decision_id") or "")[:MAX_ID_CHARS]
@@ -231,15 +209,12 @@ def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
 def _triples(links: Sequence[Mapping[str, Any]], chain: Sequence[str], obj: str, action: str) -> list[Triple]:
     """Return what each principal of the chain did, in order; [] if the links do not match that."""
     asked = [*((principal, DELEGATE) for principal in chain[1:]), (obj, action)]
-    if len(links) < len(chain):
+    if len(links) < len(chain) or any(
+        link["kind"] not in _KINDS or link["action"] != act for (_, act), link in zip(asked, links, strict=False)
+    ):
         return []
-    triples: list[Triple] = []
-    for subject, (thing, act), link in zip(chain, asked, links, strict=False):
-        kind = _KINDS.get(link["kind"])
-        if kind is None or link["action"] != act:
-            return []
-        triples.append(Triple(kind, subject, thing, act))
-    return triples
+    together = zip(chain, asked, links, strict=False)
+    return [Triple(_KINDS[link["kind"]], subject, thing, act) for subject, (thing, act), link in together]
 
 
 def _is_link(link: object) -> bool:
@@ -257,7 +232,17 @@ def _texts(values: object, *, empty: bool = False) -> bool:
     return True
 
 
-def _why_unsound(what: str, text: str) -> str:
+def _cannot_be_a_rule(triple: Triple) -> str:
+    return (
+        _unsound(triple.kind, triple.subject)
+        or _unsound(f"{triple.kind} object", triple.object)
+        or _unsound("action", triple.action)
+    )
+
+
+@lru_cache(MAX_NAMES)
+def _unsound(what: str, text: str) -> str:
+    """Return why a policy cannot name this exactly; "" if it can."""
     try:
         if "*" in text:  # a URI may contain one; in a policy it would be a wildcard
             return "a name with * cannot be written exactly"

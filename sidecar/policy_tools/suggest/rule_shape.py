@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
+from math import prod
 
 from sidecar.policy import grammar
 from sidecar.policy.grammar import Wrong
+from sidecar.policy_tools.catalogue import Known
 from sidecar.policy_tools.suggest.box_cover import cover
-from sidecar.policy_tools.suggest.catalogue import Known
+from sidecar.policy_tools.suggest.grid import Box, Grid, Group, bits
 from sidecar.policy_tools.suggest.terms import PLAIN, Backed, Terms
-from sidecar.policy_tools.suggest.usage_grid import Box, Grid, Group, bits
 from sidecar.vocabulary import PermissionKind
 
 MIN_FOR_PATTERN = 3  # a pattern also matches future names, so two names do not justify one
@@ -65,7 +67,7 @@ class RuleShaper:
         boxes = list(found.boxes)
         rows = _RuleRows(grid, boxes)
         drafts: list[RuleDraft] = []
-        for at in sorted(range(len(boxes)), key=lambda at: (-_volume(boxes[at]), boxes[at])):
+        for at in sorted(range(len(boxes)), key=lambda at: (-prod(map(int.bit_count, boxes[at])), boxes[at])):
             must = rows.needed(at)
             if not must.subjects:  # an existing role or set made an earlier rule cover this one
                 rows.replace(at, must)
@@ -121,7 +123,8 @@ class RuleShaper:
         one.
         """
         found: dict[Box, str] = {}
-        lists = _lists(grid)
+        single = [1 << a for a in range(len(grid.actions))]
+        lists = list(dict.fromkeys([sum(single), *single]))
         tables = [[grid.objects_with(1 << s, actions) for s in range(len(grid.subjects))] for actions in lists]
         for pattern in _prefixes(grid, self.known.listed)[:MAX_WIDE]:
             fitting = frozenset(self.known.fitting(pattern))
@@ -159,29 +162,25 @@ class _RuleRows:
 
     def needed(self, at: int) -> Box:
         """Return the smallest box around what only this one covers."""
-        box = self._boxes[at]
-        subjects = objects = actions = 0
-        for a in bits(box.actions):
-            for s in bits(box.subjects):
-                own = box.objects & self._grid.rows[a][s]
-                for other in self._over[a, s]:
-                    own &= -1 if other == at else ~self._boxes[other].objects
-                if own:
-                    subjects, objects, actions = subjects | 1 << s, objects | own, actions | 1 << a
-        return Box(subjects, objects, actions)
+        box, hull = self._boxes[at], Box(0, 0, 0)
+        for a, s in product(bits(box.actions), bits(box.subjects)):
+            own = box.objects & self._grid.rows[a][s]
+            for other in self._over[a, s]:
+                own &= -1 if other == at else ~self._boxes[other].objects
+            if own:
+                hull = hull.hull(Box(1 << s, own, 1 << a))
+        return hull
 
     def replace(self, at: int, box: Box) -> None:
         old = self._boxes[at]
-        for a in bits(old.actions):
-            for s in bits(old.subjects):
-                self._over[a, s].discard(at)
+        for place in product(bits(old.actions), bits(old.subjects)):
+            self._over[place].discard(at)
         self._boxes[at] = box
         self._enter(at, box)
 
     def _enter(self, at: int, box: Box) -> None:
-        for a in bits(box.actions):
-            for s in bits(box.subjects):
-                self._over.setdefault((a, s), set()).add(at)
+        for place in product(bits(box.actions), bits(box.subjects)):
+            self._over.setdefault(place, set()).add(at)
 
 
 def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
@@ -233,12 +232,6 @@ def _mask(groups: Sequence[Group], places: Mapping[str, int], names: Names, *, w
     return sum(1 << at for at, count in found.items() if not whole or count == len(groups[at]))
 
 
-def _lists(grid: Grid) -> list[int]:
-    """Return each action by itself, and all together."""
-    every = (1 << len(grid.actions)) - 1
-    return list(dict.fromkeys([every, *(1 << a for a in range(len(grid.actions)))]))
-
-
 def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
     """Return every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
     found: dict[str, None] = {}
@@ -249,7 +242,3 @@ def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
         (pattern for pattern in found if pattern_of([pattern[:-1] + "a", pattern[:-1] + "b"], kind, listed) == pattern),
         key=lambda pattern: (len(pattern), pattern),
     )
-
-
-def _volume(box: Box) -> int:
-    return box.subjects.bit_count() * box.objects.bit_count() * box.actions.bit_count()

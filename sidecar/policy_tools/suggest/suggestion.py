@@ -1,18 +1,41 @@
-"""Builds suggestions and cites their records."""
+"""Builds suggestions, cites their records, and names their roles, sets and rules.
+
+A name is built from what the members have in common, so that a reviewer need not look them up; else from a number. No
+name of the present policy is used, and no role's name contains a slash: such roles are granted by tokens (CONTRACT
+1.1).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import zip_longest
 
-from sidecar.policy_tools.suggest.catalogue import Known
-from sidecar.policy_tools.suggest.current_policy import Present
+from sidecar.policy_tools.catalogue import Known
 from sidecar.policy_tools.suggest.evidence import KINDS, MAX_CITED, Trace, Triple, UsageEvidence
-from sidecar.policy_tools.suggest.naming import role_name, rule_id, set_name
-from sidecar.policy_tools.suggest.rule_shape import Names, RuleDraft, RuleShaper
-from sidecar.policy_tools.suggest.terms import NOTHING_CARRIED, PLAIN, Backed, Backing, Carried, Terms, carried, grouped
-from sidecar.policy_tools.suggest.usage_grid import Grid, components
+from sidecar.policy_tools.suggest.grid import Grid, components
+from sidecar.policy_tools.suggest.rule_shape import Names, RuleDraft, RuleShaper, common_head
+from sidecar.policy_tools.suggest.terms import (
+    NOTHING_CARRIED,
+    PLAIN,
+    Backing,
+    Carried,
+    Present,
+    Terms,
+    carried,
+    grouped,
+)
 from sidecar.vocabulary import ANONYMOUS, PermissionKind
+
+SUGGESTED = "suggested"
+_MAX_STEM = 48
+_MAX_ID = 128  # from the grammar of rule ids; CONTRACT 2.1 has no bound
+_MEMBERS = {"nhi": "agents", "user": "users"}
+_THINGS = {"tool": "tools", "prompt": "prompts", "resource": "resources", "nhi": "agents"}
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._\-]+")
+_WORD_ENDS = "_-./:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +99,14 @@ def suggest(
     at_least = 0
     for kind in KINDS:
         for said, backed in sorted(groups.get(kind, {}).items(), key=lambda item: repr(item[0])):
-            found, fewest = _group(shaper, kind, backed, widen)
+            found: list[RuleDraft] = []
+            for part in _parts(backed.triples, widen):
+                rules, fewest = shaper.rules(kind, Grid.of(part), backed)
+                found += rules
+                at_least += fewest
             drafts += _under(said, found)
-            at_least += fewest
     whole = carried(source, {draft.terms.when for draft in drafts}) if source else NOTHING_CARRIED
-    return _named(drafts, shaper, evidence, present, at_least, whole)
-
-
-def _group(shaper: RuleShaper, kind: PermissionKind, backed: Backed, widen: int) -> tuple[list[RuleDraft], int]:
-    drafts: list[RuleDraft] = []
-    at_least = 0
-    for part in _parts(backed.triples, widen):
-        found, fewest = shaper.rules(kind, Grid.of(part), backed)
-        drafts += found
-        at_least += fewest
-    return drafts, at_least
+    return _named(drafts, evidence, present, at_least, whole)
 
 
 def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
@@ -100,14 +116,12 @@ def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
     if terms.limit is None or len(drafts) < 2:
         return [replace(draft, terms=terms) for draft in drafts]
     actions = tuple(sorted({action for draft in drafts for action in draft.actions}))
-    alike = [_for_actions(replace(draft, terms=terms), actions) for draft in sorted(drafts, key=_order)]
-    return [alike[0], *(replace(draft, whole=alike[0]) for draft in alike[1:])]
-
-
-def _for_actions(draft: RuleDraft, actions: tuple[str, ...]) -> RuleDraft:
-    if draft.actions == actions:
-        return draft
-    return replace(draft, actions=actions, widened=tuple(sorted(draft.objects)))
+    alike: list[RuleDraft] = []
+    for draft in sorted(drafts, key=_order):
+        widened = draft.widened if draft.actions == actions else tuple(sorted(draft.objects))
+        whole = alike[0] if alike else None
+        alike.append(replace(draft, terms=terms, actions=actions, widened=widened, whole=whole))
+    return alike
 
 
 def _order(draft: RuleDraft) -> tuple[int, list[str], list[str]]:
@@ -125,12 +139,7 @@ def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
 
 
 def _named(
-    drafts: list[RuleDraft],
-    shaper: RuleShaper,
-    evidence: UsageEvidence,
-    present: Present,
-    at_least: int,
-    whole: Carried,
+    drafts: list[RuleDraft], evidence: UsageEvidence, present: Present, at_least: int, whole: Carried
 ) -> Suggestion:
     taken = set(present.taken)
     ordered = sorted(drafts, key=_order)
@@ -143,7 +152,9 @@ def _named(
         if not draft.object and draft.objects not in sets:
             owner = roles.get(draft.subjects) or min(draft.subjects)
             sets[draft.objects] = present.sets.get(draft.objects) or set_name(draft.objects, owner, taken)
-    by_subject = _by_subject(evidence)
+    by_subject: _BySubject = {}
+    for triple, trace in evidence.traces.items():
+        by_subject.setdefault((triple.kind, triple.subject), []).append((triple, trace))
     rules: dict[RuleDraft, list[Suggested]] = {}
     for draft in sorted(ordered, key=lambda draft: draft.whole is not None):
         subject = roles.get(draft.subjects) or min(draft.subjects)
@@ -151,7 +162,10 @@ def _named(
         parts = rules.setdefault(draft.whole or draft, [])
         name = parts[0].id if parts else rule_id(draft, subject, obj, taken)
         parts.append(_rule(draft, name, subject, obj, by_subject))
-    found = sorted(rules.values(), key=lambda parts: (KINDS.index(parts[0].kind), *_said(parts[0])))
+    found = sorted(
+        rules.values(),
+        key=lambda parts: (KINDS.index(parts[0].kind), parts[0].subject, parts[0].object, parts[0].actions),
+    )
     return Suggestion(
         rules=tuple(rule for parts in found for rule in parts),
         roles={name: tuple(sorted(group)) for group, name in sorted(roles.items(), key=lambda item: item[1])},
@@ -162,18 +176,7 @@ def _named(
     )
 
 
-def _said(rule: Suggested) -> tuple[str, str, tuple[str, ...]]:
-    return rule.subject, rule.object, rule.actions
-
-
-_BySubject = Mapping[tuple[PermissionKind, str], list[tuple[Triple, Trace]]]
-
-
-def _by_subject(evidence: UsageEvidence) -> _BySubject:
-    found: dict[tuple[PermissionKind, str], list[tuple[Triple, Trace]]] = {}
-    for triple, trace in evidence.traces.items():
-        found.setdefault((triple.kind, triple.subject), []).append((triple, trace))
-    return found
+_BySubject = dict[tuple[PermissionKind, str], list[tuple[Triple, Trace]]]
 
 
 def _rule(draft: RuleDraft, id_: str, subject: str, obj: str, by_subject: _BySubject) -> Suggested:
@@ -205,11 +208,72 @@ def _rule(draft: RuleDraft, id_: str, subject: str, obj: str, by_subject: _BySub
 
 def _cited(traces: Iterable[Trace]) -> tuple[str, ...]:
     """Return up to three decisions, of different triples as far as possible."""
-    found: dict[str, None] = {}
-    known = list(traces)
-    for place in range(MAX_CITED):
-        for trace in known:
-            if len(found) == MAX_CITED:
-                return tuple(found)
-            found.update(dict.fromkeys(trace.decisions[place : place + 1]))
-    return tuple(found)
+    ranks = zip_longest(*(trace.decisions for trace in traces), fillvalue="")
+    return tuple(dict.fromkeys(decision for rank in ranks for decision in rank if decision))[:MAX_CITED]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def role_name(members: Names, taken: set[str]) -> str:
+    """Return `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
+    stem, what = _in_common([name.partition(":")[2] for name in members]), _what(members, _MEMBERS, "principals")
+    return _free("role:", _joined(stem, what), taken)
+
+
+def set_name(objects: Names, subject: str, taken: set[str]) -> str:
+    """Return `set:github-get` for tools with that prefix, `set:planner-tools` for one subject's tools of several
+    servers.
+    """
+    rests = [name.partition(":")[2] for name in objects]
+    what = _what(objects, _THINGS, "objects")
+    servers = {rest.partition("/")[0] for rest in rests}
+    stem = _in_common(rests) if len(servers) == 1 or what == "agents" else ""
+    if len(servers) == 1 and stem not in map(_slug, servers):
+        return _free("set:", stem, taken)  # "github-get" is specific enough
+    return _free("set:", _joined(stem or _slug(subject.partition(":")[2]), what), taken)
+
+
+def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
+    """Return `suggested-<subject>-<object>`, with a digest of the rule's content if that is long or not unique."""
+    thing = _slug(obj.partition(":")[2].replace("*", "")) or "all"
+    who = _slug(subject.partition(":")[2]) or subject
+    stem = f"{SUGGESTED}-{who.removeprefix(f'{SUGGESTED}-')}-{thing.removeprefix(f'{who}-')}"
+    if len(stem) > _MAX_ID - 9 or stem in taken:
+        box = (sorted(draft.subjects), sorted(draft.objects), draft.object, draft.actions)
+        said = repr((draft.kind.value, *box, draft.terms[:4]))
+        stem = f"{stem[: _MAX_ID - 9]}-{sha256(said.encode()).hexdigest()[:8]}"
+    taken.add(stem)
+    return stem
+
+
+def _in_common(names: Sequence[str]) -> str:
+    """Return the common beginning of all names, up to the end of a word."""
+    head = common_head(names)
+    return _slug(head[: max(head.rfind(mark) for mark in _WORD_ENDS) + 1])
+
+
+def _joined(stem: str, what: str) -> str:
+    """Return `pay-agents` for both pay and pay-agent."""
+    singular = f"-{what.removesuffix('s')}"
+    return f"{stem.removesuffix(singular)}-{what}" if stem else ""
+
+
+def _what(names: Collection[str], words: dict[str, str], mixed: str) -> str:
+    kinds = {name.partition(":")[0] for name in names}
+    return words.get(kinds.pop(), mixed) if len(kinds) == 1 else mixed
+
+
+def _slug(text: str) -> str:
+    return _NOT_IN_AN_ID.sub("-", text)[:_MAX_STEM].strip("._-")
+
+
+def _free(word: str, stem: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is taken."""
+    name, number = f"{word}{stem or SUGGESTED}", 2 if stem else 1
+    free = name if stem and name not in taken else ""
+    while not free:
+        free = f"{name}-{number}" if f"{name}-{number}" not in taken else ""
+        number += 1
+    taken.add(free)
+    return free

@@ -1,4 +1,4 @@
-"""Finds the conditions, limits and expiry under which the present policy allows recorded use.
+"""Finds what the present policy contributes to a suggestion: roles and sets, deny rows, and the terms of its rows.
 
 Terms are a condition, a limit and an expiry. Each recorded use takes the present terms of the rows that it rested on;
 if none of these rows is left, those of every row that allows it today. A suggestion is therefore always inside a row of
@@ -8,16 +8,19 @@ allows the call without one: such rows are always kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from sidecar.policy import PolicySource
+from sidecar.policy.model import COLUMNS
 from sidecar.policy.patterns import WILDCARD, covers, glob
+from sidecar.policy.roles import RoleLinks
 from sidecar.policy_tools.diff.role_conditions import roles_asked
 from sidecar.policy_tools.diff.terms import actions_of, place_of
-from sidecar.policy_tools.suggest.evidence import Trace, Triple, UsageEvidence
+from sidecar.policy_tools.rule_text import moment
+from sidecar.policy_tools.suggest.evidence import KINDS, Trace, Triple, UsageEvidence
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
 GONE = "gone"  # the count of calls that no row allows any more
@@ -48,11 +51,6 @@ class Terms(NamedTuple):
 
 
 PLAIN = Terms()
-
-
-def moment(at_s: float) -> str:
-    """Format a time as RFC 3339 in UTC, as rows have it."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 @dataclass(slots=True)
@@ -103,7 +101,11 @@ class Backing:
         found: dict[Terms, set[RuleRef]] = {}
         for rule in chosen:
             found.setdefault(held[rule], set()).add(rule)
-        return _without_superfluous(found)
+        return {
+            terms: rules
+            for terms, rules in found.items()
+            if not any(terms != other and terms.within(other) for other in found)
+        }
 
     def _terms(self, rule: RuleRef, triple: Triple) -> Terms | None:
         """Return the terms of a row, which include the role if only a token can grant it; None if the row does not
@@ -143,14 +145,6 @@ class Backing:
         return self._found[kind, obj]
 
 
-def _without_superfluous(found: Mapping[Terms, set[RuleRef]]) -> dict[Terms, set[RuleRef]]:
-    return {
-        terms: rules
-        for terms, rules in found.items()
-        if not any(terms != other and terms.within(other) for other in found)
-    }
-
-
 def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
     """Group the recorded use by terms. Uses that no row allows any more are removed from the evidence and counted
     there, except those that passed in shadow mode, or were requested, without a row.
@@ -171,9 +165,7 @@ def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Itera
     """Yield the groups without the uses whose limit cannot be counted as it is today: parts of one rule differ only in
     subject and object.
     """
-    of: dict[str, int] = {}
-    for terms in groups:
-        of[terms.of] = of.get(terms.of, 0) + bool(terms.of)
+    of = Counter(terms.of for terms in groups if terms.of)
     lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
     for triple in lost:
         evidence.leave_out(SPLIT_LIMIT, next(iter(evidence.traces[triple].decisions), ""))
@@ -223,3 +215,50 @@ def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iter
             seen.add(container)
             yield from ((member, container) for member in children[container])
             todo += [member for member in children[container] if member in children]
+
+
+# --- the present policy -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `terms` is what a rule requires
+    beside subject, object and action, in words, by its id; `source` is the policy itself, whose terms a suggestion
+    keeps, and None if they are dropped.
+    """
+
+    roles: Mapping[frozenset[str], str] = field(default_factory=dict)
+    sets: Mapping[frozenset[str], str] = field(default_factory=dict)
+    taken: frozenset[str] = frozenset()
+    terms: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[PermissionKind, tuple[str, ...]] = field(default_factory=lambda: dict.fromkeys(KINDS, COLUMNS))
+    source: PolicySource | None = None
+
+    @classmethod
+    def of(cls, source: PolicySource) -> Present:
+        """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
+        taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
+        terms: dict[str, str] = {}
+        for rule in source.rules:
+            taken |= {rule.id, rule.subject, rule.object}
+            said = str(Terms(rule.when, rule.expires_at, rule.max_calls_per_hour, rule.per))
+            if said:
+                terms.setdefault(rule.id, said)
+        return cls(
+            roles=_by_contents(source.roles, lambda name: "/" not in name),
+            sets=_by_contents(source.sets, lambda _: True),
+            taken=frozenset(taken),
+            terms=terms,
+            columns={kind: tuple(model.columns) for kind, model in source.models.items()},
+            source=source,
+        )
+
+
+def _by_contents(links: RoleLinks, fit: Callable[[str], bool]) -> dict[frozenset[str], str]:
+    """Return names by direct and indirect members. Of two with the same members, the first by name."""
+    found: dict[frozenset[str], str] = {}
+    for name, contents in sorted(links.contents().items()):
+        exact = frozenset(each for each in contents if not each.startswith(("role:", "set:")))
+        if exact and fit(name):
+            found.setdefault(exact, name)
+    return found

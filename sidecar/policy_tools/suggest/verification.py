@@ -1,8 +1,12 @@
-"""Verifies that a suggestion allows exactly what was recorded.
+"""Verifies that a suggestion allows exactly what was recorded, and writes policy tests that keep it so.
 
 Nothing is printed before this holds. The rules, roles and sets that `load_policy` reads are expanded over all known
 names and compared with the evidence: that checks every cell. Then the engine itself is asked: for every cell if they
 are few, else for as many as fit into its time, spread evenly.
+
+There is one test for each rule, which must allow, and for each known subject one use that was never recorded and must
+stay denied. A team that edits the suggestion therefore notices lost and added access. A record contains no arguments:
+for a rule with a condition, and for a deny row with one, the test is a call without arguments.
 """
 
 from __future__ import annotations
@@ -10,20 +14,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from datetime import datetime
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 from sidecar.policy import Engine, PolicySource, load_policy
-from sidecar.policy_tools.suggest.catalogue import Known
+from sidecar.policy.grammar import ON_SERVERS
+from sidecar.policy_tools.catalogue import Known
+from sidecar.policy_tools.rule_text import scalar
 from sidecar.policy_tools.suggest.evidence import KINDS, Triple, UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggestion
-from sidecar.vocabulary import ANONYMOUS, PermissionKind, Principal, Question
+from sidecar.vocabulary import ANONYMOUS, Decision, PermissionKind, Principal, Question
 
 ENGINE_S = 3.0  # for the engine's questions
 MAX_SAMPLED = 20_000  # questions, if not all can be asked
 MAX_CELLS = 2_000_000  # with more cells, only a sample is asked
+
+SUITE_FILE = "tests/suggested.yaml"
+MAX_DENIED = 500
+MAX_TRIES = 4  # subjects, and objects, for one row that denies
+_ACTIONS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 
 
 class ProofFailed(Exception):
@@ -59,10 +71,18 @@ def prove(
     wrong cell, and PolicyError if the files are not a valid policy.
     """
     source = _loaded(files, models)
-    expected = evidence.traces.keys() | _widened(suggestion)
-    _same(_allowed(source, known), expected)
-    cells = sum(len(known.subjects_of(kind)) * len(known.objects_of(kind)) for kind in KINDS) * len(_actions(evidence))
-    return Proof(cells, _ask(Engine(source), expected, known, sorted(_actions(evidence)), cells))
+    widened = {
+        Triple(rule.kind, *cell)
+        for rule in suggestion.rules
+        for cell in product(rule.subjects, rule.widened, rule.actions)
+    }
+    allowed, expected = _allowed(source, known), evidence.traces.keys() | widened
+    for word, wrong in (("does not allow", expected - allowed), ("allows", allowed - expected)):
+        if wrong:
+            raise ProofFailed(f"the suggestion {word} {min(wrong)}, and {len(wrong) - 1} more")
+    actions = sorted({triple.action for triple in evidence.traces})
+    cells = sum(len(known.subjects_of(kind)) * len(known.objects_of(kind)) for kind in KINDS) * len(actions)
+    return Proof(cells, _ask(Engine(source), expected, known, actions, cells))
 
 
 def _loaded(files: Mapping[str, str], models: Path) -> PolicySource:
@@ -70,16 +90,6 @@ def _loaded(files: Mapping[str, str], models: Path) -> PolicySource:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         return load_policy(models, Path(folder))
-
-
-def _widened(suggestion: Suggestion) -> set[Triple]:
-    return {
-        Triple(rule.kind, subject, obj, action)
-        for rule in suggestion.rules
-        for subject in rule.subjects
-        for obj in rule.widened
-        for action in rule.actions
-    }
 
 
 def _allowed(source: PolicySource, known: Known) -> set[Triple]:
@@ -93,18 +103,8 @@ def _allowed(source: PolicySource, known: Known) -> set[Triple]:
         objects = elements[rule.object] if rule.object.startswith("set:") else known.fitting(rule.object)
         names = [name for name in subjects if not name.startswith("role:")]
         things = [name for name in objects if not name.startswith("set:")]
-        allowed.update(Triple(rule.kind, s, o, a) for s in names for o in things for a in rule.actions)
+        allowed.update(Triple(rule.kind, *cell) for cell in product(names, things, rule.actions))
     return allowed
-
-
-def _same(allowed: set[Triple], expected: set[Triple]) -> None:
-    for word, wrong in (("does not allow", expected - allowed), ("allows", allowed - expected)):
-        if wrong:
-            raise ProofFailed(f"the suggestion {word} {min(wrong)}, and {len(wrong) - 1} more")
-
-
-def _actions(evidence: UsageEvidence) -> set[str]:
-    return {triple.action for triple in evidence.traces}
 
 
 def _ask(engine: Engine, expected: set[Triple], known: Known, actions: list[str], cells: int) -> int:
@@ -127,10 +127,9 @@ def _ask(engine: Engine, expected: set[Triple], known: Known, actions: list[str]
 
 def _every(known: Known, actions: list[str]) -> Iterator[Triple]:
     for kind in KINDS:
-        for subject in known.subjects_of(kind):
-            for obj in known.objects_of(kind):
-                if _asks(kind, subject, obj):
-                    yield from (Triple(kind, subject, obj, action) for action in actions)
+        for subject, obj in product(known.subjects_of(kind), known.objects_of(kind)):
+            if _asks(kind, subject, obj):
+                yield from (Triple(kind, subject, obj, action) for action in actions)
 
 
 def _some(known: Known, actions: list[str]) -> Iterator[Triple]:
@@ -167,3 +166,79 @@ def question_of(triple: Triple) -> Question:
     if word == "nhi":
         server, name = (rest if triple.kind is PermissionKind.AGENT_TO_TOOL else ""), ""
     return Question(triple.object, triple.action, server, name)
+
+
+# --- policy tests -----------------------------------------------------------------------------------------------------
+
+
+def suite_text(suggestion: Suggestion, evidence: UsageEvidence, known: Known, engine: Engine) -> str:
+    """Return the suite, in the form of CONTRACT 2.3. Its time is that of the last record."""
+    now = max(trace.last for trace in evidence.traces.values())
+    now_s = datetime.fromisoformat(now).timestamp()
+    lines = ["# Suggested with the rules beside it by `sidecar policy suggest`.", "suite: suggested"]
+    lines += [f"now: {scalar(now)}", "tests:"]
+    for rule in suggestion.rules:
+        triple = Triple(rule.kind, rule.subjects[0], rule.objects[0], rule.actions[0])
+        if _can_be_tested(triple):
+            decision = engine.decide((Principal(triple.subject),), question_of(triple), now_s)
+            name = f"{rule.id} for {triple.object}" if rule.part else rule.id
+            if decision.allowed and _rests_on(decision, rule.id):
+                expect = f"{{decision: allow, rule: {scalar(rule.id)}}}"
+                lines.append(_test(f"{name} allows what was recorded", triple, expect))
+            else:
+                expect = "allow" if decision.allowed else f"{{decision: deny, reason: {decision.reason}}}"
+                lines.append(_test(f"{name} on a call without arguments", triple, expect))
+    for rule_id, triple in _forbidden(suggestion, known, engine, now_s):
+        expect = f"{{decision: deny, rule: {scalar(rule_id)}}}"
+        lines.append(_test(f"{rule_id} denies {triple.action} of {triple.object}", triple, expect))
+    for triple in islice(_unused(suggestion, evidence, known), MAX_DENIED):
+        name = f"{triple.subject} never had {triple.object} for {triple.action}"
+        lines += [_test(name, triple, "deny")]
+    return "\n".join(lines) + "\n"
+
+
+def _forbidden(suggestion: Suggestion, known: Known, engine: Engine, now_s: float) -> Iterator[tuple[str, Triple]]:
+    """Yield for each deny row a known use that it denies, found in a few tries."""
+    told: set[str] = set()
+    for rule in suggestion.carried.denies[:MAX_DENIED]:
+        objects = [name for name in known.fitting(rule.object) if name.startswith(ON_SERVERS)]
+        for subject, obj in product(known.subjects[:MAX_TRIES], objects[:MAX_TRIES]):
+            triple = Triple(PermissionKind.AGENT_TO_TOOL, subject, obj, _ACTIONS[obj.partition(":")[0]])
+            decision = engine.decide((Principal(subject),), question_of(triple), now_s)
+            if rule.id not in told and not decision.allowed and _rests_on(decision, rule.id):
+                told.add(rule.id)
+                yield rule.id, triple
+
+
+def _rests_on(decision: Decision, rule_id: str) -> bool:
+    links = [link for link in decision.links if link.allowed is decision.allowed]
+    return any(rule.id == rule_id for link in links for rule in link.rules)
+
+
+def _unused(suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> Iterator[Triple]:
+    """Yield for each subject the first object that it never used, by an action that others use there."""
+    widened = {name for rule in suggestion.rules for name in rule.widened}
+    used: dict[tuple[PermissionKind, str], set[str]] = {}
+    actions: dict[tuple[PermissionKind, str], str] = {}
+    for triple in evidence.traces:
+        used.setdefault((triple.kind, triple.subject), set()).add(triple.object)
+        actions.setdefault((triple.kind, triple.object), triple.action)
+    for kind in PermissionKind:
+        there = [(obj, action) for (one, obj), action in actions.items() if one is kind and obj not in widened]
+        for subject in known.subjects_of(kind) if there else ():
+            mine = used.get((kind, subject), set())
+            found = next((Triple(kind, subject, obj, action) for obj, action in there if obj not in mine), None)
+            if found is not None and _can_be_tested(found):
+                yield found
+
+
+def _can_be_tested(triple: Triple) -> bool:
+    """Whether a suite can express the question: it derives the kind from caller and object, and would take an MCP
+    server as a whole for an agent.
+    """
+    return triple.kind is not PermissionKind.AGENT_TO_TOOL or not triple.object.startswith("nhi:")
+
+
+def _test(name: str, triple: Triple, expect: str) -> str:
+    asked = f"as: {scalar(triple.subject)}, calls: {scalar(triple.object)}, action: {scalar(triple.action)}"
+    return f"  - {{name: {scalar(name)}, {asked}, expect: {expect}}}"

@@ -17,11 +17,10 @@ from sidecar.policy import grammar, load_policy
 from sidecar.policy.faults import Faults
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.yaml_rows import parse_yaml
-from sidecar.policy_tools.convert import DifferentError, convert
-from sidecar.policy_tools.convert.columns import columns_of
-from sidecar.policy_tools.convert.csv_content import Content, read
-from sidecar.policy_tools.convert.equivalence import compare, said
-from sidecar.policy_tools.convert.writer import csv_of, scalar, yaml_of
+from sidecar.policy_tools.convert import DifferentError, columns_of, convert
+from sidecar.policy_tools.convert.content import Content, compare, read, said
+from sidecar.policy_tools.convert.writer import csv_of, yaml_of
+from sidecar.policy_tools.rule_text import scalar
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind
 

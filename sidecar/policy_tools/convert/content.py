@@ -1,25 +1,42 @@
-"""Reads a file of rows together with its comments."""
+"""Reads a file of rows together with its comments, and verifies that two forms of a policy are equivalent."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from sidecar.policy import grammar
+from sidecar.errors import PolicyError
+from sidecar.policy import grammar, load_policy
 from sidecar.policy.faults import Faults, shown
-from sidecar.policy.files import GUARDRAILS, ROLES, STEMS
-from sidecar.policy.model import COLUMNS
+from sidecar.policy.files import GUARDRAILS, KINDS, ROLES, STEMS, read_text
+from sidecar.policy.model import COLUMNS, parse_model
 from sidecar.policy.rows import CsvField, CsvRow, decoded, parse_rows
 from sidecar.policy.yaml_links import Columns
 from sidecar.policy.yaml_offsets import YamlField
-from sidecar.policy.yaml_rows import parse_yaml
+from sidecar.policy.yaml_rows import MAX_BYTES, parse_yaml
 from sidecar.vocabulary import PermissionKind
 
 Comment = Callable[[str], str | None]
 T = TypeVar("T")
+
+
+def columns_of(models: Path) -> dict[PermissionKind, tuple[str, ...]]:
+    """Return the columns of each kind of row, by the models in a folder. Raises PolicyError with every fault."""
+    faults = Faults()
+    columns: dict[PermissionKind, tuple[str, ...]] = {PermissionKind.GUARDRAIL: COLUMNS}
+    for kind in KINDS:
+        path = models / f"{kind.value}.conf"
+        text = read_text(path, faults)
+        model = parse_model(kind, str(path), text, faults) if text is not None else None
+        if model is not None:
+            columns[kind] = model.columns
+    if faults.errors:
+        raise PolicyError(faults.errors)
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +98,11 @@ def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Colum
             message = f"{len(row.fields) + 1} fields, but {len(wanted) + 1} are needed"
             faults.error("P102", message, row.line, 1, len(row.line.text))
         elif row.type != "p":
-            _check_container(row, faults)
+            _try(row, row.fields[1], faults, grammar.role if row.type == "g" else grammar.set_)
         else:
             _check_rule(dict(zip(wanted, row.fields, strict=True)), kind, row, owner, faults)
         part_of = row.notes.get("part_of")
         owner = part_of.text if part_of else row.notes["id"].text if "id" in row.notes else ""
-
-
-def _check_container(row: CsvRow, faults: Faults) -> None:
-    _try(row, row.fields[1], faults, grammar.role if row.type == "g" else grammar.set_)
 
 
 def _check_rule(
@@ -126,7 +139,9 @@ def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: 
     entries: list[ContentEntry] = []
     at = 0
     for kind, row in found:
-        start, end = (row.notes_line or row.line).number - 1, _end(row)
+        start = (row.notes_line or row.line).number - 1
+        fields = [field for field in (*row.fields, *row.notes.values()) if isinstance(field, YamlField)]
+        end = max([row.line.number, *(place.line.number for field in fields for place in field.places)])
         above = [line for line in lines[at:start] if line is not None]
         above += [line for line in lines[max(at, start) : end] if line]
         entries.append(ContentEntry(kind, row, tuple(above)))
@@ -138,12 +153,6 @@ def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: 
     entries[0] = ContentEntry(first.kind, first.row, first.above[blank + 1 :])
     rest = _trimmed([line for line in lines[at:] if line is not None])
     return Content(tuple(entries), tuple(_trimmed(first.above[: blank + 1])), tuple(rest))
-
-
-def _end(row: CsvRow) -> int:
-    """Return the number of the row's last line."""
-    fields = [field for field in (*row.fields, *row.notes.values()) if isinstance(field, YamlField)]
-    return max([row.line.number, *(place.line.number for field in fields for place in field.places)])
 
 
 def _trimmed(lines: Sequence[str]) -> Sequence[str]:
@@ -178,3 +187,69 @@ def _comment_in_yaml(line: str) -> str | None:
             return "" if content.startswith("version:") else None
         found = line[after.start() :].strip()
     return "# " + found[1:] if found.startswith("#:") else found
+
+
+# --- equivalence ---
+
+
+class DifferentError(Exception):
+    """The result differs from the source: a bug in the converter. Nothing is written."""
+
+
+Said = dict[tuple[str, str], list[object]]
+
+
+def said(content: Content, columns: Columns) -> Said:
+    """Return the content of the rows, by kind and type, in order."""
+    found: Said = {}
+    head: dict[str, str] = {}
+    for entry in content.entries:
+        kind, row = entry.kind, entry.row
+        names = columns.get(kind, COLUMNS) if kind else ("member", "container", "domain")
+        texts = {name: field.text for name, field in zip(names, row.fields, strict=False)}
+        if row.type == "p":
+            actions = dict.fromkeys(word.strip() for word in texts["act"].split("|"))
+            texts["act"] = "|".join(actions)
+            # Parts agree with the row above in all but these (P509), in any spelling.
+            head = texts if "part_of" not in row.notes else head | {key: texts[key] for key in ("sub", "obj")}
+            texts = dict(head)
+        notes = {key: field.text for key, field in row.notes.items()}
+        found.setdefault((kind.value if kind else "", row.type), []).append((sorted(texts.items()), notes))
+    return found
+
+
+def compare(path: str, content: Content, written: Mapping[str, bytes], columns: Columns) -> None:
+    """Read the result again: it must contain the same rows. Raises DifferentError; PolicyError if it is too large."""
+    faults = Faults()
+    again: Said = {}
+    for name, raw in written.items():
+        if len(raw) > MAX_BYTES:
+            faults.whole("P510", f"as {name} it would be larger than {MAX_BYTES // 2**20} MiB", path, "split it first")
+            raise PolicyError(faults.errors)
+        result = read(name, raw, columns, faults)
+        for key, rows in (said(result, columns) if result else {}).items():
+            again.setdefault(key, []).extend(rows)
+    if faults.errors or again != said(content, columns):
+        what = str(faults.errors[0]) if faults.errors else "the rows differ"
+        raise DifferentError(f"{path} cannot be converted without loss: {what}")
+
+
+def revision_of_both(files: Mapping[str, bytes], result: Mapping[str, bytes], models: Path) -> tuple[str, str]:
+    """Return the revision that both have; "" and the reason if the source does not load."""
+    with TemporaryDirectory(prefix="sidecar-convert-") as folder:
+        before, after = Path(folder) / "before", Path(folder) / "after"
+        for root, found in ((before, files), (after, result)):
+            for path, raw in found.items():
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_bytes(raw)
+        try:
+            old = load_policy(models, before)
+        except PolicyError as error:
+            return "", error.faults[0].message
+        try:
+            new = load_policy(models, after)
+        except PolicyError as error:
+            raise DifferentError(f"the result does not load: {error.faults[0]}") from None
+    if old.revision != new.revision:
+        raise DifferentError(f"the revision changes: {old.revision} is not {new.revision}")
+    return new.revision, ""

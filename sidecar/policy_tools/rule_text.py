@@ -1,0 +1,75 @@
+"""Formats rules, names, and times, in the same way for every tool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sidecar.policy.grammar import NONE, USE, USED
+from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
+from sidecar.vocabulary import RuleRef
+
+# Texts that YAML reads as plain strings, also inside [ ] and { }.
+_PLAIN = re.compile(r"[A-Za-z0-9_./(](?:[A-Za-z0-9_./:@+()=<>&|!?*'\-]| (?=[^#]))*")
+_QUOTED_IN_CSV = re.compile(r'[,"]|^[ \t]|[ \t]$')
+
+
+def moment(at_s: float) -> str:
+    """Format seconds since the epoch as RFC 3339, as rows have it."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def place(rule: RuleRef) -> str:
+    """Return `policies/agent_to_tool.csv:12`; "" for a rule that no file has."""
+    return f"{rule.file}:{rule.line}" if rule.file else ""
+
+
+def cut(items: Sequence[str], most: int) -> list[str]:
+    """Return the first `most` items and `and 7 more`; all of them if there is only one more."""
+    rest = len(items) - most
+    return [*items] if rest <= 1 else [*items[:most], f"and {rest} more"]
+
+
+def columns(rule: RuleRef) -> dict[str, str]:
+    """Return the fields of a rule by the columns of the built-in models."""
+    actions = list(rule.actions)
+    if set(USED) <= set(actions):
+        actions = [USE, *(action for action in actions if action not in USED)]
+    return {
+        "sub": rule.subject,
+        "obj": rule.object,
+        "act": "|".join(actions),
+        "expires_at": NONE if rule.expires_at is None else moment(rule.expires_at),
+        "max_calls_per_hour": NONE if rule.max_calls_per_hour is None else str(rule.max_calls_per_hour),
+        "when": rule.when or NONE,
+        "eft": rule.effect,
+    }
+
+
+def csv_field(text: str) -> str:
+    """Return a field of a row, quoted if necessary."""
+    return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
+
+
+def csv_row(rule: RuleRef) -> str:
+    """Return a rule as a row of the built-in models."""
+    return ", ".join(("p", *map(csv_field, columns(rule).values())))
+
+
+def scalar(text: str) -> str:
+    """Return a text as YAML: plain if it is unambiguous, else quoted."""
+    if _PLAIN.fullmatch(text) and ": " not in text and not text.endswith((":", " ")) and _is_text(text):
+        return text
+    if '"' not in text and "\\" not in text and text.isprintable():
+        return f'"{text}"'
+    if text.isprintable():
+        return "'" + text.replace("'", "''") + "'"
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return meaning_of(text) == text
+    except DoubtfulScalarError:
+        return False
