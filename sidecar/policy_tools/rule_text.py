@@ -25,10 +25,10 @@ def place(rule: RuleRef) -> str:
     return f"{rule.file}:{rule.line}" if rule.file else ""
 
 
-def cut(items: Sequence[str], most: int) -> list[str]:
+def cut(items: Sequence[str], most: int, more: str = "and {} more") -> list[str]:
     """Return the first `most` items and `and 7 more`; all of them if there is only one more."""
     rest = len(items) - most
-    return [*items] if rest <= 1 else [*items[:most], f"and {rest} more"]
+    return [*items] if rest <= 1 else [*items[:most], more.format(rest)]
 
 
 def columns(rule: RuleRef) -> dict[str, str]:

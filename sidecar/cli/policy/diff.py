@@ -14,8 +14,7 @@ import orjson
 from sidecar.errors import ConfigError, visible_lines
 from sidecar.policy_tools.catalogue import read_catalogue
 from sidecar.policy_tools.diff import Difference, difference, load
-from sidecar.policy_tools.diff.formats import as_markdown, as_text
-from sidecar.policy_tools.diff.json_report import as_data
+from sidecar.policy_tools.diff.formats import as_data, as_markdown, as_text
 from sidecar.policy_tools.git_revisions import Revision, opened
 from sidecar.policy_tools.policy_location import configured
 

@@ -30,11 +30,10 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.catalogue import exact_names
+from sidecar.policy_tools.diff.access_changes import lifted, lost_limits
 from sidecar.policy_tools.diff.describe import merged
-from sidecar.policy_tools.diff.existing_objects import with_something_in_them
-from sidecar.policy_tools.diff.lifted_limits import lifted, lost_limits
 from sidecar.policy_tools.diff.region_shapes import Region
-from sidecar.policy_tools.diff.regions import changed_regions
+from sidecar.policy_tools.diff.regions import changed_regions, with_something_in_them
 from sidecar.policy_tools.diff.rules import (
     Edit,
     LinkChange,

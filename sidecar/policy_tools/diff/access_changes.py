@@ -1,4 +1,4 @@
-"""Finds the ways in which access can widen from one policy to the other.
+"""Finds the ways in which access can widen from one policy to the other, and the limits that another rule now bypasses.
 
 An answer is: some allow and no deny. A caller therefore gains access, from `before` to `after`, in exactly two ways:
 
@@ -12,8 +12,9 @@ share can begin a change, so equal rows cost one comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sidecar.policy.patterns import WILDCARD
 from sidecar.policy_tools.diff.search import TooHard
@@ -126,35 +127,28 @@ class Effort:
 
     left: int = MAX_TRIMMED
 
-    def spend(self, pairs: int) -> None:
-        """Spend comparisons. Raises TooHard when none are left."""
-        self.left -= pairs
-        if self.left < 0:
-            raise TooHard
-
 
 def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
     """Return a change without outside rows that take away no more than another one does; None if nothing is left of
-    it.
+    it. Raises TooHard when too many pairs were compared.
     """
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
         return None
     wide: list[RowMeaning] = []
-    narrow: dict[
-        RowTerm, list[RowMeaning]
-    ] = {}  # by their single object: only a row with the same one can take away all that they do
-    for row in sorted(dict.fromkeys(draft.outside), key=_narrowness):
+    # By their single object: only a row with the same one can take away all that they do.
+    narrow: dict[RowTerm, list[RowMeaning]] = {}
+    for row in sorted(
+        dict.fromkeys(draft.outside), key=lambda row: (row.object.exact, row.subject.exact, -len(row.actions))
+    ):
         same = narrow.get(row.object, [])
-        effort.spend(len(wide) + len(same))
+        effort.left -= len(wide) + len(same)
+        if effort.left < 0:
+            raise TooHard
         if not any(_takes_all(other, row, base) for other in (*wide, *same)):
             is_narrow = row.object.exact and not row.object.covers(base.object)
             (narrow.setdefault(row.object, same) if is_narrow else wide).append(row)
     return replace(draft, outside=(*wide, *(row for rows in narrow.values() for row in rows)))
-
-
-def _narrowness(row: RowMeaning) -> tuple[bool, bool, int]:
-    return row.object.exact, row.subject.exact, -len(row.actions)
 
 
 def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
@@ -164,3 +158,44 @@ def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
         and (one.object.covers(other.object) or one.object.covers(base.object))
         and (one.subject.covers(other.subject) or one.subject.covers(base.subject))
     )
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+# Every matching allow row's limit applies, so removing a row may leave each answer unchanged and still lift a limit. A
+# limit is kept if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.
+
+
+def lifted(before: Side, after: Side) -> Iterator[RuleRef]:
+    """Yield the rules whose limits are lifted for some caller; in doubt a rule is included. Raises TooHard."""
+    allowing, limiting = NearMiss(after.allows), NearMiss(after.limited)
+    kept = {(row.key, row.rule.max_calls_per_hour, row.rule.per) for row in after.limited}
+    for row in before.limited:
+        if (row.key, row.rule.max_calls_per_hour, row.rule.per) in kept:
+            continue
+        tight = {other.key: other for other in limiting(row) if _is_as_tight(other.rule, row.rule)}
+        if not _kept(row, tight) and any(
+            # The same rule with another limit is reported as a changed rule.
+            not (_kept(other, tight) or (row.rule.id == other.rule.id and other.covers(row)))
+            for other in allowing(row)
+        ):
+            yield row.rule
+
+
+def lost_limits(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> list[RuleRef]:
+    """Return the rules with a limit that the new policy does not contain unchanged."""
+
+    def said(rule: RuleRef) -> tuple[object, ...]:
+        return (*rule[1:9], rule.per, rule.shadow)
+
+    kept = {said(rule) for rule in new if rule.max_calls_per_hour is not None}
+    return [rule for rule in old if rule.max_calls_per_hour is not None and not rule.shadow and said(rule) not in kept]
+
+
+def _kept(row: RowMeaning, tight: Mapping[Any, RowMeaning]) -> bool:
+    return row.key in tight or any(other.covers(row) and row.guard.implies(other.guard) for other in tight.values())
+
+
+def _is_as_tight(one: RuleRef, other: RuleRef) -> bool:
+    limit, most = one.max_calls_per_hour, other.max_calls_per_hour
+    return limit is not None and most is not None and limit <= most and one.per == other.per

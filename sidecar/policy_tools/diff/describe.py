@@ -6,15 +6,15 @@ narrower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from typing import Any
 
 from sidecar.policy.grammar import ACTIONS, USE, USED
 from sidecar.policy.patterns import WILDCARD
 from sidecar.policy_tools.diff.region_shapes import Region
 from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, actions_of
-from sidecar.vocabulary import RuleRef
+from sidecar.policy_tools.rule_text import cut, moment
 
 _ORDER = {"wider": 0, "narrower": 1, "unknown": 2}
 _TIMES, _USED = "×", frozenset(USED)
@@ -26,26 +26,18 @@ def merged(regions: Iterable[Region]) -> list[Region]:
     size = -1
     while size != len(left):
         size = len(left)
-        for key, join in (
-            (_but_objects, _join_objects),
-            (_but_subjects, _join_subjects),
-            (_but_actions, _join_actions),
-        ):
-            left = _joined(left, key, join)
+        for side in _SIDES:
+            left = _joined(left, side)
     return sorted(left, key=lambda one: (one.undecided, one.terms, _ORDER[one.change], one.kind, described(one)))
 
 
 def described(region: Region) -> str:
     """Return one line: `role:engineers × tool:github/get_* × use`."""
-    subjects = _less(_listed(region.subjects), region.not_subjects)
-    objects = _less(_listed(region.objects), region.not_objects)
-    return f"{subjects} {_TIMES} {objects} {_TIMES} {_own_words(region)}"
-
-
-def _own_words(region: Region) -> str:
-    """Return the actions as written in one of the region's rules, if that is shorter: `tasks/*`."""
-    words = ["|".join(rule.actions) for rule in region.causes if actions_of(rule.actions) == region.actions]
-    return min([actions_text(region.actions), *words], key=len)
+    sides = ((region.subjects, region.not_subjects), (region.objects, region.not_objects))
+    names = [_listed(terms) + (f" except {_listed(less)}" if less else "") for terms, less in sides]
+    # As written in one of the region's rules, if that is shorter: `tasks/*`.
+    written = ["|".join(rule.actions) for rule in region.causes if actions_of(rule.actions) == region.actions]
+    return f" {_TIMES} ".join([*names, min([actions_text(region.actions), *written], key=len)])
 
 
 def exceptions_text(region: Region, most: int) -> list[str]:
@@ -61,15 +53,12 @@ def guard_text(region: Region) -> str:
     lost = region.lost_guard
     if lost is not None:
         shared = region.guard.whens & lost.whens
-        ways = [f"{change} {_holds(guard, shared) or 'otherwise'}" for change, guard in _ways(region.guard, lost)]
-        return "; ".join(ways) + (f"; given {_together(shared)}" if shared else "")
+        ways = (("wider", region.guard), ("narrower", lost))
+        told = [f"{change} {_holds(guard, shared) or 'otherwise'}" for change, guard in ways]
+        return "; ".join(told) + (f"; given {_together(shared)}" if shared else "")
     parts = [_holds(region.guard, frozenset())]
     parts += dict.fromkeys(_unless(guard, region.guard) for guard in region.unless)
     return ", ".join(part for part in parts if part)
-
-
-def _ways(gained: RowGuard, lost: RowGuard) -> tuple[tuple[str, RowGuard], tuple[str, RowGuard]]:
-    return ("wider", gained), ("narrower", lost)
 
 
 def _holds(guard: RowGuard, known: frozenset[str]) -> str:
@@ -94,11 +83,6 @@ def _unless(other: RowGuard, guard: RowGuard) -> str:
     return f"from {ends}" if ends else ""
 
 
-def moment(seconds: float) -> str:
-    """Format seconds since the epoch."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
 def actions_text(actions: Collection[str]) -> str:
     """Return `use`, `*`, `use except delegate`, or a list."""
     actions = frozenset(actions)
@@ -112,87 +96,46 @@ def actions_text(actions: Collection[str]) -> str:
     return "|".join([*(action for action in USED if action in actions), *rest])
 
 
-def row_text(row: RowMeaning) -> str:
-    return f"{row.subject.label} {_TIMES} {row.object.label} {_TIMES} {actions_text(row.actions)}"
-
-
-def place(rule: RuleRef) -> str:
-    return f"{rule.file}:{rule.line}" if rule.file else ""
-
-
 def _rows(rows: Iterable[RowMeaning], most: int, word: str) -> str:
-    shown = [row_text(row) + (f" ({row.rule.id})" if row.rule.file else "") for row in rows]
-    more = len(shown) - most
-    if more > 1:
-        shown = [*shown[:most], f"{more} more"]
-    return f"; {word} ".join(shown)
+    shown = [
+        f" {_TIMES} ".join((row.subject.label, row.object.label, actions_text(row.actions)))
+        + (f" ({row.rule.id})" if row.rule.file else "")
+        for row in rows
+    ]
+    return f"; {word} ".join(cut(shown, most, "{} more"))
 
 
 def _listed(terms: tuple[RowTerm, ...], most: int = 6) -> str:
-    shown = [term.label for term in terms]
-    more = len(shown) - most
-    return ", ".join(shown) if more <= 1 else ", ".join([*shown[:most], f"and {more} more"])
-
-
-def _less(text: str, less: tuple[RowTerm, ...]) -> str:
-    return f"{text} except {_listed(less)}" if less else text
+    return ", ".join(cut([term.label for term in terms], most))
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
 
+_SIDES = ("objects", "subjects", "actions")
 
-def _joined(
-    regions: list[Region], key: Callable[[Region], object], join: Callable[[Region, Region], Region]
-) -> list[Region]:
+
+def _joined(regions: list[Region], side: str) -> list[Region]:
+    """Join the regions that agree in all but one side."""
     found: dict[object, Region] = {}
     for region in regions:
-        same = key(region)
-        found[same] = join(found[same], region) if same in found else region
+        same = _all_but(region, side)
+        other = found.get(same)
+        if other is not None:
+            mine, more = getattr(other, side), getattr(region, side)
+            both: Any = {side: mine | more if side == "actions" else _union(mine, more)}
+            region = replace(other, causes=tuple(dict.fromkeys((*other.causes, *region.causes))), **both)
+        found[same] = region
     return list(found.values())
 
 
-def _same(region: Region) -> tuple[object, ...]:
-    """Return the values in which regions must agree to be merged."""
+def _all_but(region: Region, side: str) -> tuple[object, ...]:
+    """Return the values in which regions must agree to be joined."""
     within = frozenset(frozenset(row.key for row in group) for group in region.within)
     exceptions = frozenset(row.key for row in region.exceptions)
     guards = (region.guard, region.lost_guard, frozenset(region.unless))
-    return region.kind, region.change, guards, within, exceptions, region.undecided
-
-
-def _subjects(region: Region) -> object:
-    return frozenset(region.subjects), frozenset(region.not_subjects)
-
-
-def _objects(region: Region) -> object:
-    return frozenset(region.objects), frozenset(region.not_objects)
-
-
-def _but_subjects(region: Region) -> object:
-    return _same(region), _objects(region), region.actions, frozenset(region.not_subjects)
-
-
-def _but_objects(region: Region) -> object:
-    return _same(region), _subjects(region), region.actions, frozenset(region.not_objects)
-
-
-def _but_actions(region: Region) -> object:
-    return _same(region), _subjects(region), _objects(region)
-
-
-def _causes(one: Region, other: Region) -> tuple[RuleRef, ...]:
-    return tuple(dict.fromkeys((*one.causes, *other.causes)))
-
-
-def _join_subjects(one: Region, other: Region) -> Region:
-    return replace(one, subjects=_union(one.subjects, other.subjects), causes=_causes(one, other))
-
-
-def _join_objects(one: Region, other: Region) -> Region:
-    return replace(one, objects=_union(one.objects, other.objects), causes=_causes(one, other))
-
-
-def _join_actions(one: Region, other: Region) -> Region:
-    return replace(one, actions=one.actions | other.actions, causes=_causes(one, other))
+    less = (frozenset(region.not_subjects), frozenset(region.not_objects))
+    sides = tuple(frozenset(getattr(region, name)) for name in _SIDES if name != side)
+    return region.kind, region.change, guards, within, exceptions, region.undecided, less, sides
 
 
 def _union(terms: tuple[RowTerm, ...], more: tuple[RowTerm, ...]) -> tuple[RowTerm, ...]:

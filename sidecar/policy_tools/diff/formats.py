@@ -1,4 +1,4 @@
-"""Formats differences for terminals and pull requests."""
+"""Formats differences for terminals, pull requests, and programs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sidecar.policy_tools.diff import Difference
-from sidecar.policy_tools.diff.describe import actions_text, described, exceptions_text, guard_text, moment, place
+from sidecar.policy_tools.diff.condition_parts import asks_of
+from sidecar.policy_tools.diff.describe import actions_text, described, exceptions_text, guard_text
 from sidecar.policy_tools.diff.region_shapes import Region
-from sidecar.policy_tools.diff.role_conditions import asks_of
 from sidecar.policy_tools.diff.rules import Edit, LinkChange, RuleChange
 from sidecar.policy_tools.diff.search import Point
+from sidecar.policy_tools.diff.terms import RowMeaning
+from sidecar.policy_tools.rule_text import cut, moment, place
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 MOST_REGIONS = 200  # in text output; --json has all
@@ -27,19 +29,12 @@ def summary_line(found: Difference) -> str:
 
 def _also(found: Difference) -> list[str]:
     """Return the other differences in one line; nothing if there are none."""
-    rules = found.rules
-    counts = (
-        ("rules added", len(rules.added)),
-        ("rules removed", len(rules.removed)),
-        ("rules changed", len(rules.changed)),
-        ("limits lifted", len(found.lifted)),
-        ("budgets", len(found.budgets)),
-        ("rows of roles", len(found.roles)),
-        ("rows of sets", len(found.sets)),
-        ("models", len(found.models)),
-    )
-    told = ", ".join(f"{what}: {count}" for what, count in counts if count)
+    told = ", ".join(f"{_SHORT.get(title, title)}: {len(entries)}" for title, entries in _sections(found))
     return [f"Also different. {told}"] if told else []
+
+
+_LIFTED = "limits lifted, where another rule allows the call"
+_SHORT = {_LIFTED: "limits lifted", "roles": "rows of roles", "sets": "rows of sets"}
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -53,7 +48,7 @@ def as_text(found: Difference) -> str:
     if len(found.regions) > MOST_REGIONS:
         lines += ["", f"and {len(found.regions) - MOST_REGIONS} more regions: --json has them all"]
     for title, entries in _sections(found):
-        lines += ["", title, *(f"  {entry}" for entry in _cut(entries))]
+        lines += ["", title, *(f"  {entry}" for entry in cut(entries, MOST_ROWS))]
     return "\n".join(lines)
 
 
@@ -63,7 +58,9 @@ def _region_lines(region: Region, found: Difference) -> Iterator[str]:
         if line:
             yield f"          {line}"
     if region.witness is not None:
-        yield f"          for example {_point_text(region.witness)}: {_answers(region)}"
+        was, now = before_after(region)
+        answers = "it depends on what the conditions say" if region.change == "unknown" else f"was {was}, is {now}"
+        yield f"          for example {_point_text(region.witness)}: {answers}"
     for line in _causes(region, found):
         yield f"          because {line}"
 
@@ -73,25 +70,20 @@ def _point_text(point: Point) -> str:
     return f"{point.subject}{roles}, {point.object}, {point.action}"
 
 
-def _answers(region: Region) -> str:
-    if region.change == "unknown":
-        return "it depends on what the conditions say"
-    before, after = before_after(region)
-    return f"was {before}, is {after}"
-
-
 def before_after(region: Region) -> tuple[str, str]:
+    """Return both answers to the witness."""
+    if region.change == "unknown":
+        return "depends", "depends"
     allowed = "not denied" if region.kind is PermissionKind.GUARDRAIL else "allowed"
     return (allowed, "denied") if region.change == "narrower" else ("denied", allowed)
 
 
-def _causes(region: Region, found: Difference, most: int = MOST_NAMES) -> list[str]:
-    told = [f"{rule.id} {how(rule, found)}{_at(rule)}" for rule in once(region.causes)]
-    more = len(told) - most
-    return told if more <= 1 else [*told[:most], f"{more} more rules"]
+def _causes(region: Region, found: Difference) -> list[str]:
+    told = [f"{rule.id} {_how(rule, found)}{_at(rule)}" for rule in _once(region.causes)]
+    return cut(told, MOST_NAMES, "{} more rules")
 
 
-def once(rules: Iterable[RuleRef]) -> list[RuleRef]:
+def _once(rules: Iterable[RuleRef]) -> list[RuleRef]:
     """Return each rule of two policies once, wherever it is or was written."""
     return list({rule.id: rule for rule in reversed([*rules])}.values())[::-1]
 
@@ -100,7 +92,7 @@ def _at(rule: RuleRef) -> str:
     return f" ({place(rule)})" if place(rule) else ""
 
 
-def how(rule: RuleRef, found: Difference) -> str:
+def _how(rule: RuleRef, found: Difference) -> str:
     """Return what happened to a rule of a region."""
     if rule.id not in found.old_ids:
         return "was added"
@@ -120,8 +112,8 @@ def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
         ("rules added", [_rule_text(rule) for rule in rules.added]),
         ("rules removed", [_rule_text(rule) for rule in rules.removed]),
         ("rules changed", [_change_text(change) for change in rules.changed]),
-        ("limits lifted, where another rule allows the call", [_rule_text(rule) for rule in found.lifted]),
-        ("budgets", [_edit_text(edit) for edit in found.budgets]),
+        (_LIFTED, [_rule_text(rule) for rule in found.lifted]),
+        ("budgets", [f"{edit.what}: {_field_text(edit)}" for edit in found.budgets]),
         ("roles", [_link_text(link) for link in found.roles]),
         ("sets", [_link_text(link) for link in found.sets]),
         ("models", [f"{change.kind.value} {change.field}: {change.old} → {change.new}" for change in found.models]),
@@ -137,23 +129,15 @@ def _rule_text(rule: RuleRef) -> str:
         f"{rule.max_calls_per_hour} an hour" if rule.max_calls_per_hour is not None else "",
         "shadow" if rule.shadow else "",
     ]
-    said = f"{rule.effect} {rule.subject} × {rule.object} × {actions_text_of(rule)}"
+    actions = "|".join(rule.actions)
+    actions = actions if "*" in actions else actions_text(rule.actions)
+    said = f"{rule.effect} {rule.subject} × {rule.object} × {actions}"
     return ", ".join([f"{rule.id}: {said}", *filter(None, more)]) + _at(rule)
-
-
-def actions_text_of(rule: RuleRef) -> str:
-    """Return a rule's actions as written, `use` if it stands for all of them."""
-    wild = [action for action in rule.actions if "*" in action]
-    return "|".join(rule.actions) if wild else actions_text(rule.actions)
 
 
 def _change_text(change: RuleChange) -> str:
     rule = change.rules[0]
     return f"{rule.id}: {'; '.join(map(_field_text, change.edits))}{_at(rule)}"
-
-
-def _edit_text(edit: Edit) -> str:
-    return f"{edit.what}: {_field_text(edit)}"
 
 
 def _field_text(edit: Edit) -> str:
@@ -174,11 +158,6 @@ def _link_text(link: LinkChange) -> str:
     return f"{sign} {link.member} in {link.container}"
 
 
-def _cut(entries: list[str], most: int = MOST_ROWS) -> list[str]:
-    more = len(entries) - most
-    return entries if more <= 1 else [*entries[:most], f"and {more} more"]
-
-
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
@@ -196,9 +175,13 @@ def as_markdown(found: Difference) -> str:
         lines += [_table_row(region) for region in found.regions[:MOST_ROWS]]
         if len(found.regions) > MOST_ROWS:
             lines += ["", f"…and {len(found.regions) - MOST_ROWS} more regions."]
-        lines += ["", *_folded("Why", _why(found))]
+        why = [
+            f"{region.change} {described(region)}: {'; '.join(_causes(region, found)) or 'see below'}"
+            for region in found.regions[:MOST_ROWS]
+        ]
+        lines += ["", *_folded("Why", why)]
     for title, entries in _sections(found):
-        lines += ["", *_folded(f"{title[0].upper()}{title[1:]} ({len(entries)})", _cut(entries))]
+        lines += ["", *_folded(f"{title[0].upper()}{title[1:]} ({len(entries)})", cut(entries, MOST_ROWS))]
     lines += ["", f"<sub>{_code(found.old)} → {_code(found.new)}, computed from the rules, not from samples.</sub>"]
     return "\n".join(lines)
 
@@ -208,14 +191,6 @@ def _table_row(region: Region) -> str:
     what = "<br>".join(_cell(_code(text)) for text in (described(region), *bounds))
     example = _cell(_code(_point_text(region.witness))) if region.witness else "not worked out"
     return f"| {_MARKS[region.change]} | {region.kind.value}<br>{what} | {example} |"
-
-
-def _why(found: Difference) -> list[str]:
-    told = []
-    for region in found.regions[:MOST_ROWS]:
-        causes = "; ".join(_causes(region, found)) or "see below"
-        told.append(f"{region.change} {described(region)}: {causes}")
-    return told
 
 
 def _folded(title: str, entries: Iterable[str]) -> list[str]:
@@ -233,3 +208,107 @@ def _code(text: str) -> str:
 def _cell(text: str) -> str:
     r"""Format text inside a table: GitHub takes `\\|` for a bar even in code."""
     return text.replace("|", "\\|")
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def as_data(found: Difference) -> dict[str, Any]:
+    """Return all differences as plain values."""
+    rules = found.rules
+    return {
+        "old": found.old,
+        "new": found.new,
+        "summary": {**found.counts, **{f"rules_{how}": len(changed) for how, changed in rules._asdict().items()}},
+        "regions": [_region_data(region, found) for region in found.regions],
+        "rules": {
+            "added": [_rule_data(rule) for rule in rules.added],
+            "removed": [_rule_data(rule) for rule in rules.removed],
+            "changed": [
+                {"id": change.rules[0].id, **_where(change.rules[0]), "fields": [*map(_edit_data, change.edits)]}
+                for change in rules.changed
+            ],
+        },
+        "limits": _edits_data(found, ("max_calls_per_hour", "per")),
+        "limits_lifted": [_rule_data(rule) for rule in found.lifted],
+        "expiries": _edits_data(found, ("expires_at",)),
+        "conditions": _edits_data(found, ("when",)),
+        "shadow": _edits_data(found, ("shadow",)),
+        "budgets": [{"entry": edit.what, **_edit_data(edit)} for edit in found.budgets],
+        "roles": [{"change": link.how, "member": link.member, "role": link.container} for link in found.roles],
+        "sets": [{"change": link.how, "object": link.member, "set": link.container} for link in found.sets],
+        "models": [
+            {"kind": change.kind.value, "field": change.field, "old": change.old, "new": change.new}
+            for change in found.models
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _region_data(region: Region, found: Difference) -> dict[str, Any]:
+    lost = region.lost_guard
+    return {
+        "kind": region.kind.value,
+        "change": region.change,
+        "subjects": [term.label for term in region.subjects],
+        "except_subjects": [term.label for term in region.not_subjects],
+        "objects": [term.label for term in region.objects],
+        "except_objects": [term.label for term in region.not_objects],
+        "actions": sorted(region.actions),
+        "only_where": [[*map(_row_data, group)] for group in region.within],
+        "except": [*map(_row_data, region.exceptions)],
+        "when": sorted(region.guard.whens),
+        "before": _moment(region.guard.before),
+        "lost_when": sorted(lost.whens) if lost is not None else None,
+        "lost_before": _moment(lost.before) if lost is not None else None,
+        "text": described(region),
+        "witness": _witness_data(region),
+        "because": [{"rule": rule.id, "how": _how(rule, found), **_where(rule)} for rule in _once(region.causes)],
+        "decided": not region.undecided,
+    }
+
+
+def _witness_data(region: Region) -> dict[str, Any] | None:
+    point = region.witness
+    if point is None:
+        return None
+    before, after = before_after(region)
+    return point._asdict() | {"roles": sorted(point.roles), "old": before, "new": after}
+
+
+def _moment(at_s: float | None) -> str | None:
+    return None if at_s is None else moment(at_s)
+
+
+def _row_data(row: RowMeaning) -> dict[str, Any]:
+    return {
+        "subject": row.subject.label,
+        "object": row.object.label,
+        "actions": sorted(row.actions),
+        "rule": row.rule.id,
+        **_where(row.rule),
+    }
+
+
+def _where(rule: RuleRef) -> dict[str, Any]:
+    return {"file": rule.file, "line": rule.line}
+
+
+def _rule_data(rule: RuleRef) -> dict[str, Any]:
+    return rule._asdict() | {
+        "kind": rule.kind.value,
+        "actions": list(rule.actions),
+        "expires_at": _moment(rule.expires_at),
+        "when": rule.when or None,
+        "owner": rule.owner or None,
+        "reason": rule.reason or None,
+    }
+
+
+def _edit_data(edit: Edit) -> dict[str, Any]:
+    return {"field": edit.field, "old": edit.old, "new": edit.new, "change": edit.change}
+
+
+def _edits_data(found: Difference, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+    edits = [edit for change in found.rules.changed for edit in change.edits if edit.field in fields]
+    return [{"rule": edit.what, **_edit_data(edit)} for edit in edits]

@@ -6,15 +6,20 @@ whether access is gained or lost, the change is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from sidecar.policy_tools.diff.access_changes import MAX_COMPARED, AccessChange, Effort, gained, inside, trimmed
 from sidecar.policy_tools.diff.region_shapes import Change, Region, RegionShaper, Shaped
-from sidecar.policy_tools.diff.search import Search, TooHard
+from sidecar.policy_tools.diff.search import Point, Search, TooHard
 from sidecar.policy_tools.diff.terms import Side
 from sidecar.vocabulary import PermissionKind
 
+_SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
+    PermissionKind.USER_TO_NHI: ("user:", "anonymous"),
+    PermissionKind.NHI_TO_NHI: ("nhi:",),
+}
 MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison is given up
 
 
@@ -84,20 +89,42 @@ def _without_covered(shaped: list[Shaped]) -> list[Shaped]:
     """Remove regions that another one covers under a guard that needs no more."""
     left: list[Shaped] = []
     for one in sorted(shaped, key=lambda one: one.region.terms):
-        if not any(_is_plain(other) and _tells(other, one) for other in left):
+        if not any(_tells(other, one) for other in left):
             left.append(one)
     return left
 
 
-def _is_plain(shaped: Shaped) -> bool:
-    region = shaped.region
-    return not (region.within or region.exceptions or region.not_subjects or region.not_objects or region.undecided)
-
-
 def _tells(one: Shaped, other: Shaped) -> bool:
+    """Whether one region, which has no exceptions, covers the other."""
+    region = one.region
+    parted = region.within or region.exceptions or region.not_subjects or region.not_objects or region.undecided
     return (
-        other.draft.guard.implies(one.draft.guard)
-        and one.region.actions >= other.region.actions
-        and all(any(term.covers(part) for term in one.region.subjects) for part in other.region.subjects)
-        and all(any(term.covers(part) for term in one.region.objects) for part in other.region.objects)
+        not parted
+        and other.draft.guard.implies(one.draft.guard)
+        and region.actions >= other.region.actions
+        and all(any(term.covers(part) for term in region.subjects) for part in other.region.subjects)
+        and all(any(term.covers(part) for term in region.objects) for part in other.region.objects)
     )
+
+
+# --- existing objects -------------------------------------------------------------------------------------------------
+
+
+def with_something_in_them(
+    regions: Iterable[Region], subjects: Iterable[str], objects: Iterable[str]
+) -> tuple[Region, ...]:
+    """Return the regions that contain a point of these names, and those that were not worked out: rules can match names
+    that do not exist yet, which count only without a catalogue.
+    """
+    callers, things = sorted(set(subjects)), sorted(set(objects))
+    return tuple(region for region in regions if region.undecided or _holds(region, callers, things))
+
+
+def _holds(region: Region, subjects: Sequence[str], objects: Sequence[str]) -> bool:
+    possible = [name for name in subjects if name.startswith(_SUBJECTS.get(region.kind, ("",)))]
+    callers = [name for name in possible if any(term.meets(name) for term in region.subjects)]
+    things = [name for name in objects if any(term.meets(name) for term in region.objects)]
+    parted = region.within or region.exceptions  # else it is the same with each of its actions
+    actions = sorted(region.actions)[: None if parted else 1]
+    points = product(callers, things, actions)
+    return any(region.contains(Point(caller, frozenset(), thing, action)) for caller, thing, action in points)

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from sidecar.limits import Budgets
 from sidecar.limits.amounts import in_units
 from sidecar.policy import PolicySource
+from sidecar.policy.model import ALLOW_AND_DENY, guardrail_model
 from sidecar.policy.roles import RoleLinks
-from sidecar.policy_tools.diff.conjuncts import conjuncts
-from sidecar.policy_tools.diff.describe import actions_text, moment
+from sidecar.policy_tools.diff.condition_parts import conjuncts
+from sidecar.policy_tools.diff.describe import actions_text
 from sidecar.policy_tools.diff.region_shapes import Change
 from sidecar.policy_tools.diff.terms import RowGuard
+from sidecar.policy_tools.rule_text import moment
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 INFORMATION = ("owner", "reason")
@@ -26,16 +28,6 @@ _FIELDS = (
     "kind", "subject", "object", "actions", "effect", "expires_at", "max_calls_per_hour", "when", "per", "shadow",
     *INFORMATION,
 )  # fmt: skip
-SHIPPED_EFFECT = "some(where (p.eft == allow)) && !some(where (p.eft == deny))"
-_SHIPPED_PARTS = frozenset(
-    (
-        "(who(r.sub,p.sub,p.eft)||g(r.sub,p.sub))",
-        "(glob(r.obj,p.obj)||g2(r.obj,p.obj))",
-        "globs(r.act,p.act)",
-        "live(p.expires_at,r.ctx)",
-        "holds(p.when,p.eft,r.ctx)",
-    )
-)
 
 
 class Edit(NamedTuple):
@@ -81,17 +73,18 @@ class ModelChange(NamedTuple):
 
 def rule_changes(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> RuleChanges:
     before, after = _by_id(old), _by_id(new)
-    added = [rule for name, rules in after.items() if name not in before for rule in rules]
-    removed = [rule for name, rules in before.items() if name not in after for rule in rules]
-    changed = []
-    for name, rules in after.items():
-        if name in before:
-            edits = tuple(_edits(name, before[name], rules))
-            if edits:
-                changed.append(RuleChange(tuple(rules), edits))
-    return RuleChanges(
-        _in_order(added), _in_order(removed), tuple(sorted(changed, key=lambda one: _order(one.rules[0])))
+    order = attrgetter("file", "line", "id")
+    added, removed = (
+        tuple(sorted((rule for name in here.keys() - there.keys() for rule in here[name]), key=order))
+        for here, there in ((after, before), (before, after))
     )
+    both = (
+        RuleChange(tuple(rules), tuple(_edits(name, before[name], rules)))
+        for name, rules in after.items()
+        if name in before
+    )
+    changed = sorted((change for change in both if change.edits), key=lambda change: order(change.rules[0]))
+    return RuleChanges(added, removed, tuple(changed))
 
 
 def _by_id(rules: Iterable[RuleRef]) -> dict[str, list[RuleRef]]:
@@ -99,14 +92,6 @@ def _by_id(rules: Iterable[RuleRef]) -> dict[str, list[RuleRef]]:
     for rule in rules:
         found.setdefault(rule.id, []).append(rule)
     return found
-
-
-def _in_order(rules: Iterable[RuleRef]) -> tuple[RuleRef, ...]:
-    return tuple(sorted(rules, key=_order))
-
-
-def _order(rule: RuleRef) -> tuple[str, int, str]:
-    return rule.file, rule.line, rule.id
 
 
 def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[Edit]:
@@ -132,16 +117,12 @@ def _values(rules: list[RuleRef], field: str) -> list[Any]:
 
 
 def _shown(field: str, values: list[Any]) -> Any:
-    told = [_value(field, value) for value in values]
-    return told[0] if len(told) == 1 else told
-
-
-def _value(field: str, value: Any) -> Any:
     if field == "actions":
-        return actions_text(value)
-    if field == "expires_at" and value is not None:
-        return moment(value)
-    return value if value != "" else None
+        values = list(map(actions_text, values))
+    elif field == "expires_at":
+        values = [None if value is None else moment(value) for value in values]
+    values = [value if value != "" else None for value in values]
+    return values[0] if len(values) == 1 else values
 
 
 def _direction(
@@ -294,7 +275,7 @@ def _cap_direction(field: str, was: Cap | None, now: Cap | None) -> Change:
 
 
 def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:
-    before, after = _pairs(old), _pairs(new)
+    before, after = ({(name, each) for name, above in links.parents.items() for each in above} for links in (old, new))
     found = [LinkChange("added", *pair) for pair in after - before]
     found += [LinkChange("removed", *pair) for pair in before - after]
     return tuple(sorted(found, key=lambda link: (link.container, link.member, link.how)))
@@ -309,10 +290,6 @@ def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]
         for domain in sorted({*old.domains, *new.domains})
         for change in link_changes(old.domains.get(domain, RoleLinks()), new.domains.get(domain, RoleLinks()))
     )
-
-
-def _pairs(links: RoleLinks) -> set[tuple[str, str]]:
-    return {(member, container) for member, containers in links.parents.items() for container in containers}
 
 
 def model_changes(old: PolicySource, new: PolicySource) -> tuple[ModelChange, ...]:
@@ -339,20 +316,9 @@ def is_shipped(source: PolicySource, kind: PermissionKind) -> bool:
     model = source.models.get(kind)
     if model is None or kind is PermissionKind.GUARDRAIL:
         return True  # without a model there are no rows; guardrails have the built-in model
-    same_parts = frozenset(_parts(_plain(model.matcher))) == _SHIPPED_PARTS
-    return same_parts and _plain(model.effect) == _plain(SHIPPED_EFFECT) and set(model.groups) == {"g", "g2"}
+    same_parts = conjuncts(_plain(model.matcher)) == conjuncts(_plain(guardrail_model().matcher))
+    return same_parts and _plain(model.effect) == _plain(ALLOW_AND_DENY) and set(model.groups) == {"g", "g2"}
 
 
 def _plain(text: str) -> str:
     return "".join(text.split())
-
-
-def _parts(matcher: str) -> Iterator[str]:
-    """Yield the parts of a conjunction, split outside brackets."""
-    depth = start = 0
-    for place, character in enumerate(matcher):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth == 0 and matcher.startswith("&&", place):
-            yield matcher[start:place]
-            start = place + 2
-    yield matcher[start:]

@@ -9,18 +9,16 @@ independent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from operator import attrgetter
 from typing import NamedTuple
 
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy.patterns import WILDCARD, covers, glob, globs
 from sidecar.policy.roles import RoleLinks
-from sidecar.policy_tools.diff.conjuncts import conjuncts, implies
-from sidecar.policy_tools.diff.role_conditions import HAS_ROLE, asks_of
+from sidecar.policy_tools.diff.condition_parts import HAS_ROLE, asks_of, conjuncts, implies
 from sidecar.policy_tools.glob_algebra import may_overlap
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
@@ -153,7 +151,7 @@ class Reader:
         won = {role for role in self._others if before.get(role, frozenset()) <= after.get(role, frozenset())}
         lost = {role for role in self._others if before.get(role, frozenset()) >= after.get(role, frozenset())}
         self._stricter = {THEN: won, NOW: lost}
-        self._terms: dict[tuple[object, ...], RowTerm] = {}
+        self._terms: dict[RowTerm, RowTerm] = {}
 
     def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
         """Convert the rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left
@@ -162,7 +160,7 @@ class Reader:
         sides = {kind: Side([], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
-        known: dict[PermissionKind, set[object]] = {kind: set() for kind in PermissionKind}
+        known: set[object] = set()
         for rule in rules:
             if rule.shadow:
                 continue
@@ -171,9 +169,9 @@ class Reader:
             row = RowMeaning(sub, obj, actions_of(rule.actions), guard, rule)
             if rule.max_calls_per_hour is not None:
                 sides[rule.kind].limited.append(row)
-            said = (rule.effect, row.key)
-            if said not in known[rule.kind]:
-                known[rule.kind].add(said)
+            said = (rule.kind, rule.effect, row.key)
+            if said not in known:
+                known.add(said)
                 (sides[rule.kind].denies if rule.effect == "deny" else sides[rule.kind].allows).append(row)
         sides[PermissionKind.GUARDRAIL].allows.append(_UNLESS_DENIED)
         return sides
@@ -183,38 +181,27 @@ class Reader:
         parts = conjuncts(condition)
         if not asks_of(condition, self._others):
             return parts
-        return frozenset(said for part in parts for said in self._said(part, moment))
-
-    def _said(self, part: str, moment: str) -> Iterator[str]:
-        if not asks_of(part, self._others):
-            yield part
-            return
-        yield part + moment
-        asked = HAS_ROLE.fullmatch(part)
-        if asked is not None and (asked[1] or asked[2]) in self._stricter[moment]:
-            yield part + (NOW if moment == THEN else THEN)
+        found = {part for part in parts if not asks_of(part, self._others)}
+        for part in parts - found:
+            asked = HAS_ROLE.fullmatch(part)
+            both = asked is not None and (asked[1] or asked[2]) in self._stricter[moment]
+            found |= {part + THEN, part + NOW} if both else {part + moment}
+        return frozenset(found)
 
     def _subject(self, roles: Mapping[str, _Holders], text: str, effect: str) -> RowTerm:
         if text.startswith("role:"):
-            holders = roles.get(text) or _Holders(frozenset(), _granted({text}))
-            return self._term(text, None, holders.names, holders.tokens)
-        return self._term(text, text, anonymous=glob(ANONYMOUS, text) and (effect == "deny" or text == ANONYMOUS))
+            return self._one(RowTerm(text, None, *(roles.get(text) or (frozenset(), _granted({text})))))
+        anonymous = glob(ANONYMOUS, text) and (effect == "deny" or text == ANONYMOUS)
+        return self._one(RowTerm(text, text, anonymous=anonymous))
 
     def _object(self, sets: Mapping[str, frozenset[str]], text: str) -> RowTerm:
         if text.startswith("set:"):
-            return self._term(text, None, frozenset(name for name in sets.get(text, ()) if not name.startswith("set:")))
-        return self._term(text, text)
+            names = frozenset(name for name in sets.get(text, ()) if not name.startswith("set:"))
+            return self._one(RowTerm(text, None, names))
+        return self._one(RowTerm(text, text))
 
-    def _term(
-        self,
-        label: str,
-        pattern: str | None,
-        names: frozenset[str] = frozenset(),
-        tokens: frozenset[str] = frozenset(),
-        anonymous: bool = False,
-    ) -> RowTerm:
-        key = (label, names, tokens, anonymous)
-        return self._terms.setdefault(key, RowTerm(label, pattern, names, tokens, anonymous))
+    def _one(self, term: RowTerm) -> RowTerm:
+        return self._terms.setdefault(term, term)
 
 
 _UNLESS_DENIED = RowMeaning(
@@ -227,9 +214,7 @@ _UNLESS_DENIED = RowMeaning(
 """A guardrail can only deny: it is compared with an allow of everything."""
 
 
-class _Holders(NamedTuple):
-    names: frozenset[str]
-    tokens: frozenset[str]
+_Holders = tuple[frozenset[str], frozenset[str]]
 
 
 def _holders(links: RoleLinks) -> dict[str, _Holders]:
@@ -237,7 +222,7 @@ def _holders(links: RoleLinks) -> dict[str, _Holders]:
     found = {}
     for role, members in links.contents().items():
         brings = frozenset(name for name in members if name.startswith("role:"))
-        found[role] = _Holders(members - brings, _granted(brings | {role}))
+        found[role] = (members - brings, _granted(brings | {role}))
     return found
 
 
@@ -254,42 +239,27 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
     return frozenset(action for action in ACTIONS if globs(action, "|".join(patterns)))
 
 
-class PolicyMeaning(NamedTuple):
-    """The parts of a rule that decide, as written."""
-
-    kind: PermissionKind
-    subject: str
-    object: str
-    actions: tuple[str, ...]
-    effect: str
-    expires_at: float | None
-    when: str
-
-
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
-) -> set[PolicyMeaning]:
-    """Return what only one of the policies contains, and what both say of roles and sets whose members changed."""
-    before, after = _meanings(old), _meanings(new)
+) -> set[RuleRef]:
+    """Return what only one of the policies contains, and what both say of roles and sets whose members changed; of each
+    rule, only the fields that decide.
+    """
+    before, after = (
+        {RuleRef("", *rule[1:7], when=rule.when) for rule in rules if not rule.shadow} for rules in (old, new)
+    )
     others = moved(old_source, new_source)
     return (before ^ after) | {
-        one for one in before & after if others and not (others.isdisjoint(one[1:3]) and not asks_of(one.when, others))
+        one for one in before & after if others & {one.subject, one.object} or asks_of(one.when, others)
     }
 
 
 def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
     """Return every role and set whose direct or indirect members differ between the policies."""
-    return frozenset(_moved(old.roles, new.roles) | _moved(old.sets, new.sets))
-
-
-def _meanings(rules: Iterable[RuleRef]) -> set[PolicyMeaning]:
-    read = attrgetter(*PolicyMeaning._fields)
-    return {PolicyMeaning._make(read(rule)) for rule in rules if not rule.shadow}
-
-
-def _moved(old: RoleLinks, new: RoleLinks) -> set[str]:
-    before, after = old.contents(), new.contents()
-    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    found: set[str] = set()
+    for before, after in ((old.roles.contents(), new.roles.contents()), (old.sets.contents(), new.sets.contents())):
+        found |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return frozenset(found)
 
 
 def place_of(pattern: str) -> str:

@@ -17,7 +17,7 @@ from sidecar.policy import PolicySource
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.patterns import WILDCARD, covers, glob
 from sidecar.policy.roles import RoleLinks
-from sidecar.policy_tools.diff.role_conditions import roles_asked
+from sidecar.policy_tools.diff.condition_parts import roles_asked
 from sidecar.policy_tools.diff.terms import actions_of, place_of
 from sidecar.policy_tools.rule_text import moment
 from sidecar.policy_tools.suggest.evidence import KINDS, Trace, Triple, UsageEvidence

@@ -10,7 +10,7 @@ import pytest
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
 from sidecar.policy_tools.diff import Difference, difference, load, regions
 from sidecar.policy_tools.diff.access_changes import Effort
-from sidecar.policy_tools.diff.conjuncts import conjuncts, implies
+from sidecar.policy_tools.diff.condition_parts import conjuncts, implies
 from sidecar.policy_tools.diff.describe import described, exceptions_text, guard_text
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.policy_location import in_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.policy.conditions import Language
-from sidecar.policy_tools.diff.role_conditions import roles_asked
+from sidecar.policy_tools.diff.condition_parts import roles_asked
 
 X = frozenset(("role:x",))
 NOTHING: frozenset[str] = frozenset()
