@@ -2,10 +2,10 @@
 
     codes             every code: its meaning and its remedy
     linted_policy     what the lints know: a loaded policy and its surroundings
-    matching          rules that can never match             overlaps    rules that others make pointless
-    expiry            expired, expiring, long in shadow      names       unused, empty, look-alike
-    conditions        conditions with unintended meaning     breadth     all callers, all objects
-    pattern_cover     the patterns that cover a name
+    matching          rules that never match, match too much, or end
+    overlaps          rules that others make pointless
+    names             unused, empty, look-alike
+    conditions        conditions with unintended meaning
     source_positions  the positions of rules' fields
     formats           text, JSON, SARIF, GitHub's commands
 
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from sidecar.errors import ConfigError, Fault
 from sidecar.limits import Budgets, load_budgets
@@ -28,21 +29,21 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy_tools.catalogue import KnownCatalogue
-from sidecar.policy_tools.check import breadth, conditions, expiry, matching, names, overlaps
+from sidecar.policy_tools.check import conditions, matching, names, overlaps
 from sidecar.policy_tools.check.linted_policy import Granting, LintedPolicy, PolicyFinding
-from sidecar.policy_tools.check.source_positions import RulePlace as Stretch
-from sidecar.policy_tools.check.source_positions import RuleSources
+from sidecar.policy_tools.check.source_positions import RulePlace, RuleSources
 from sidecar.policy_tools.policy_location import BUDGETS_FILE, PolicyLocation
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
 
 MAX_TOLD = 200  # of one code, as in the loader
 _QUOTED = re.compile(r'"([^"]+)"')
 
+T = TypeVar("T")
 Lint = Callable[[LintedPolicy], Iterator[PolicyFinding]]
 LINTS: Sequence[Lint] = (
     matching.never_asked,
     matching.actions_never_asked,
-    matching.roles_nobody_has,
+    matching.empty_roles,
     matching.on_no_upstream,
     matching.on_nothing_there,
     matching.limits_nothing,
@@ -55,14 +56,14 @@ LINTS: Sequence[Lint] = (
     overlaps.denied_anyway,
     overlaps.said_twice,
     overlaps.above_a_budget,
-    expiry.ended,
-    expiry.long_in_shadow,
+    matching.ended,
+    matching.long_in_shadow,
     names.unused,
     names.without_rows,
     names.look_alikes,
     names.alike_ids,
     names.without_owner,
-    breadth.wide,
+    matching.wide,
 )
 
 
@@ -91,19 +92,20 @@ def check(
     strict: bool = False,
 ) -> CheckReport:
     """Return the errors, or else all suspicious findings. Never raises for the content of the policy's files."""
-    budgets, refused = Budgets(), list[Fault]()
-    try:
-        budgets = load_budgets(place.policies / BUDGETS_FILE)
-    except ConfigError as error:
-        refused += error.faults
-    try:
-        load_pins(place.policies / PINS_FILE)
-    except ConfigError as error:
-        refused += error.faults
-    try:
-        source = place.load()
-    except ConfigError as error:
-        return CheckReport(_ordered([*error.faults, *refused]))
+    refused: list[Fault] = []
+
+    def loaded(load: Callable[[], T]) -> T | None:
+        try:
+            return load()
+        except ConfigError as error:
+            refused.extend(error.faults)
+            return None
+
+    budgets = loaded(lambda: load_budgets(place.policies / BUDGETS_FILE)) or Budgets()
+    loaded(lambda: load_pins(place.policies / PINS_FILE))
+    source = loaded(place.load)
+    if source is None:
+        return CheckReport(_ordered(refused))
     files = [file.path for file in policy_files(place.policies, Faults())]
     written = RuleSources({kind: model.columns for kind, model in source.models.items()}, files)
     policy = LintedPolicy(
@@ -146,21 +148,12 @@ def _fault(finding: PolicyFinding, written: RuleSources) -> Fault:
         place = written.link(finding.name)
     elif finding.file and finding.part:
         place = written.mention(finding.file, finding.part)
+    told = (finding.code, finding.message, hint)
     if place is None:
         file = finding.file or str(written.files[0] if written.files else "")
-        return Fault(file, 0, 0, finding.code, finding.message, hint, severity="warning")
+        return Fault(file, 0, 0, *told, severity="warning")
     line = place.line
-    return Fault(
-        file=line.file,
-        line=line.number,
-        column=place.column,
-        code=finding.code,
-        message=finding.message,
-        hint=hint,
-        source=line.text,
-        width=place.width,
-        severity="warning",
-    )
+    return Fault(line.file, line.number, place.column, *told, line.text, place.width, severity="warning")
 
 
 def _with_line(fault: Fault, written: RuleSources) -> Fault:
@@ -168,7 +161,7 @@ def _with_line(fault: Fault, written: RuleSources) -> Fault:
     if fault.source or not fault.line:
         return fault
     named = _QUOTED.search(fault.message)
-    place = Stretch(written.line(fault.file, fault.line), 1, MAX_LINE_CHARS).narrowed(named[1] if named else "")
+    place = RulePlace(written.line(fault.file, fault.line), 1, MAX_LINE_CHARS).narrowed(named[1] if named else "")
     text = place.line.text.rstrip()
     return replace(fault, source=text, column=place.column, width=min(place.width, max(1, len(text))))
 

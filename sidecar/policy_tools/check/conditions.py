@@ -7,7 +7,7 @@ quoted strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
@@ -15,6 +15,7 @@ from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.check.linted_policy import AGENTS, KINDS_ASKED, LintedPolicy, PolicyFinding
 from sidecar.policy_tools.check.matching import near
+from sidecar.policy_tools.diff.condition_parts import parts
 from sidecar.vocabulary import DELEGATE, Principal, Question, RuleRef
 
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
@@ -49,31 +50,26 @@ def always_the_same(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             known[rule.when] = _constant(policy.source.conditions[rule.when])
         never = known[rule.when] or _never_asked(rule)
         if never is not None and not (never.unless_absent and rule.effect == "deny"):
-            yield PolicyFinding("P605", _consequence(never, rule), never.hint, rule, "when", never.part)
-
-
-def _consequence(never: _Never, rule: RuleRef) -> str:
-    matches = never.outcome == "true" or (never.outcome == "error" and rule.effect == "deny")
-    then = "always matches" if matches else "never matches"
-    return f"{never.why}: this {rule.effect} row {then}"
+            matches = never.outcome == "true" or (never.outcome == "error" and rule.effect == "deny")
+            message = f"{never.why}: this {rule.effect} row {'always' if matches else 'never'} matches"
+            yield PolicyFinding("P605", message, never.hint, rule, "when", never.part)
 
 
 def _constant(condition: Condition) -> _Never | None:
     """Return why a condition has the same outcome for every caller and question, if so."""
     if not condition.paths:
-        outcome = _for_nobody(condition)
+        outcome = _without_claims(condition)
         gives = "always fails" if outcome == "error" else f"always gives {outcome}"
         return _Never(outcome, f"the condition {gives}", hint="write - for none" if outcome == "true" else _MEND)
-    terms = _terms(condition.text)
-    if any(term.strip() == "false" for term in terms):
+    terms = parts(condition.text)
+    if "false" in terms:
         return _Never("false", "the condition always gives false", "false", _MEND)
     return _contradiction(terms)
 
 
-def _for_nobody(condition: Condition) -> str:
+def _without_claims(condition: Condition) -> str:
     """Return the outcome for a caller without roles and scopes and a call without arguments."""
-    nobody = (Principal("user:nobody"),)
-    scene = ConditionContext(nobody, 0, Question("", "", ""), {}, 0.0, lambda _: frozenset())
+    scene = ConditionContext((Principal("user:unknown"),), 0, Question("", "", ""), {}, 0.0, lambda _: frozenset())
     return condition.run(scene, CostBudget())[0]
 
 
@@ -86,7 +82,7 @@ def _contradiction(terms: Sequence[str]) -> _Never | None:
         first = asked.setdefault(match[1], match[2])
         if first.replace('"', "'") != match[2].replace('"', "'"):
             why, optional = f"{match[1]} cannot be {first} and {match[2]}", match[1].startswith(("args", "call.meta"))
-            return _Never("false", why, term.strip(), _MEND, unless_absent=optional)
+            return _Never("false", why, term, _MEND, unless_absent=optional)
         if match[1] == "call.action" and match[2][1:-1] not in ACTIONS:
             hint = meant(match[2][1:-1], ACTIONS)
             return _Never("false", f"no call has the action {match[2]}", match[2], hint)
@@ -95,26 +91,12 @@ def _contradiction(terms: Sequence[str]) -> _Never | None:
 
 def _never_asked(rule: RuleRef) -> _Never | None:
     kinds = KINDS_ASKED[rule.kind][0]
-    for term in _terms(rule.when):
+    for term in parts(rule.when):
         match = _EQUALS.match(term)
         if match is not None and match[1] == "principal.kind" and match[2][1:-1] not in kinds:
             hint = meant(match[2][1:-1], kinds) or f"here it is {' or '.join(sorted(kinds))}"
             return _Never("false", f"{rule.kind.value} never asks a {match[2]}", match[2], hint)
     return None
-
-
-def _terms(text: str) -> list[str]:
-    """Return the parts of a conjunction; a single part if it is not one."""
-    bare = _without_texts(text)
-    depth, start, cuts = 0, 0, list[str]()
-    for at, letter in enumerate(bare):
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0 and bare.startswith(("||", "?"), at):
-            return [text]
-        if depth == 0 and bare.startswith("&&", at):
-            cuts.append(text[start:at])
-            start = at + 2
-    return [*cuts, text[start:]]
 
 
 def _without_texts(text: str) -> str:
@@ -125,19 +107,15 @@ def _without_texts(text: str) -> str:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _args_paths(condition: Condition) -> list[tuple[str, ...]]:
-    return [path for path in condition.paths if path[0] == "args"]
-
-
 def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P606: the rule is evaluated only where calls have no arguments."""
     for rule, condition in _conditioned(policy):
-        if not _args_paths(condition) or not policy.asked(rule) or not (why := _no_arguments(policy, rule)):
-            continue
-        allows = "this row never matches unless it says otherwise"
-        then = allows if rule.effect == "allow" else "what reads them fails, and denies"
-        message = f"{why}: args are empty, and {then}"
-        yield PolicyFinding("P606", message, "ask origin, principal or call", rule, "when", "args")
+        reads = any(path[0] == "args" for path in condition.paths)
+        if reads and policy.asked(rule) and (why := _no_arguments(policy, rule)):
+            allows = "this row never matches unless it says otherwise"
+            then = allows if rule.effect == "allow" else "what reads them fails, and denies"
+            message = f"{why}: args are empty, and {then}"
+            yield PolicyFinding("P606", message, "ask origin, principal or call", rule, "when", "args")
 
 
 def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
@@ -159,9 +137,9 @@ def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             known[rule.when] = _unasked(condition)
         if path := known[rule.when]:
             message = f"without {path} this deny row matches: it reads it without has()"
-            yield PolicyFinding(
-                "P641", message, f"if that is not meant, write {_asking(path)} && …", rule, "when", path
-            )
+            below, _, key = path.rpartition(".")
+            asking = f"has({path})" if key.isidentifier() else f"'{key}' in {below}"  # has() takes names only
+            yield PolicyFinding("P641", message, f"if that is not meant, write {asking} && …", rule, "when", path)
 
 
 def _unasked(condition: Condition) -> str:
@@ -174,12 +152,6 @@ def _unasked(condition: Condition) -> str:
             if ".".join(path[:size]) not in asked:
                 return ".".join(path[:size])
     return ""
-
-
-def _asking(path: str) -> str:
-    """Return CEL's presence test for a path: has() takes names only."""
-    below, _, key = path.rpartition(".")
-    return f"has({path})" if key.isidentifier() else f"'{key}' in {below}"
 
 
 def _conditioned(policy: LintedPolicy) -> Iterator[tuple[RuleRef, Condition]]:
@@ -200,7 +172,7 @@ def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             continue
         if rule.subject.startswith("role:") and _is_optional(policy, rule.subject):
             message = f"{shown(rule.subject)} comes from a claim that a token may lack: then this does not deny"
-            yield PolicyFinding("P642", message, "set required in roles_from, or deny everybody but …", rule, "sub")
+            yield PolicyFinding("P642", message, "set required in roles_from, or deny all callers but …", rule, "sub")
         if rule.when and rule.when not in known:
             known[rule.when] = _optional_in(policy, policy.source.conditions[rule.when])
         if rule.when and known[rule.when]:
@@ -220,7 +192,7 @@ def _is_optional(policy: LintedPolicy, role: str) -> bool:
 def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
     """Return the test of a claim without which the condition is false, or ""."""
     text = condition.text
-    if _for_nobody(condition) != "false":
+    if _without_claims(condition) != "false":
         return ""
     for match in _ROLE_ASKED.finditer(text):
         by_token = "/" in match[2] and (policy.granting is None or _is_optional(policy, match[2]))
@@ -236,22 +208,18 @@ def order_of_texts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P643: an ordering operator such as `<` beside a number in quotes."""
     for rule, condition in _conditioned(policy):
         match = _ORDERED.search(condition.text)
-        if match is not None and not _inside_text(condition.text, match.start()):
+        texts = _TEXT.finditer(condition.text)
+        if match and not any(found.start() < match.start() < found.end() - 1 for found in texts):
             part = match[1] or match[2]
             message = f"{part} is text: it has an order, but not that of numbers"
             yield PolicyFinding("P643", message, f"write {part[1:-1]}", rule, "when", part)
 
 
-def _inside_text(text: str, at: int) -> bool:
-    return any(found.start() < at < found.end() - 1 for found in _TEXT.finditer(text))
-
-
 def roles_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P604: a condition tests for a role without members."""
-    filled: Mapping[str, frozenset[str]] = policy.members
     for rule, condition in _conditioned(policy):
         for match in _ROLE_ASKED.finditer(condition.text):
             role = match[2]
             if not policy.people(role) and not policy.may_be_granted(role):
-                hint = near(role, filled) or "write a g row that fills it"
-                yield PolicyFinding("P604", f"nobody has {shown(role)}", hint, rule, "when", role)
+                hint = near(role, policy.members) or "write a g row that fills it"
+                yield PolicyFinding("P604", f"no principal has {shown(role)}", hint, rule, "when", role)

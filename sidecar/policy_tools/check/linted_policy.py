@@ -14,25 +14,20 @@ from typing import NamedTuple
 from sidecar.limits.plan import Budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS
-from sidecar.policy.model import ALLOW_AND_DENY, guardrail_model
 from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.policy_tools.catalogue import KnownCatalogue
 from sidecar.policy_tools.check.source_positions import RuleSources
+from sidecar.policy_tools.diff.rules import is_shipped
 from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
+_CALLERS, _OBJECTS = frozenset({"user", "nhi", "anonymous"}), frozenset({"tool", "prompt", "resource", "nhi"})
 KINDS_ASKED: Mapping[PermissionKind, tuple[frozenset[str], frozenset[str]]] = {
     # CONTRACT 1.2, 1.3: the subjects and objects of each kind
     PermissionKind.USER_TO_NHI: (frozenset({"user", "anonymous"}), frozenset({"nhi"})),
     PermissionKind.NHI_TO_NHI: (frozenset({"nhi"}), frozenset({"nhi"})),
-    PermissionKind.AGENT_TO_TOOL: (
-        frozenset({"user", "nhi", "anonymous"}),
-        frozenset({"tool", "prompt", "resource", "nhi"}),
-    ),
-    PermissionKind.GUARDRAIL: (
-        frozenset({"user", "nhi", "anonymous"}),
-        frozenset({"tool", "prompt", "resource", "nhi"}),
-    ),
+    PermissionKind.AGENT_TO_TOOL: (_CALLERS, _OBJECTS),
+    PermissionKind.GUARDRAIL: (_CALLERS, _OBJECTS),
 }
 _OF_THINGS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 # CONTRACT 1.4: the actions on agents; all other known actions are on an MCP server as a whole
@@ -89,7 +84,9 @@ class LintedPolicy:
     soon_days: float = 14
     strict: bool = False
     rules: Sequence[RuleRef] = field(init=False)
-    standard: frozenset[PermissionKind] = field(init=False)
+    allows: Sequence[RuleRef] = field(init=False)
+    """The allow rules that some call can match, of the kinds whose rows are matched as in the built-in models; what rows
+    of other kinds cover cannot be determined."""
     members: Mapping[str, frozenset[str]] = field(init=False)
     elements: Mapping[str, frozenset[str]] = field(init=False)
     _asked: dict[tuple[PermissionKind, str, tuple[str, ...]], frozenset[str]] = field(default_factory=dict)
@@ -97,9 +94,11 @@ class LintedPolicy:
 
     def __post_init__(self) -> None:
         self.rules = tuple(self.source.rules)
-        self.standard = _standard(self.source)
         self.members = self.source.roles.contents()
         self.elements = self.source.sets.contents()
+        standard = [kind for kind in self.source.models if is_shipped(self.source, kind)]
+        allows = (rule for rule in self.rules if rule.effect == "allow" and not rule.shadow and rule.kind in standard)
+        self.allows = tuple(rule for rule in allows if self.asked(rule))
 
     # --- subjects -----------------------------------------------------------------------------------------------------
 
@@ -111,12 +110,8 @@ class LintedPolicy:
 
     def may_be_granted(self, role: str) -> bool:
         """Whether a token can grant this role, or one that is in it. A role without a `/` cannot be granted."""
-        return any(self._by_token(name) for name in (role, *self.members.get(role, ())))
-
-    def _by_token(self, role: str) -> bool:
-        if not role.startswith("role:") or "/" not in role:
-            return False
-        return self.granting is None or any(one.grants(role) for one in self.granting)
+        roles = [name for name in (role, *self.members.get(role, ())) if name.startswith("role:") and "/" in name]
+        return any(self.granting is None or any(one.grants(name) for one in self.granting) for name in roles)
 
     def people(self, role: str) -> list[str]:
         """Return the users and NHIs that `g` rows put into a role."""
@@ -130,14 +125,9 @@ class LintedPolicy:
 
     def object_kinds(self, rule: RuleRef) -> frozenset[str]:
         """Return the kinds of object that a rule can match, among those of its permission kind."""
-        return self._kinds(rule.object) & KINDS_ASKED[rule.kind][1]
-
-    def _kinds(self, obj: str) -> frozenset[str]:
-        if obj == "*":
-            return frozenset({"tool", "prompt", "resource", "nhi"})
-        if obj.startswith("set:"):
-            return frozenset(element.partition(":")[0] for element in self.things(obj))
-        return frozenset({obj.partition(":")[0]})
+        things = self.things(rule.object) if rule.object.startswith("set:") else [rule.object]
+        kinds = _OBJECTS if rule.object == "*" else frozenset(thing.partition(":")[0] for thing in things)
+        return kinds & KINDS_ASKED[rule.kind][1]
 
     def asked(self, rule: RuleRef) -> frozenset[str]:
         """Return those of a rule's actions that are possible on its object."""
@@ -185,16 +175,5 @@ def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[
     return frozenset(possible)
 
 
-def _standard(source: PolicySource) -> frozenset[PermissionKind]:
-    """Return the kinds whose rows are matched as in the built-in models; for others, coverage cannot be determined."""
-    ours = guardrail_model()
-    effects = dict.fromkeys(PermissionKind, ALLOW_AND_DENY) | {PermissionKind.GUARDRAIL: ours.effect}
-    return frozenset(
-        kind
-        for kind, model in source.models.items()
-        if _squeezed(model.matcher) == _squeezed(ours.matcher) and _squeezed(model.effect) == _squeezed(effects[kind])
-    )
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
+def server_of(obj: str) -> str:
+    return obj.partition(":")[2].partition("/")[0]

@@ -1,44 +1,46 @@
-"""Lints for rules that can never match."""
+"""Lints for rules that can never match, that match too much, and that end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
+from datetime import UTC, datetime
+from functools import lru_cache, partial
 from itertools import islice
 
-from sidecar.limits.plan import BudgetRule
 from sidecar.policy.faults import meant, shown
-from sidecar.policy.grammar import ACTIONS, USED, home_of
+from sidecar.policy.grammar import ACTIONS, USED, Wrong, expires_at, home_of
 from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.policy_tools.catalogue import KnownCatalogue
-from sidecar.policy_tools.check.linted_policy import KINDS_ASKED, LintedPolicy, PolicyFinding, possible_actions
-from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
+from sidecar.policy_tools.check.linted_policy import (
+    KINDS_ASKED,
+    LintedPolicy,
+    PolicyFinding,
+    possible_actions,
+    server_of,
+)
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
 MAX_NEAR = 500  # names that are searched for a hint
 _ASKS_WHOM = "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool asks both"
 _WORDS = {"tool": "a tool", "prompt": "a prompt", "resource": "a resource", "nhi": "an NHI"}
+_THINGS = {"tool": "tool", "prompt": "prompt", "resource": "resource", "nhi": "agent and server"}
+_ALL_CALLERS = {"*": "every identified caller", "user:*": "every user", "nhi:*": "every NHI"}
+_ANONYMOUS = "only upstreams that say `anonymous: true` have such callers"
+DAY_S = 86_400
+SHADOW_DAYS = 30  # CONTRACT 4: the maximum duration of `mode: shadow`
 
 
 def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P601: a set or role all of whose members are of a kind that no question has."""
     for rule in policy.rules:
         if rule.object.startswith("set:") and policy.things(rule.object) and not policy.object_kinds(rule):
-            objects = _listed(KINDS_ASKED[rule.kind][1])
+            objects = ", ".join(f"{word}:…" for word in sorted(KINDS_ASKED[rule.kind][1]))
             message = f"{rule.kind.value} asks about {objects}, and {shown(rule.object)} holds none"
             yield PolicyFinding("P601", message, "agent_to_tool asks about tools", rule, "obj")
-        if rule.subject.startswith("role:") and _is_of_others(policy, rule):
-            message = f"{rule.kind.value} never asks anybody who has {shown(rule.subject)}"
+        kinds = {name.partition(":")[0] for name in policy.people(rule.subject)}
+        if kinds and not kinds & KINDS_ASKED[rule.kind][0] and not policy.may_be_granted(rule.subject):
+            message = f"{rule.kind.value} never asks a principal that has {shown(rule.subject)}"
             yield PolicyFinding("P601", message, _ASKS_WHOM, rule, "sub")
-
-
-def _is_of_others(policy: LintedPolicy, rule: RuleRef) -> bool:
-    people = policy.people(rule.subject)
-    kinds = {name.partition(":")[0] for name in people}
-    return bool(people) and not kinds & KINDS_ASKED[rule.kind][0] and not policy.may_be_granted(rule.subject)
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(f"{word}:…" for word in sorted(words))
 
 
 def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -50,7 +52,11 @@ def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         if not policy.asked(rule):
             yield PolicyFinding("P602", *_none_asked(rule, kinds), rule, "act")
         elif not set(USED) <= set(rule.actions):
-            yield from _some_not_asked(rule, kinds)
+            possible = possible_actions(rule.kind, kinds) | {DELEGATE}
+            for action in rule.actions:
+                if action in ACTIONS and action not in possible:
+                    message = f"{action} is never asked of {_WORDS[max(kinds)]}"
+                    yield PolicyFinding("P603", message, "take it away, or write use", rule, "act", action)
 
 
 def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
@@ -59,7 +65,7 @@ def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
     if rule.kind is PermissionKind.AGENT_TO_TOOL and word == "nhi":
         server = rule.object.removeprefix("nhi:")
         what = "opens its sessions and lists, and nothing else" if rule.effect == "allow" else "forbids nothing"
-        if _asks_agents(rule):
+        if set(rule.actions) <= possible_actions(PermissionKind.NHI_TO_NHI, ("nhi",)):
             kind = home_of(rule.subject, rule.object) or PermissionKind.NHI_TO_NHI
             file = f"{kind.value}.csv" if rule.file.endswith(".csv") else f"kind: {kind.value}"
             return f"on an MCP server as a whole this {what}", f"for an agent of this name it belongs in {file}"
@@ -69,20 +75,7 @@ def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
     return f"no call of {_WORDS[word]} is asked as {' or '.join(rule.actions[:3])}", f"write {asked}, or use"
 
 
-def _asks_agents(rule: RuleRef) -> bool:
-    """Whether all actions of a rule are possible on agents."""
-    return set(rule.actions) <= possible_actions(PermissionKind.NHI_TO_NHI, ("nhi",))
-
-
-def _some_not_asked(rule: RuleRef, kinds: frozenset[str]) -> Iterator[PolicyFinding]:
-    possible = possible_actions(rule.kind, kinds)
-    for action in rule.actions:
-        if action in ACTIONS and action not in possible and action != DELEGATE:
-            message = f"{action} is never asked of {_WORDS[max(kinds)]}"
-            yield PolicyFinding("P603", message, "take it away, or write use", rule, "act", action)
-
-
-def roles_nobody_has(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+def empty_roles(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P604: no `g` row fills the role, and no token can grant it."""
     filled = [role for role in policy.members if policy.people(role) or policy.may_be_granted(role)]
     known = set(filled)
@@ -90,7 +83,7 @@ def roles_nobody_has(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         role = rule.subject
         if role.startswith("role:") and role not in known and not policy.may_be_granted(role):
             hint = partial(_who_has, policy, role, filled)
-            yield PolicyFinding("P604", f"nobody has {shown(role)}", hint, rule, "sub")
+            yield PolicyFinding("P604", f"no principal has {shown(role)}", hint, rule, "sub")
 
 
 def _who_has(policy: LintedPolicy, role: str, filled: Iterable[str]) -> str:
@@ -111,14 +104,12 @@ def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """
     names = policy.names or frozenset()
     for rule in policy.rules:
-        server = rule.object.partition(":")[2].partition("/")[0]
-        if "*" in server and not policy.on_known_server(rule.object):
-            yield PolicyFinding(
-                "P607", f"no upstream fits {shown(rule.object)}", f"there are {_some(names)}", rule, "obj"
-            )
+        if "*" in server_of(rule.object) and not policy.on_known_server(rule.object):
+            message = f"no upstream fits {shown(rule.object)}"
+            yield PolicyFinding("P607", message, f"there are {_some(names)}", rule, "obj")
     for element in policy.source.sets.parents:
         if not policy.on_known_server(element):
-            server = element.partition(":")[2].partition("/")[0]
+            server = server_of(element)
             yield PolicyFinding("P607", f"no upstream {shown(server)}", meant(server, names), name=element)
 
 
@@ -126,13 +117,14 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P609: an object on servers whose objects of that kind are all known, and none of them matches."""
     if policy.catalogue is None:
         return
-    there = _Things(policy.catalogue)
+    there = _Things(policy.catalogue, policy.names or ())
+    lack = lru_cache(None)(there.lack)
     for rule in policy.rules:
         ahead = rule.effect == "deny" and "*" in rule.object  # it forbids future objects
-        if not ahead and there.lack(rule.object, policy.names):
+        if not ahead and lack(rule.object):
             yield PolicyFinding("P609", f"nothing fits {shown(rule.object)}", there.near(rule.object), rule, "obj")
     for element in policy.source.sets.parents:
-        if there.lack(element, policy.names):
+        if lack(element):
             yield PolicyFinding("P609", f"there is no {shown(element)}", there.near(element), name=element)
 
 
@@ -141,56 +133,110 @@ class _Things:
     kind is unknown there; so are resources, since templates create more of them.
     """
 
-    def __init__(self, catalogue: KnownCatalogue) -> None:
+    def __init__(self, catalogue: KnownCatalogue, names: Iterable[str]) -> None:
         self._by_place: dict[tuple[str, str], set[str]] = {("tool", server): set() for server in catalogue.servers}
-        self._lack: dict[str, bool] = {}
+        self._names = names
         for name in catalogue.objects:
-            word, _, rest = name.partition(":")
-            if word in ("tool", "prompt"):
-                self._by_place.setdefault((word, rest.partition("/")[0]), set()).add(name)
+            if name.startswith(("tool:", "prompt:")):
+                self._by_place.setdefault((name.partition(":")[0], server_of(name)), set()).add(name)
 
-    def lack(self, obj: str, names: Iterable[str] | None) -> bool:
+    def lack(self, obj: str) -> bool:
         """Whether no existing object matches an object or pattern."""
-        if obj not in self._lack:
-            self._lack[obj] = self._lacks(obj, names)
-        return self._lack[obj]
-
-    def _lacks(self, obj: str, names: Iterable[str] | None) -> bool:
         word, _, rest = obj.partition(":")
-        server = rest.partition("/")[0]
-        places = [server] if "*" not in server else [name for name in names or () if meets_prefix(rest, f"{name}/")]
+        server = server_of(obj)
+        places = [server] if "*" not in server else [name for name in self._names if meets_prefix(rest, f"{name}/")]
         known = [self._by_place[word, name] for name in places if (word, name) in self._by_place]
         if not known or len(known) < len(places):
             return False
         return not any(obj in one or any(glob(name, obj) for name in one) for one in known)
 
     def near(self, obj: str) -> str:
-        word, _, rest = obj.partition(":")
-        found = sorted(self._by_place.get((word, rest.partition("/")[0]), ()))
+        found = sorted(self._by_place.get((obj.partition(":")[0], server_of(obj)), ()))
         return (meant(obj, found) if "*" not in obj else "") or (f"there is {_some(found)}" if found else "")
 
 
 def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P608: an entry of budgets.yaml that counts no calls: a typing error there disables that limit."""
-    written = [entry.object if entry.unit else entry.pattern for entry in policy.budgets.entries if _on_objects(entry)]
+    on_objects = [entry for entry in policy.budgets.entries if entry.names_objects or entry.unit]
+    written = [entry.object if entry.unit else entry.pattern for entry in on_objects]
     for pattern in dict.fromkeys([*written, *(cost.object for cost in policy.budgets.costs)]):
         if not policy.passes_here(pattern):
-            server = pattern.partition(":")[2].partition("/")[0]
             names = (policy.names or frozenset()) | (policy.programs if pattern.startswith("nhi:") else frozenset())
-            hint = meant(server, names) or f"there are {_some(names)}"
+            hint = meant(server_of(pattern), names) or f"there are {_some(names)}"
             message = f"no upstream fits {shown(pattern)}: nothing is counted there"
             yield PolicyFinding("P608", message, hint, file=policy.budgets_file, part=pattern)
     roles = [entry.pattern for entry in policy.budgets.entries if entry.pattern.startswith("role:")]
     for role in dict.fromkeys(roles):
         if "*" not in role and not policy.members.get(role) and not policy.may_be_granted(role):
-            message = f"nobody has {shown(role)}: nothing is counted for it"
+            message = f"no principal has {shown(role)}: nothing is counted for it"
             yield PolicyFinding("P608", message, near(role, policy.members), file=policy.budgets_file, part=role)
-
-
-def _on_objects(entry: BudgetRule) -> bool:
-    return entry.names_objects or bool(entry.unit)
 
 
 def _some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     return ", ".join(ordered[:5]) + (" …" if len(ordered) > 5 else "") if ordered else "no upstreams"
+
+
+# --- breadth ----------------------------------------------------------------------------------------------------------
+
+
+def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P651: for all callers. P652: on all objects. P653: for callers without a credential."""
+    for rule in policy.rules:
+        if rule.effect != "allow" or rule.shadow:
+            continue
+        if rule.subject == ANONYMOUS:
+            yield PolicyFinding("P653", "allows callers without a credential", _ANONYMOUS, rule, "sub")
+        if rule.when:
+            continue
+        if rule.subject in _ALL_CALLERS:
+            message = f"{shown(rule.subject)} is {_ALL_CALLERS[rule.subject]}, and there is no condition"
+            yield PolicyFinding("P651", message, "name a role or the callers, or add a condition", rule, "sub")
+        word, _, rest = rule.object.partition(":")
+        if rule.object == "*" or (word in _THINGS and not rest.strip("*/")):
+            what = "everything" if rule.object == "*" else f"every {_THINGS[word]}"
+            message = f"{shown(rule.object)} is {what}, and there is no condition"
+            yield PolicyFinding("P652", message, "name the servers or a set, or add a condition", rule, "obj")
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P621: expired. P622: expires within the given number of days."""
+    for rule in policy.rules:
+        if rule.expires_at is None:
+            continue
+        left_s = rule.expires_at - policy.now_s
+        if left_s <= 0:
+            hint = "take it away, or renew it"
+            yield PolicyFinding("P621", f"expired at {_told(rule.expires_at)}", hint, rule, "expires_at")
+        elif left_s <= policy.soon_days * DAY_S:
+            message = f"expires in {_span(left_s)}, at {_told(rule.expires_at)}"
+            yield PolicyFinding("P622", message, "renew it, or let it end", rule, "expires_at")
+
+
+def long_in_shadow(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P623: a shadow rule whose `created_at` is more than 30 days ago."""
+    for rule in policy.rules:
+        created_s = _created(policy.written.note(rule, "created_at")) if rule.shadow else None
+        if created_s is not None and policy.now_s - created_s > SHADOW_DAYS * DAY_S:
+            message = f"in the shadow for {_span(policy.now_s - created_s)}: it decides nothing"
+            yield PolicyFinding("P623", message, "enforce it, or take it away", rule, "shadow")
+
+
+def _created(text: str) -> float | None:
+    try:
+        return expires_at(text) if text else None
+    except Wrong:
+        return None
+
+
+def _told(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _span(seconds: float) -> str:
+    """Format a duration in days, or in hours below two days."""
+    days, hours = int(seconds // DAY_S), int(seconds // 3600)
+    return f"{days} days" if days >= 2 else f"{hours} hours" if hours >= 2 else f"{int(seconds // 60)} minutes"

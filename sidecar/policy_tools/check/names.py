@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sidecar.policy.faults import shown
-from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
+from sidecar.policy.grammar import ON_SERVERS
+from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding, server_of
 from sidecar.vocabulary import RuleRef
 
 _UNUSED = "take its rows away, or use it"
@@ -31,27 +32,19 @@ def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 def _used_roles(policy: LintedPolicy) -> set[str]:
     used = {rule.subject for rule in policy.rules if rule.subject.startswith("role:")}
-    used.update(
-        entry.pattern
-        for entry in (*policy.budgets.principals, *policy.budgets.spending)
-        if entry.pattern.startswith("role:")
-    )
-    for text in policy.source.conditions:
-        used.update(_ROLE.findall(text))
-    return used
+    counted = [entry.pattern for entry in (*policy.budgets.principals, *policy.budgets.spending)]
+    used.update(pattern for pattern in counted if pattern.startswith("role:"))
+    return used.union(*(_ROLE.findall(text) for text in policy.source.conditions))
 
 
 def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P633: a file of rows that contains only comments."""
     filled = {rule.file for rule in policy.rules}
     for path in policy.written.files:
-        if str(path) not in filled and not any(_says(line) for line in policy.written.lines(str(path))):
+        lines = [] if str(path) in filled else policy.written.lines(str(path))
+        says = any(line.strip() and not line.strip().startswith(("#", "version:", "---")) for line in lines)
+        if str(path) not in filled and not says:
             yield PolicyFinding("P633", "no row stands in this file", "fill it, or remove it", file=str(path))
-
-
-def _says(line: str) -> bool:
-    text = line.strip()
-    return bool(text) and not text.startswith("#") and not text.startswith(("version:", "---"))
 
 
 # --- look-alikes ------------------------------------------------------------------------------------------------------
@@ -67,17 +60,6 @@ class _Used:
     times: int = 0
 
 
-@dataclass(slots=True)
-class _Names:
-    """Names of one sort, which are compared only with each other."""
-
-    used: dict[str, _Used] = field(default_factory=dict)
-
-    def add(self, name: str, rule: RuleRef | None = None, column: str = "", row: str = "") -> None:
-        entry = self.used.setdefault(name, _Used(rule, column, row))
-        entry.times += 1
-
-
 def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P634: names with differences that a reader cannot see, or that differ in one letter of a server's name. If the
     upstreams are known, a server's name is compared with them instead (P121).
@@ -85,58 +67,49 @@ def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for sort, names in _sorts(policy).items():
         if sort == "server" and policy.names is not None:
             continue
-        for rare, often in _alike(names.used, sort):
-            entry = names.used[rare]
-            message = f"{shown(rare)} looks like {shown(often)}, which is used {_times(names.used[often].times)}"
+        for rare, often in _alike(names, sort):
+            entry, times = names[rare], names[often].times
+            told = {1: "once", 2: "twice"}.get(times, f"{times} times")
+            message = f"{shown(rare)} looks like {shown(often)}, which is used {told}"
             hint = "if it is a slip, write the other; if both exist, rename one"
             yield PolicyFinding("P634", message, hint, entry.rule, entry.column, rare, name=entry.row)
 
 
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+def _sorts(policy: LintedPolicy) -> Mapping[str, dict[str, _Used]]:
+    """Return the names in use by sort; only names of one sort are compared with each other."""
+    sorts: dict[str, dict[str, _Used]] = {"subject": {}, "server": {}, "object": {}}
 
+    def add(sort: str, name: str, rule: RuleRef | None = None, column: str = "", row: str = "") -> None:
+        sorts[sort].setdefault(name, _Used(rule, column, row)).times += 1
+        if sort == "object" and name.startswith(ON_SERVERS) and "/" in name and "*" not in server_of(name):
+            add("server", server_of(name), rule, column, row)
 
-def _sorts(policy: LintedPolicy) -> Mapping[str, _Names]:
-    sorts = {sort: _Names() for sort in ("subject", "server", "object")}
     for rule in policy.rules:
-        sorts["subject"].add(rule.subject, rule, "sub")
-        _add_object(rule.object, sorts, rule, "obj", "")
-    for member, containers in policy.source.roles.parents.items():
-        for name in (member, *containers):
-            sorts["subject"].add(name, row=name)
-    for element, containers in policy.source.sets.parents.items():
-        for name in (element, *containers):
-            _add_object(name, sorts, None, "", name)
+        add("subject", rule.subject, rule, "sub")
+        add("object", rule.object, rule, "obj")
+    for sort, links in (("subject", policy.source.roles), ("object", policy.source.sets)):
+        for member, containers in links.parents.items():
+            for name in (member, *containers):
+                add(sort, name, row=name)
     return sorts
 
 
-def _add_object(obj: str, sorts: Mapping[str, _Names], rule: RuleRef | None, column: str, row: str) -> None:
-    word, _, rest = obj.partition(":")
-    server, slash, _ = rest.partition("/")
-    if word in ("tool", "prompt", "resource") and slash and "*" not in server:
-        sorts["server"].add(server, rule, column, row)
-    sorts["object"].add(obj, rule, column, row)
-
-
 def _alike(used: Mapping[str, _Used], sort: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs (rarer, more frequent), each rarer name once."""
-    told: set[str] = set()
+    """Return pairs (rarer, more frequent), each rarer name once."""
+    first: dict[str, str] = {}
     for rare, often in (*_folded(used), *(_one_letter_off(used) if sort == "server" else ())):
-        if rare not in told:
-            told.add(rare)
-            yield rare, often
+        first.setdefault(rare, often)
+    return iter(first.items())
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
     """Yield names that look the same, always; and names that differ only in case, dashes and underscores, if one of
     them is rare.
     """
-    for group in _groups(used, lambda name: name.translate(_LOOKS)):
-        often = group[0]
-        yield from ((rare, often) for rare in group[1:])
-    for group in _groups(used, lambda name: name.lower().replace("_", "-")):
-        often = group[0]
-        yield from ((rare, often) for rare in group[1:] if _is_slip(used, rare, often))
+    for often, *rest in _groups(used, lambda name: name.translate(_LOOKS)):
+        yield from ((rare, often) for rare in rest)
+    for often, *rest in _groups(used, lambda name: name.lower().replace("_", "-")):
+        yield from ((rare, often) for rare in rest if _is_slip(used, rare, often))
 
 
 def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[list[str]]:
@@ -189,4 +162,4 @@ def without_owner(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     if policy.strict:
         for rule in policy.rules:
             if not rule.owner:
-                yield PolicyFinding("P661", "nobody owns this rule", "write owner=… into its #: line", rule)
+                yield PolicyFinding("P661", "this rule has no owner", "write owner=… into its #: line", rule)

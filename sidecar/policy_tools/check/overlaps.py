@@ -7,20 +7,63 @@ rule is looked up: by the subjects that cover this rule's subject, then by their
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sidecar.limits.plan import BudgetRule, LimitCap
-from sidecar.policy.patterns import glob
+from sidecar.policy.patterns import WILDCARD, covers, glob
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
-from sidecar.policy_tools.check.pattern_cover import PatternCover
 from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, Shapes, TooManyStates, overlap
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
 MAX_ALIKE = 32  # rules compared that have the same subject and object
 MAX_LIMITED = 500  # rules with a limit that are compared with each other
 MAX_SET = 2000  # objects of a set that are compared with a pattern
-_EVERYBODY = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi:*"}
+MAX_SIMILAR = 256  # patterns that differ only between their wildcards; further ones are not found
+_FEW = 8  # up to this many tails are tried one by one
+_ALL_OF = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi:*"}
+
+
+class PatternCover:
+    """Finds, among patterns and exact names, those that cover a text, without trying each.
+
+    A pattern that covers a text begins with the text's own beginning, so patterns are indexed by the part before their
+    first wildcard, and below that by the part after their last one. A lookup tries only the few lengths in use.
+    """
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self._exact: set[str] = set()
+        self._by_head: dict[str, dict[str, list[str]]] = {}
+        self._lengths: list[int] = []
+        for pattern in patterns:
+            self.add(pattern)
+
+    def add(self, pattern: str) -> None:
+        if pattern in self._exact:
+            return
+        self._exact.add(pattern)
+        if WILDCARD not in pattern:
+            return
+        head, _, rest = pattern.partition(WILDCARD)
+        tails = self._by_head.setdefault(head, {})
+        alike = tails.setdefault(rest.rpartition(WILDCARD)[2], [])
+        if len(alike) < MAX_SIMILAR:
+            alike.append(pattern)
+        if len(head) not in self._lengths:
+            self._lengths.append(len(head))
+
+    def covering(self, text: str) -> list[str]:
+        """Return those that match everything that `text` matches; it is a name or a pattern. Includes `text` itself if
+        it was added.
+        """
+        found = [text] if text in self._exact else []
+        for length in self._lengths:
+            tails = self._by_head.get(text[:length]) if length <= len(text) else None
+            if tails:
+                ends = tails if len(tails) <= _FEW else (text[at:] for at in range(len(text) + 1))
+                near = (pattern for end in ends for pattern in tails.get(end, ()))
+                found += [pattern for pattern in near if pattern != text and covers(pattern, text)]
+        return found
 
 
 @dataclass(slots=True)
@@ -59,14 +102,19 @@ class Covering:
             on = self._by_subject[subject]
             for obj in self._wider_objects(rule.object, on):
                 for other in on.rules.get(obj, ()):
-                    if _means(other, rule) and _does(other, rule, asked):
+                    # `anonymous` is allowed by exactly that word only.
+                    means = rule.subject != ANONYMOUS or other.effect == "deny" or other.subject == ANONYMOUS
+                    if means and (
+                        other.actions == rule.actions
+                        or all(any(glob(action, pattern) for pattern in other.actions) for action in asked)
+                    ):
                         yield other
 
     def _wider_subjects(self, rule: RuleRef) -> list[str]:
         name = rule.subject
         found = dict.fromkeys(self._subjects.covering(name))
         if name != ANONYMOUS:
-            found.update(dict.fromkeys(("*", _EVERYBODY.get(rule.kind, "*"))))
+            found.update(dict.fromkeys(("*", _ALL_OF.get(rule.kind, "*"))))
             found.update(dict.fromkeys(self._policy.roles_above(name)))
         return [subject for subject in found if subject in self._by_subject]
 
@@ -76,28 +124,11 @@ class Covering:
         if not obj.startswith("set:"):
             return found.union(on.patterns.covering(obj))
         if obj not in on.over_sets:
-            on.over_sets[obj] = found | self._over_all(self._policy.things(obj), on)
+            things = self._policy.things(obj)
+            common = on.patterns.covering(things[0]) if 0 < len(things) <= MAX_SET else []
+            over_all = {pattern for pattern in common if all(glob(thing, pattern) for thing in things)}
+            on.over_sets[obj] = found | over_all
         return on.over_sets[obj]
-
-    @staticmethod
-    def _over_all(things: list[str], on: _OnObjects) -> set[str]:
-        """Return the patterns that match every one of these objects."""
-        if not things or len(things) > MAX_SET:
-            return set()
-        common = on.patterns.covering(things[0])
-        return {pattern for pattern in common if all(glob(thing, pattern) for thing in things)}
-
-
-def _does(other: RuleRef, rule: RuleRef, asked: frozenset[str]) -> bool:
-    """Whether `other` matches every possible action of the rule."""
-    if other.actions == rule.actions:
-        return True
-    return all(any(glob(action, pattern) for pattern in other.actions) for action in asked)
-
-
-def _means(other: RuleRef, rule: RuleRef) -> bool:
-    """Whether `other` matches this rule's subject: `anonymous` is allowed by exactly that word only."""
-    return rule.subject != ANONYMOUS or other.effect == "deny" or other.subject == ANONYMOUS
 
 
 def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -107,9 +138,7 @@ def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         if rule.effect == "deny" and not rule.shadow and rule.expires_at is None and not rule.when:
             denies[rule.kind].add(rule)
     guarded = denies[PermissionKind.GUARDRAIL]
-    for rule in policy.rules:
-        if rule.effect != "allow" or rule.shadow or not policy.asked(rule) or rule.kind not in policy.standard:
-            continue
+    for rule in policy.allows:
         deny = next(denies[rule.kind].over(rule), None) or next(guarded.over(rule), None)
         if deny is not None:
             message = f"everything that this allows is denied by {_named(deny)}"
@@ -125,13 +154,12 @@ def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for rule in policy.rules:
         if rule.effect == "allow" and not rule.shadow:
             allows[rule.kind].add(rule)
-    for rule in policy.rules:
-        if rule.effect != "allow" or rule.shadow or not policy.asked(rule) or rule.kind not in policy.standard:
-            continue
+    for rule in policy.allows:
         for other in allows[rule.kind].over(rule):
             if other == rule or not _lasts(other, rule):
                 continue
-            found = _beside(rule, other, mutual=_is_mutual(allows[rule.kind], rule, other))
+            mutual = _lasts(rule, other) and any(one == rule for one in allows[rule.kind].over(other))
+            found = _beside(rule, other, mutual=mutual)
             if found is not None:
                 told.add(_spot(rule))
                 yield found
@@ -144,10 +172,6 @@ def _lasts(other: RuleRef, rule: RuleRef) -> bool:
     if other.when not in ("", rule.when):
         return False
     return other.expires_at is None or (rule.expires_at is not None and rule.expires_at <= other.expires_at)
-
-
-def _is_mutual(allows: Covering, rule: RuleRef, other: RuleRef) -> bool:
-    return _lasts(rule, other) and any(one == rule for one in allows.over(other))
 
 
 def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | None:
@@ -168,54 +192,36 @@ def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]
     """Yield each limited rule with the first other one that counts a common call. `told` are rules already reported as
     pointless.
     """
-    limited = [rule for rule in policy.rules if _counts_calls(policy, rule) and _spot(rule) not in told]
+    limited = [rule for rule in policy.allows if rule.max_calls_per_hour is not None and _spot(rule) not in told]
     for at, rule in enumerate(limited[:MAX_LIMITED]):
-        earlier = (one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule))
-        other = next(earlier, None)
+        other = next((one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule)), None)
         if other is not None:
-            message = (
-                f"some calls count here and for {_named(other)}: "
-                f"{rule.max_calls_per_hour} and {other.max_calls_per_hour} an hour"
-            )
+            amounts = f"{rule.max_calls_per_hour} and {other.max_calls_per_hour} an hour"
+            message = f"some calls count here and for {_named(other)}: {amounts}"
             hint = "the limit that is spent first refuses; neither lifts the other"
             yield PolicyFinding("P614", message, hint, rule, "max_calls_per_hour")
-
-
-def _counts_calls(policy: LintedPolicy, rule: RuleRef) -> bool:
-    limited = rule.effect == "allow" and not rule.shadow and rule.max_calls_per_hour is not None
-    return limited and rule.kind in policy.standard and bool(policy.asked(rule))
 
 
 def _meet(policy: LintedPolicy, one: RuleRef, other: RuleRef) -> bool:
     """Whether some call certainly matches both, conditions and expiry aside."""
     if one.kind is not other.kind or policy.asked(one).isdisjoint(policy.asked(other)):
         return False
-    return _same_object(policy, one, other) and _same_subject(policy, one, other)
+    if not _have_common(OBJECTS[one.kind], one.object, other.object, "set:", policy.things):
+        return False
+    subjects = (one.subject, other.subject)
+    if one.subject == other.subject or ANONYMOUS in subjects:
+        return one.subject == other.subject
+    return _have_common(SUBJECTS[one.kind], *subjects, "role:", policy.people)
 
 
-def _same_object(policy: LintedPolicy, one: RuleRef, other: RuleRef) -> bool:
-    sides = [policy.things(rule.object) if rule.object.startswith("set:") else None for rule in (one, other)]
-    if sides[0] is not None and sides[1] is not None:
-        return not set(sides[0]).isdisjoint(sides[1])
-    if sides[0] is not None or sides[1] is not None:
-        pattern = other.object if sides[0] is not None else one.object
-        return any(glob(thing, pattern) for thing in sides[0] or sides[1] or ())
-    return _some_name(OBJECTS[one.kind], one.object, other.object)
-
-
-def _same_subject(policy: LintedPolicy, one: RuleRef, other: RuleRef) -> bool:
-    if one.subject == other.subject:
-        return True
-    roles = [rule.subject for rule in (one, other) if rule.subject.startswith("role:")]
-    if len(roles) == 2:
-        return not set(policy.people(roles[0])).isdisjoint(policy.people(roles[1]))
-    if roles:
-        pattern = other.subject if roles[0] == one.subject else one.subject
-        return any(glob(name, pattern) for name in policy.people(roles[0]))
-    return ANONYMOUS not in (one.subject, other.subject) and _some_name(SUBJECTS[one.kind], one.subject, other.subject)
-
-
-def _some_name(shapes: Shapes, one: str, other: str) -> bool:
+def _have_common(shapes: Shapes, one: str, other: str, container: str, contents: Callable[[str], list[str]]) -> bool:
+    """Whether some name certainly matches both; those of roles and sets are their contents."""
+    groups = [set(contents(name)) for name in (one, other) if name.startswith(container)]
+    if len(groups) == 2:
+        return not groups[0].isdisjoint(groups[1])
+    if groups:
+        pattern = other if one.startswith(container) else one
+        return any(glob(name, pattern) for name in groups[0])
     try:
         return overlap(shapes, one, other) is not None
     except TooManyStates:
@@ -237,10 +243,8 @@ def above_a_budget(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P613: a rule's limit is above what an entry of budgets.yaml permits in an hour."""
     ceilings = _Ceilings(policy)
     for rule in policy.rules:
-        if rule.max_calls_per_hour is None or rule.shadow:
-            continue
-        lowest = ceilings.lowest(rule)
-        if lowest is not None and lowest[0] < rule.max_calls_per_hour:
+        lowest = ceilings.lowest(rule) if rule.max_calls_per_hour is not None and not rule.shadow else None
+        if lowest is not None and lowest[0] < (rule.max_calls_per_hour or 0):
             most, entry = lowest
             message = f"{rule.max_calls_per_hour} calls an hour are never reached: budgets.yaml allows {most}"
             hint = f"{entry.source}: {entry.pattern} applies to all of these calls"
@@ -264,7 +268,8 @@ class _Ceilings:
         """Return the tightest entry that always applies and counts at least the calls that the rule's own limit
         counts.
         """
-        found = [pair for pair in self._over(rule) if _counts(pair[1], rule)]
+        alone = "*" not in rule.subject and not rule.subject.startswith("role:")
+        found = [pair for pair in self._over(rule) if not pair[1].each or rule.per == "subject" or alone]
         return min(found, key=lambda pair: pair[0], default=None)
 
     def _over(self, rule: RuleRef) -> Iterator[tuple[int, BudgetRule]]:
@@ -275,11 +280,6 @@ class _Ceilings:
         if not rule.object.startswith("set:"):
             for pattern in self._objects.covering(rule.object):
                 yield from self._entries.get(f"tools:{pattern}", ())
-
-
-def _counts(entry: BudgetRule, rule: RuleRef) -> bool:
-    alone = "*" not in rule.subject and not rule.subject.startswith("role:")
-    return not entry.each or rule.per == "subject" or alone
 
 
 def _in_an_hour(cap: LimitCap) -> int | None:

@@ -21,7 +21,7 @@ from sidecar.policy.grammar import ACTIONS
 from sidecar.policy.patterns import covers, glob
 from sidecar.policy_tools.check import MAX_TOLD, CheckReport, check, suspicious
 from sidecar.policy_tools.check.linted_policy import Granting, LintedPolicy, possible_actions
-from sidecar.policy_tools.check.pattern_cover import PatternCover
+from sidecar.policy_tools.check.overlaps import PatternCover
 from sidecar.policy_tools.check.source_positions import RuleSources
 from sidecar.policy_tools.policy_location import PolicyLocation
 from sidecar.vocabulary import PermissionKind, Principal, Question
