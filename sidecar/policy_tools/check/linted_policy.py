@@ -85,8 +85,8 @@ class LintedPolicy:
     strict: bool = False
     rules: Sequence[RuleRef] = field(init=False)
     allows: Sequence[RuleRef] = field(init=False)
-    """The allow rules that some call can match, of the kinds whose rows are matched as in the built-in models; what rows
-    of other kinds cover cannot be determined."""
+    """The allow rules that some call can match, of the kinds whose rows are matched as in the built-in models; what
+    other rows cover cannot be determined."""
     members: Mapping[str, frozenset[str]] = field(init=False)
     elements: Mapping[str, frozenset[str]] = field(init=False)
     _asked: dict[tuple[PermissionKind, str, tuple[str, ...]], frozenset[str]] = field(default_factory=dict)
