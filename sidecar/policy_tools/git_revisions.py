@@ -8,18 +8,19 @@ while they are needed. Git is started without a shell, with a deadline and a bou
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from threading import Timer
 from typing import NamedTuple, NoReturn
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, in_folder
+from sidecar.settings.programs import executable_of
+from sidecar.upstreams.processes import Processes, Program, StartFailed, output_of
 
 DEADLINE_S = 30.0
 MAX_FILES = 8_192
@@ -61,30 +62,35 @@ def opened(name: str, *, directory: Path) -> Iterator[Revision]:
         return
     with TemporaryDirectory(prefix="sidecar-revision-") as made:
         root = Path(made).resolve()
-        top = _extract(name, directory, root)
+        top = asyncio.run(_extract(name, directory, root))
         yield Revision(name, in_folder(root / top), root)
 
 
-def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
+async def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
     """Write the policy of a revision under `root`; return the policy's folder in it."""
     revision, colon, path = name.partition(":")
     if not revision or revision.startswith("-") or "\0" in name:
         _refuse(name, "this is no folder, and no git revision")
-    git = _GitReader(name, directory)
-    commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    if not commit:
-        _refuse(name, "this is no folder, and git knows no such revision", "name a folder, main, HEAD~1, or rev:path")
-    top = _inside(path, name) if colon else _inside(git.line("rev-parse", "--show-prefix").rstrip("/"), name)
-    blobs = git.blobs(commit, [top / POLICIES, top / MODELS])
-    if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
-        # A folder of rows itself, with its models beside it.
-        blobs = git.blobs(commit, [top, top.parent / MODELS]) if colon else []
-        if not any(top in blob.path.parents for blob in blobs):
-            _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")
-    for blob, content in git.contents(blobs):
-        target = root / blob.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+    processes = Processes(os.environ)
+    git = _GitReader(name, directory, processes)
+    try:
+        commit = await git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        if not commit:
+            hint = "name a folder, main, HEAD~1, or rev:path"
+            _refuse(name, "this is no folder, and git knows no such revision", hint)
+        top = _inside(path if colon else (await git.line("rev-parse", "--show-prefix")).rstrip("/"), name)
+        blobs = await git.blobs(commit, [top / POLICIES, top / MODELS])
+        if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
+            # A folder of rows itself, with its models beside it.
+            blobs = await git.blobs(commit, [top, top.parent / MODELS]) if colon else []
+            if not any(top in blob.path.parents for blob in blobs):
+                _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")
+        for blob, content in await git.contents(blobs):
+            target = root / blob.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+    finally:
+        await processes.close()
     return top
 
 
@@ -113,18 +119,19 @@ _QUIET: Mapping[str, str] = {
 class _GitReader:
     """Runs git on one repository, for one name on the command line."""
 
-    def __init__(self, name: str, directory: Path) -> None:
-        self._name, self._directory = name, directory
+    def __init__(self, name: str, directory: Path, processes: Processes) -> None:
+        self._name, self._directory, self._processes = name, directory, processes
 
-    def line(self, *arguments: str) -> str:
+    async def line(self, *arguments: str) -> str:
         """Return git's output as one line; "" if git fails."""
-        said, good = self._run(arguments, most=_MAX_SAID)
+        said, good = await self._run(arguments, most=_MAX_SAID)
         return said.decode("utf-8", "replace").strip() if good else ""
 
-    def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
+    async def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
         """Return every file under these folders. Refuses links and everything else that is not a file."""
         named = [str(folder) for folder in folders if str(folder) != "."]
-        said, good = self._run(("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named), most=MAX_FILES * 512)
+        listing = ("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named)
+        said, good = await self._run(listing, most=MAX_FILES * 512)
         if not good:
             _refuse(self._name, "git cannot list the files of this revision")
         found = [self._blob(entry) for entry in said.decode("utf-8", "surrogateescape").split("\0") if entry]
@@ -139,64 +146,37 @@ class _GitReader:
             _refuse(self._name, f"{path} is no regular file in this revision", "links are not followed out of git")
         return _Blob(_inside(path, self._name), digest, int(size))
 
-    def contents(self, blobs: Sequence[_Blob]) -> Iterator[tuple[_Blob, bytes]]:
-        """Yield the content of each file, in order."""
+    async def contents(self, blobs: Sequence[_Blob]) -> list[tuple[_Blob, bytes]]:
+        """The content of each file, in order."""
         wanted = "".join(f"{blob.digest}\n" for blob in blobs).encode()
         most = sum(blob.size + 128 for blob in blobs)
-        said, good = self._run(("cat-file", "--batch"), most=most, sent=wanted)
-        at = 0
+        said, good = await self._run(("cat-file", "--batch"), most=most, sent=wanted)
+        at, found = 0, []
         for blob in blobs:
             start = said.find(b"\n", at) + 1
             if not good or said[at:start].split()[:3] != [blob.digest.encode(), b"blob", str(blob.size).encode()]:
                 _refuse(self._name, f"git cannot read {blob.path} of this revision")
             at = start + blob.size + 1
-            yield blob, said[start : start + blob.size]
+            found.append((blob, said[start : start + blob.size]))
+        return found
 
-    def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
+    async def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
         """Return git's output, and whether it succeeded. More than `most` bytes of output, or an exceeded deadline, is
         a fault.
         """
+        path = executable_of("git", {}, os.environ)
+        if path is None:
+            _refuse(self._name, "this is no folder, and git is not installed")
+        program = Program(
+            path, ["git", *_OPTIONS, *arguments], {**os.environ, **_QUIET}, str(self._directory.absolute())
+        )
         try:
-            process = subprocess.Popen(  # noqa: S603, a list of arguments, and no shell
-                ["git", *_OPTIONS, *arguments],  # noqa: S607, the user's own git
-                cwd=self._directory,
-                env={**os.environ, **_QUIET},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            _refuse(self._name, f"this is no folder, and git cannot be started: {error.strerror}")
-        with process:
-            timer = Timer(DEADLINE_S, process.kill)
-            timer.start()
-            try:
-                said = self._talk(process, sent, most)
-            finally:
-                timer.cancel()
-                if process.poll() is None:
-                    process.kill()
-            code = process.wait()
-        if code < 0:
-            _refuse(self._name, f"git took longer than {DEADLINE_S:g} s, or said too much")
-        return said, code == 0
-
-    def _talk(self, process: subprocess.Popen[bytes], sent: bytes, most: int) -> bytes:
-        assert process.stdin and process.stdout
-        feeder = Timer(0, _feed, (process, sent))
-        feeder.start()
-        said = process.stdout.read(most + 1)
-        feeder.join(DEADLINE_S)
-        if len(said) <= most:
-            process.wait(DEADLINE_S)
-        return said
-
-
-def _feed(process: subprocess.Popen[bytes], sent: bytes) -> None:
-    """Write the input in a thread while the output is read, so that neither side blocks the other."""
-    assert process.stdin
-    try:
-        process.stdin.write(sent)
-        process.stdin.close()
-    except (BrokenPipeError, ValueError):
-        pass  # git ended early; its exit code says why
+            async with asyncio.timeout(DEADLINE_S):
+                said, _, ended = await output_of(self._processes, program, most=most + 1, sent=sent)
+        except StartFailed as error:
+            _refuse(self._name, f"this is no folder, and git cannot be started: {error}")
+        except TimeoutError:
+            _refuse(self._name, f"git took longer than {DEADLINE_S:g} s")
+        if len(said) > most:
+            _refuse(self._name, f"git wrote more than {most} bytes")
+        return said, ended.code == 0

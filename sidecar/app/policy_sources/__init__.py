@@ -4,8 +4,7 @@
     bundle.py            makes, signs, checks and unpacks signed bundles
     https.py             fetches a bundle from a URL
     git.py               fetches the files that a git ref names
-    version_order.py     refuses older and much smaller policies
-    stored_revisions.py  stores fetched policies on disk, to serve while the source is out
+    stored_revisions.py  stores fetched policies on disk, and refuses older and much smaller ones
     poller.py            polls the source and adopts what it finds
 
 A policy from a source passes the same checks as a folder, including self-test and scopes: a signature proves who made a
@@ -13,6 +12,7 @@ policy, not that it is correct.
 """
 
 from sidecar.app.policy_sources.poller import SourcePoller, origin_of
-from sidecar.app.policy_sources.stored_revisions import SourceError, kept_for
+from sidecar.app.policy_sources.stored_revisions import SourceError
+from sidecar.settings.stored_policy import kept_for
 
 __all__ = ["SourceError", "SourcePoller", "kept_for", "origin_of"]

@@ -8,12 +8,10 @@ are inflated, and their size is bounded.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -22,13 +20,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sidecar.app.policy_sources.tarball import (
-    END,
     HostileArchive,
     TarMember,
     TarNames,
+    archive_of,
     gunzipped,
     members,
-    packed,
     write_member,
 )
 from sidecar.http.signing_keys import SigningKey, read_public_jwk
@@ -99,7 +96,7 @@ def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
     }
     raw = orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
     _manifest(raw)  # refuse to build what no reader accepts
-    return _archive({MANIFEST: raw, **files})
+    return archive_of({MANIFEST: raw, **files})
 
 
 def sign(bundle: bytes, key: SigningKey) -> bytes:
@@ -118,7 +115,7 @@ def sign(bundle: bytes, key: SigningKey) -> bytes:
         raise BadBundle(f"it has {MAX_SIGNERS} signatures already")
     listed = [{"kid": kid, "alg": "EdDSA", "signature": base64url.encode(raw)} for kid, raw in made.items()]
     signatures = orjson.dumps({"v": VERSION, "signatures": listed}, option=orjson.OPT_INDENT_2)
-    return _archive({MANIFEST: manifest, SIGNATURES: signatures, **found})
+    return archive_of({MANIFEST: manifest, SIGNATURES: signatures, **found})
 
 
 def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
@@ -168,14 +165,6 @@ def _files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
             except HostileArchive as error:
                 raise BadBundle(str(error)) from None
             yield relative.as_posix(), path.read_bytes()
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with gzip.GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as packer:
-        for piece in chain((packed(name, raw) for name, raw in files.items()), (END,)):
-            packer.write(piece)
-    return out.getvalue()
 
 
 def _small(member: TarMember | None, name: str, most: int) -> bytes:

@@ -20,16 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, StoredRevisions
+from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, StoredRevisions, objection
 from sidecar.app.policy_sources.tarball import HostileArchive, members, write_member
-from sidecar.app.policy_sources.version_order import objection
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings
 from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.sources import GitSource
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
-from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed
+from sidecar.upstreams.processes import Processes, Program, StartFailed, output_of
 
 MAX_SAID: Final = 64 * 1024
 MAX_ON_DISK: Final = 256 * 2**20
@@ -213,21 +212,20 @@ class _GitRunner:
         """Run git and return its output. `writes` is a file that it writes outside its folder. Raises SourceError."""
         argv = [self.program, *(word for one in _SETTINGS for word in ("-c", one)), *self._transports(), *before]
         program = Program(self.program, [*argv, *arguments], self.env, str(self.folder))
-        try:
-            process = await self.processes.start(program)
-        except StartFailed as error:
-            raise SourceError(f"git cannot be started: {error}") from None
-        reading = asyncio.create_task(_all_said(process))
+        running = asyncio.create_task(output_of(self.processes, program, most=MAX_SAID))
         watch = asyncio.create_task(self._too_much_on_disk(writes))
         try:
-            await asyncio.wait({reading, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
+            await asyncio.wait({running, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
                 raise SourceError(f"it is larger than {MAX_ON_DISK // 2**20} MiB", refused=True)
         finally:
             watch.cancel()
-            reading.cancel()
-            await process.end(patience_s=0.0, grace_s=0.2)
-        said, told, ended = reading.result()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        try:
+            said, told, ended = running.result()
+        except StartFailed as error:
+            raise SourceError(f"git cannot be started: {error}") from None
         if ended.code != 0:
             raise SourceError(f"git {arguments[0]} failed: {_trouble(told) or ended}")
         return said.decode("utf-8", "replace").strip()
@@ -278,20 +276,6 @@ def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, 
 def _quoted(path: Path) -> str:
     """Quote for the shell in which git runs its SSH command."""
     return "'" + str(path.absolute()).replace("'", "'\\''") + "'"
-
-
-async def _all_said(process: Process) -> tuple[bytes, bytes, Exit]:
-    """Both outputs, and the exit code."""
-    said, told = await asyncio.gather(_some(process.stdout), _some(process.stderr))
-    return said, told, await process.wait()
-
-
-async def _some(stream: asyncio.StreamReader) -> bytes:
-    """The beginning of an output. All of it is read, so that the program never blocks."""
-    kept = b""
-    while chunk := await stream.read(MAX_SAID):
-        kept = (kept + chunk)[:MAX_SAID]
-    return kept
 
 
 def _trouble(told: bytes) -> str:

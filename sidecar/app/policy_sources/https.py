@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sidecar.app.policy_sources.bundle import BadBundle, Bundle, opened, read_keys
-from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
-from sidecar.app.policy_sources.version_order import objection
+from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions, objection
 from sidecar.http.client import EgressError
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
 from sidecar.settings import Settings

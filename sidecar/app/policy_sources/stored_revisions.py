@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from sidecar.settings import Settings
-from sidecar.settings.stored_policy import CURRENT, FOLDER, StoredPolicy, kept_for, placed, shelf_of
+from sidecar.settings.stored_policy import CURRENT, StoredPolicy, shelf_of
 
 GIT: Final = "git"
 ASIDE: Final = ".aside-"
-
-__all__ = ["FOLDER", "SourceError", "StoredPolicy", "StoredRevisions", "kept_for", "placed"]
 
 
 class SourceError(Exception):
@@ -84,3 +82,20 @@ def _synced(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def objection(new: StoredPolicy, old: StoredPolicy | None, accept: str | None) -> str:
+    """Why the policy is refused, or "". Policies of another repository or name pass: the settings changed.
+
+    A valid signature does not stop the replay of an old policy, so versions must rise. A policy that lost more than
+    half of its bytes is probably a packaging mistake. The operator can `accept` one policy nonetheless, by its digest.
+    """
+    if old is None or accept == new.name or (new.kind, new.of) != (old.kind, old.of):
+        return ""
+    if new.version < old.version:
+        return f"it is older than what serves: {new.version} after {old.version}"
+    if new.version == old.version and new.kind == "bundle":
+        return f"it is another one of the same version, {new.version}"
+    if new.size * 2 < old.size:
+        return f"it is less than half as large as what serves: {new.size} bytes after {old.size}"
+    return ""

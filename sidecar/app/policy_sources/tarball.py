@@ -7,13 +7,15 @@ differently is refused as a whole; nothing is skipped or repaired. All reads are
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from gzip import GzipFile
 from pathlib import Path
+from tarfile import USTAR_FORMAT, TarFile, TarInfo
 from typing import IO, Final, NamedTuple
 
 BLOCK: Final = 512
@@ -124,29 +126,22 @@ def write_member(root: Path, member: TarMember) -> None:
         os.fsync(file.fileno())
 
 
-def packed(name: str, content: bytes) -> bytes:
-    """One file as a member. The bytes depend on name and content only."""
-    raw = name.encode("ascii")
-    prefix, short = (b"", raw) if len(raw) <= 100 else _split(raw)
-    fields = (
-        short.ljust(100, b"\0"),
-        b"0000644\0",
-        b"0000000\0" * 2,
-        f"{len(content):011o}\0".encode(),
-        b"00000000000\0",
-        b" " * 8,
-        b"0",
-        b"\0" * 100,
-        b"ustar\x0000",
-        b"\0" * 80,
-        prefix.ljust(155, b"\0"),
-    )
-    header = b"".join(fields).ljust(BLOCK, b"\0")
-    header = header[:148] + f"{sum(header):06o}\0 ".encode() + header[156:]
-    return header + content.ljust(_padded(len(content)), b"\0")
-
-
-END: Final = b"\0" * (2 * BLOCK)
+def archive_of(files: Mapping[str, bytes]) -> bytes:
+    """A tar.gz of these files. Its bytes depend on names and contents only. Raises HostileArchive for a name that
+    is too long."""
+    out = io.BytesIO()
+    with (
+        GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as packer,
+        TarFile(fileobj=packer, mode="w", format=USTAR_FORMAT) as archive,
+    ):
+        for name, raw in files.items():
+            info = TarInfo(name)
+            info.size = len(raw)
+            try:
+                archive.addfile(info, io.BytesIO(raw))
+            except ValueError:
+                raise HostileArchive(f"{name[:128]} is too long a name") from None
+    return out.getvalue()
 
 
 def _above(name: str) -> Iterator[str]:
@@ -157,13 +152,6 @@ def _above(name: str) -> Iterator[str]:
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
-
-
-def _split(raw: bytes) -> tuple[bytes, bytes]:
-    at = raw.rfind(b"/", 0, 156)
-    if at < 1 or len(raw) - at - 1 > 100:
-        raise HostileArchive(f"{raw.decode()[:128]} is too long a name")
-    return raw[:at], raw[at + 1 :]
 
 
 def _header(raw: bytes) -> tuple[str, int, bytes]:

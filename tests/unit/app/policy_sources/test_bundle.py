@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.app.policy_sources.bundle import MANIFEST, SIGNATURES, BadBundle, Keys, build, opened, read_keys, sign
-from sidecar.app.policy_sources.tarball import END, gunzipped, members, packed
-from sidecar.app.policy_sources.version_order import objection
+from sidecar.app.policy_sources.stored_revisions import objection
+from sidecar.app.policy_sources.tarball import archive_of, gunzipped, members
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.stored_policy import StoredPolicy
 
@@ -48,10 +48,6 @@ def keys_of(folder: Path, *keys: SigningKey) -> Keys:
 
 def parts(raw: bytes) -> dict[str, bytes]:
     return {one.name: b"".join(one.content) for one in members(gunzipped(io.BytesIO(raw)))}
-
-
-def packed_again(files: dict[str, bytes]) -> bytes:
-    return gzip.compress(b"".join(packed(name, content) for name, content in files.items()) + END)
 
 
 def test_what_was_built_and_signed_is_unpacked(raw: bytes, folder: Path, key: SigningKey, tmp_path: Path) -> None:
@@ -100,23 +96,23 @@ def test_nobody_vouches_for_it(folder: Path, key: SigningKey, raw: bytes) -> Non
     files = parts(raw)
     theirs = json.loads(files[SIGNATURES])
     theirs["signatures"][0]["kid"] = key.kid
-    mallory = parts(sign(packed_again({k: v for k, v in files.items() if k != SIGNATURES}), generate("EdDSA")))
+    mallory = parts(sign(archive_of({k: v for k, v in files.items() if k != SIGNATURES}), generate("EdDSA")))
     forged = json.loads(mallory[SIGNATURES])
     forged["signatures"][0]["kid"] = key.kid
-    refused(packed_again(files | {SIGNATURES: json.dumps(forged).encode()}), folder, key, "none of its signatures")
+    refused(archive_of(files | {SIGNATURES: json.dumps(forged).encode()}), folder, key, "none of its signatures")
 
 
 def test_no_file_is_changed_added_left_out_or_moved(folder: Path, key: SigningKey, raw: bytes) -> None:
     files = parts(raw)
     name = "policies/agent_to_tool.csv"
-    refused(packed_again(files | {name: files[name].replace(b"use", b"*  ")}), folder, key, "as the manifest says")
-    refused(packed_again(files | {name: files[name] + b"\n"}), folder, key, "as the manifest says")
-    refused(packed_again(files | {"policies/more.csv": b"x"}), folder, key, "as the manifest says")
-    refused(packed_again({k: v for k, v in files.items() if k != name}), folder, key, "missing")
+    refused(archive_of(files | {name: files[name].replace(b"use", b"*  ")}), folder, key, "as the manifest says")
+    refused(archive_of(files | {name: files[name] + b"\n"}), folder, key, "as the manifest says")
+    refused(archive_of(files | {"policies/more.csv": b"x"}), folder, key, "as the manifest says")
+    refused(archive_of({k: v for k, v in files.items() if k != name}), folder, key, "missing")
     swapped = {k: files[k] for k in (SIGNATURES, MANIFEST, name)}
-    refused(packed_again(swapped), folder, key, "no bundle of ours")
+    refused(archive_of(swapped), folder, key, "no bundle of ours")
     manifest = files[MANIFEST].replace(b'"version": 7', b'"version": 8')
-    refused(packed_again(files | {MANIFEST: manifest}), folder, key, "none of its signatures")
+    refused(archive_of(files | {MANIFEST: manifest}), folder, key, "none of its signatures")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def signed_manifest(raw: bytes, key: SigningKey, **members_: object) -> bytes:
     """The bundle with another manifest, rightly signed."""
     files = parts(raw)
     said = json.loads(files[MANIFEST]) | members_
-    return packed_again({**files, MANIFEST: json.dumps(said).encode()} | _signatures(said, key))
+    return archive_of({**files, MANIFEST: json.dumps(said).encode()} | _signatures(said, key))
 
 
 def _signatures(said: object, key: SigningKey) -> dict[str, bytes]:
