@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Final, Literal, Protocol
+from typing import Annotated, Final, Literal
 from uuid import UUID
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from sidecar.settings.credentials import RESERVED_HEADERS
-from sidecar.settings.field_types import Count, HeaderName, NhiName, PathField, Section, VariableName, named
+from sidecar.settings.field_types import Count, HeaderName, Many, NhiName, PathField, Section, VariableName, named
 from sidecar.settings.rates import PerSecond, Quota, rate_faults
 from sidecar.settings.secrets import fault_of_secret, read_secret
 from sidecar.settings.validation_errors import Finding, reject
@@ -153,42 +153,42 @@ class RateLimiting(Section):
         yield from rate_faults(self.requests_per_second, self.burst)
 
 
-class AgentOffer(Protocol):
-    """How an agent is offered to callers."""
+class AgentOffer(Section):
+    """How an agent is offered to callers: the seed's A2AEndpoint."""
 
-    @property
-    def agent_id(self) -> UUID | None: ...
-    @property
-    def base_path(self) -> str | None: ...
-    @property
-    def grpc_port(self) -> int | None: ...
-    @property
-    def transport_protocols(self) -> tuple[Transport, ...]: ...
-    @property
-    def authentication(self) -> EndpointAuth | None: ...
-    @property
-    def rate_limiting(self) -> RateLimiting | None: ...
+    agent_id: Annotated[UUID | None, Field(strict=False)] = None
+    """The UUID by which the task API knows it, beside its name."""
+    base_path: OwnPath = None
+    """Another address of it beside `/agents/<name>`, in every way: its card there names that one."""
+    grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
+    transport_protocols: Many[Transport] = TRANSPORTS
+    """What callers may speak at its addresses. What they may not is in no card, and refused."""
+    authentication: EndpointAuth | None = None
+    """A credential of its own for callers."""
+    rate_limiting: RateLimiting | None = None
+    """How often it may be called, beside what budgets.yaml says."""
 
 
-def offer_faults(offer: AgentOffer, at: Loc, *, anonymous: bool) -> Iterator[Finding]:
+def offer_faults(offer: AgentOffer, *, anonymous: bool) -> Iterator[Finding]:
     """The contradictions in an offer. `anonymous`: whether callers without a credential reach the agent."""
     spoken, auth = offer.transport_protocols, offer.authentication
     if not spoken:
         hint = "json_rpc, http_json, grpc; without the key it is all three"
-        yield Finding("nothing is spoken at its addresses", "S174", hint, (*at, "transport_protocols"))
+        yield Finding("nothing is spoken at its addresses", "S174", hint, ("a2a", "transport_protocols"))
     elif offer.grpc_port is not None and "grpc" not in spoken:
         hint = "add grpc to transport_protocols, or remove it"
-        yield Finding("no gRPC is spoken at its addresses", "S174", hint, (*at, "grpc_port"), on_key=True)
+        yield Finding("no gRPC is spoken at its addresses", "S174", hint, ("a2a", "grpc_port"), on_key=True)
     if offer.base_path is not None and spoken == ("grpc",):
-        yield Finding("gRPC has no paths", "S174", "remove it", (*at, "base_path"), on_key=True)
+        yield Finding("gRPC has no paths", "S174", "remove it", ("a2a", "base_path"), on_key=True)
     if auth is None:
         return
     if auth.type == "none" and not anonymous:
         hint = "write anonymous: true beside it; rules must still allow anonymous"
-        yield Finding("callers without a credential are anonymous", "S171", hint, (*at, "authentication", "type"))
+        yield Finding("callers without a credential are anonymous", "S171", hint, ("a2a", "authentication", "type"))
     if auth.type != "none" and auth.required and anonymous:
         hint = "write required: false, or remove anonymous"
-        yield Finding("callers without a credential have no token either", "S171", hint, (*at, "authentication"))
+        yield Finding("callers without a credential have no token either", "S171", hint, ("a2a", "authentication"))
 
 
 def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Finding]:

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Final, Literal, NamedTuple
-from uuid import UUID
 
 import jsonschema_rs
 from pydantic import AfterValidator, Field
 
-from sidecar.settings.agent_endpoints import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport, offer_faults
+from sidecar.settings.agent_endpoints import AgentOffer, offer_faults
 from sidecar.settings.field_types import (
     Argument,
     Bytes,
@@ -208,21 +207,9 @@ class Capabilities(Section):
     is text."""
 
 
-class Endpoint(Section):
+class Endpoint(AgentOffer):
     """The seed's A2AEndpoint: how it is offered over A2A."""
 
-    agent_id: Annotated[UUID | None, Field(strict=False)] = None
-    """The UUID by which the task API knows it, beside its name."""
-    base_path: OwnPath = None
-    """Another address of it beside `/agents/<name>`, in every way: its card there names that one."""
-    grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
-    transport_protocols: Many[Transport] = TRANSPORTS
-    """What is spoken at its addresses. What is not is in no card, and refused."""
-    authentication: EndpointAuth | None = None
-    """A credential of its own."""
-    rate_limiting: RateLimiting | None = None
-    """How often it may be called, beside what budgets.yaml says."""
     capabilities: Capabilities = Field(default_factory=Capabilities)
     """What it can do."""
     version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0.0"
@@ -337,7 +324,7 @@ class CliAgent(Section):
         """How many runs one sidecar process may have at once."""
         return self.max_concurrent_executions or (1 if self.writes else MAX_READ_ONLY)
 
-    def all_envs(self) -> dict[str, str]:
+    def all_env(self) -> dict[str, str]:
         """The environment from `envs` and the file of `env_path`. Raises SettingsError."""
         return self.envs if self.env_path is None else variables_in_file(self.env_path) | self.envs
 
@@ -432,4 +419,4 @@ class CliAgent(Section):
         if self.retries.retry_read_write and not self.writes:
             at = ("retries", "retry_read_write")
             yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)
-        yield from offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous)
+        yield from offer_faults(self.a2a, anonymous=self.anonymous)

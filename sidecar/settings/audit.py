@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -162,17 +161,6 @@ class AuditSettings(Section):
     def places(self) -> tuple[str, ...]:
         """The sink, and the copy if there is one."""
         return (self.sink,) if self.also is None else (self.sink, self.also)
-
-    def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
-        """The files that the sinks read and never create, with their places in the settings."""
-        if self.redis is not None and self.redis.store is not None:
-            yield from ((("redis", "store", *loc), path) for loc, path in self.redis.store.files())
-        if self.otlp is not None:
-            yield from ((("otlp", "header_paths", name), path) for name, path in self.otlp.header_paths.items())
-            if self.otlp.ca_path is not None:
-                yield ("otlp", "ca_path"), self.otlp.ca_path
-        if self.checkpoints.known_path is not None:
-            yield ("checkpoints", "known_path"), self.checkpoints.known_path
 
     def _faults(self) -> Iterator[Finding]:
         if self.sink != "file":

@@ -6,8 +6,7 @@ only with `passthrough`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,7 +15,6 @@ from pydantic.functional_validators import AfterValidator
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.field_types import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, split_url
 from sidecar.settings.validation_errors import Finding, reject
-from sidecar.settings.yaml_nodes import Loc
 
 # Headers of message framing, routing and the protocol, which only the sidecar sets.
 RESERVED_HEADERS = frozenset(
@@ -129,21 +127,6 @@ class UpstreamCredential(Section):
         """Whether calls need the caller's own token."""
         return self.passthrough or self.token_exchange is not None
 
-    def files(self) -> Iterator[tuple[Loc, Path]]:
-        """All files that it names."""
-        named: list[tuple[Loc, Path | None]] = [
-            (("bearer_path",), self.bearer_path),
-            (("value_path",), self.value_path),
-            (("own_bearer_path",), self.own_bearer_path),
-        ]
-        for kind in ("client_credentials", "token_exchange"):
-            client: TokenClient | None = getattr(self, kind)
-            if client is not None:
-                named += [((kind, "secret_path"), client.secret_path), ((kind, "key_path"), client.key_path)]
-        if self.token_exchange is not None:
-            named.append((("token_exchange", "actor_token_path"), self.token_exchange.actor_token_path))
-        yield from ((loc, path) for loc, path in named if path is not None)
-
     def _faults(self) -> Iterator[Finding]:
         kinds = [kind for kind in KINDS if getattr(self, kind)]
         if self.value_path is not None and self.header is None:
@@ -161,3 +144,32 @@ class UpstreamCredential(Section):
             yield Finding(
                 f"{self.header} is written by the sidecar itself", "S114", "choose another header", ("header",)
             )
+
+
+class SigningSettings(Section):
+    """Our own signing key. Its public half stands at `/.well-known/jwks.json`."""
+
+    key_path: PathField | None = None
+    """PEM file with a private key (P-256, Ed25519 or RSA). By default `keys/signing.pem` in the data folder, made when
+    it is first needed; replicas need one in common."""
+    previous_paths: Many[PathField] = ()
+    """PEM files of keys that signed before: their public halves are served on. `keys/signing.previous.pem` in the data
+    folder is one too."""
+
+
+def header_faults(headers: Iterable[str], own: str, *, grpc: bool = False) -> Iterator[Finding]:
+    """Headers of `headers` that the sidecar writes itself (`own` is the prefix of its protocol's), that hold a
+    credential, or that are there twice."""
+    seen: set[str] = set()
+    for name in headers:
+        lower, at = name.lower(), ("headers", name)
+        if lower in RESERVED_HEADERS or lower.startswith(own):
+            yield Finding(f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True)
+        elif lower in CREDENTIAL_HEADERS:
+            hint = "credential: {bearer_path: ...}, or header: with value_path:"
+            yield Finding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
+        elif lower in seen:
+            yield Finding(f"{name} is there more than once", "S114", "remove one of them", at, on_key=True)
+        elif grpc and lower.endswith("-bin"):
+            yield Finding(f"{name} holds bytes in gRPC, and no text", "S114", "give it another name", at, on_key=True)
+        seen.add(lower)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.settings.agents import CliAgent
 from sidecar.settings.environment import overlay
 from sidecar.settings.identity import FURTHER_OF_PRESET, KEYS_OF_PRESET
 from sidecar.settings.programs import executable_of
-from sidecar.settings.secrets import WeakSecretError, checked_secret
+from sidecar.settings.secrets import judged_secret
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import NOTHING_YET, placed
 from sidecar.settings.validation_errors import Finding
@@ -78,11 +79,11 @@ def load(
 def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Fault]:
     """Files, folders and programs that are named but missing, and weak secrets of the sidecar."""
     settings, document = loaded.settings, loaded.document
-    return [
-        *_file_faults(settings, document),
-        *_program_faults(settings, document, environ),
-        *_agent_faults(settings, document, environ),
-    ]
+    nothing = []
+    if settings.policy.path.parent.name == NOTHING_YET:
+        hint = "sidecar serve takes it, and keeps it for when the source is out"
+        nothing = [document.fault(("policy", "source"), "nothing was taken from it yet", "S161", hint)]
+    return [*nothing, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
 
 
 def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, str]) -> Iterator[Fault]:
@@ -95,30 +96,34 @@ def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, 
                 alone = Settings.model_validate({"version": 1, section: {name: entry}}, context={"folder": folder})
             except ValidationError:
                 continue  # already reported
-            yield from (fault for loc, fault in _missing_files(alone, document) if loc[0] == section)
+            yield from _path_faults(alone, document, section)
             yield from _program_faults(alone, document, environ)
-            yield from _agent_faults(alone, document, environ)
 
 
 def doubts(loaded: LoadedSettings) -> Iterator[Fault]:
     """Warnings about settings that are valid but dangerous."""
-    for name, upstream in loaded.settings.upstreams.items():
+    for finding in _doubts(loaded.settings):
+        fault = loaded.document.fault(finding.at, finding.message, finding.code, finding.hint)
+        yield replace(fault, severity="warning")
+
+
+def _doubts(settings: Settings) -> Iterator[Finding]:
+    for name, upstream in settings.upstreams.items():
         if upstream.credential is not None and upstream.credential.passthrough:
             message = f"the tokens of callers are shown to {name}, which can use them as if it were they"
             hint = "use token_exchange or signed, unless these tokens are meant for this server too"
-            fault = loaded.document.fault(("upstreams", name, "credential", "passthrough"), message, "S118", hint)
-            yield replace(fault, severity="warning")
+            yield Finding(message, "S118", hint, ("upstreams", name, "credential", "passthrough"))
         if upstream.a2a is not None and not upstream.a2a.card_address:
-            message = f"nobody finds the card of {name}: a gRPC address has none beside it"
+            message = f"the card of {name} has no address: a gRPC address has none beside it"
             hint = "write card_url, or its callers see no card and version: auto is 1.0"
-            fault = loaded.document.fault(("upstreams", name, "a2a", "url"), message, "S134", hint)
-            yield replace(fault, severity="warning")
-
-    for name, pointers in loaded.settings.audit.clear_arguments.items():
-        message = f"whoever reads the evidence reads {', '.join(pointers)} of the calls of {name}"
+            yield Finding(message, "S134", hint, ("upstreams", name, "a2a", "url"))
+    for name, pointers in settings.audit.clear_arguments.items():
+        message = f"every reader of the audit log reads {', '.join(pointers)} of the calls of {name}"
         hint = "leave out what is personal or secret; records cannot be changed later"
-        fault = loaded.document.fault(("audit", "clear_arguments", name), message, "S151", hint)
-        yield replace(fault, severity="warning")
+        yield Finding(message, "S151", hint, ("audit", "clear_arguments", name))
+
+
+# --- what is shown to operators -------------------------------------------------------------------------------------
 
 
 def shown_settings(loaded: LoadedSettings) -> list[ShownSettings]:
@@ -136,17 +141,13 @@ def _shown(loc: Loc, value: Any, document: Document) -> ShownSettings:
     origin = f"{node.span.file}:{node.span.line}" if node.span.line else node.span.file
     if node.secret:
         return ShownSettings(loc, MASKED, origin)
-    if node.shown is not None:
-        return ShownSettings(loc, node.shown, origin)  # the value of ${VAR} may be a secret
-    return ShownSettings(loc, _masked(value), origin)
+    # The value of ${VAR} may be a secret: its placeholder is shown.
+    return ShownSettings(loc, _masked(value) if node.shown is None else node.shown, origin)
 
 
 def _fills(preset: str, loc: Loc) -> bool:
     further = loc[:1] in [(key,) for key in FURTHER_OF_PRESET.get(preset, ())]
-    return further or (preset in KEYS_OF_PRESET and loc in _FILLED_BY_PRESET)
-
-
-_FILLED_BY_PRESET = {("jwks_url",), ("roles_from", "claim")}
+    return further or (preset in KEYS_OF_PRESET and loc in (("jwks_url",), ("roles_from", "claim")))
 
 
 def _masked(value: Any) -> Any:
@@ -158,12 +159,9 @@ def _masked(value: Any) -> Any:
 
 
 def _leaves(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
-    if isinstance(value, dict) and value:
-        for name, entry in value.items():
-            yield from _leaves(entry, (*loc, name))
-    elif isinstance(value, list) and value:
-        for index, entry in enumerate(value):
-            yield from _leaves(entry, (*loc, index))
+    if isinstance(value, dict | list) and value:
+        for step, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(entry, (*loc, step))
     else:
         yield loc, value
 
@@ -175,32 +173,68 @@ def _exactly(root: YamlNode, loc: Loc) -> YamlNode | None:
     return node
 
 
-def _file_faults(settings: Settings, document: Document) -> Iterator[Fault]:
-    if settings.policy.path.parent.name == NOTHING_YET:
-        hint = "sidecar serve takes it, and keeps it for when the source is out"
-        yield document.fault(("policy", "source"), "nothing was taken from it yet", "S161", hint)
-    for loc, path in _folders(settings):
-        if not path.is_dir():
-            yield document.fault(loc, f"{path} is no folder", "S116", "make it, or correct the path")
-    yield from (fault for _, fault in _missing_files(settings, document))
-    for loc, path in _secrets(settings):
-        if finding := _weakness(path):
+# --- files, folders and programs ------------------------------------------------------------------------------------
+
+
+def _path_faults(settings: Settings, document: Document, section: str = "") -> Iterator[Fault]:
+    """Missing files and folders, and weak secrets, of one section or of all."""
+    for loc, path in _paths_in(settings):
+        if section and loc[0] != section:
+            continue
+        finding: Finding | None = None
+        match loc:
+            case (
+                ("data",)
+                | ("audit", "path" | "key_path" | "checkpoint_key_path")
+                | ("identity", "api_keys_pepper_path")
+                | ("callbacks", "key_path")
+            ):
+                pass  # the sidecar makes it
+            case ("policy", "models" | "path") if settings.policy.source is not None:
+                pass
+            case ("policy", "models" | "path") | (*_, "cwd" | "working_directory") | (*_, "working_directories", int()):
+                if not path.is_dir():
+                    finding = Finding(f"{path} is no folder", "S116", "make it, or correct the path")
+            case ("admin", "credentials", _, "secret_path") | (*_, "authentication", "token_path"):
+                _, finding = judged_secret(path, "ours")
+            case _:
+                if not path.is_file():
+                    finding = Finding(f"{path} is no file", "S116", "make it, or correct the path")
+        if finding is not None:
             yield document.fault(loc, finding.message, finding.code, finding.hint)
 
 
-def _missing_files(settings: Settings, document: Document) -> Iterator[tuple[Loc, Fault]]:
-    for loc, path in _files(settings):
-        if not path.is_file():
-            yield loc, document.fault(loc, f"{path} is no file", "S116", "make it, or correct the path")
+def _paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
+    """Every path in the settings with its place, except those of agents that are off."""
+    entries: Iterable[tuple[str | int, object]] = ()
+    match value:
+        case Path():
+            yield loc, value
+        case CliAgent(enabled=False):
+            pass  # treated as missing, which may be the cause
+        case BaseModel():
+            entries = value
+        case Mapping():
+            entries = value.items()
+        case tuple():
+            entries = enumerate(value)
+    for step, entry in entries:
+        yield from _paths_in(entry, (*loc, step))
 
 
 def _program_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
     """Programs that could not be started."""
-    for name, upstream in settings.upstreams.items():
-        program = upstream.mcp
-        if program is None or program.command is None:
-            continue
-        where = ("upstreams", name, "mcp")
+    programs: list[tuple[Loc, str, str, Any]] = [
+        (("upstreams", name, "mcp", "command"), upstream.mcp.command, "env", upstream.mcp)
+        for name, upstream in settings.upstreams.items()
+        if upstream.mcp is not None and upstream.mcp.command is not None
+    ]
+    programs += [
+        (("agents", name, "executable"), agent.executable, "envs", agent)
+        for name, agent in settings.agents.items()
+        if agent.enabled
+    ]
+    for loc, command, key, program in programs:
         if program.env_path is not None and not program.env_path.is_file():
             continue  # already reported, and it may set PATH
         try:
@@ -208,19 +242,11 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
         except SettingsError as unreadable:
             yield from unreadable.faults
             continue
-        if executable_of(program.command, env, environ) is None:
-            yield _no_program(document, (*where, "command"), program.command, "env")
-        if program.cwd is not None and not program.cwd.is_dir():
-            yield document.fault((*where, "cwd"), f"{program.cwd} is no folder", "S116", "make it, or correct the path")
-
-
-def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
-    """Files of secrets with which callers and operators authenticate to the sidecar."""
-    for index, credential in enumerate(settings.admin.credentials):
-        yield ("admin", "credentials", index, "secret_path"), credential.secret_path
-    for _, at, offer in settings.offers():
-        if offer.authentication is not None and offer.authentication.token_path is not None:
-            yield (*at, "authentication", "token_path"), offer.authentication.token_path
+        if executable_of(command, env, environ) is None:
+            hint = f"install it, write its whole path, or set {key}: {{PATH: ...}}"
+            if "/" in command:
+                hint = "correct the path, or make it executable"
+            yield document.fault(loc, f"there is no program {command}", "S117", hint)
 
 
 def _token_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
@@ -230,81 +256,3 @@ def _token_faults(settings: Settings, document: Document, environ: Mapping[str, 
         if auth is not None and (fault := auth.read_from(environ)) is not None:
             loc = (*at, "authentication", "token_env")
             yield document.fault(loc, fault.message, fault.code, fault.hint)
-
-
-def _agent_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Agents that could not be started."""
-    for name, agent in settings.agents.items():
-        if not agent.enabled:
-            continue  # treated as missing, which may be the cause
-        if agent.env_path is not None and not agent.env_path.is_file():
-            continue  # already reported, and it may set PATH
-        folders: list[tuple[Loc, Path | None]] = [(("working_directory",), agent.working_directory)]
-        folders += [
-            (("per_call", "working_directories", index), path)
-            for index, path in enumerate(agent.per_call.working_directories)
-        ]
-        for loc, path in folders:
-            if path is not None and not path.is_dir():
-                at = ("agents", name, *loc)
-                yield document.fault(at, f"{path} is no folder", "S116", "make it, or correct the path")
-        try:
-            env = agent.all_envs()
-        except SettingsError as unreadable:
-            yield from unreadable.faults
-            continue
-        if executable_of(agent.executable, env, environ) is None:
-            yield _no_program(document, ("agents", name, "executable"), agent.executable, "envs")
-
-
-def _no_program(document: Document, loc: Loc, command: str, env: str) -> Fault:
-    hint = f"install it, write its whole path, or set {env}: {{PATH: ...}}"
-    if "/" in command:
-        hint = "correct the path, or make it executable"
-    return document.fault(loc, f"there is no program {command}", "S117", hint)
-
-
-def _weakness(path: Path) -> Finding | None:
-    try:
-        checked_secret(path, "ours")
-    except WeakSecretError as weak:
-        return weak.finding
-    return None
-
-
-def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
-    if settings.policy.source is None:
-        yield ("policy", "models"), settings.policy.models
-        yield ("policy", "path"), settings.policy.path
-
-
-def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
-    """Files that the sidecar reads and never creates."""
-    named: list[tuple[Loc, Path | None]] = [(("identity", "api_keys_path"), settings.identity.api_keys_path)]
-    if settings.server.tls and settings.server.tls != "external":
-        named.append((("server", "tls", "cert_path"), settings.server.tls.cert_path))
-        named.append((("server", "tls", "key_path"), settings.server.tls.key_path))
-        named.append((("server", "tls", "client_ca_path"), settings.server.tls.client_ca_path))
-    named += [
-        (("audit", "previous_key_paths", index), path) for index, path in enumerate(settings.audit.previous_key_paths)
-    ]
-    for index, issuer in enumerate(settings.identity.issuers):
-        named.append((("identity", "issuers", index, "jwks_path"), issuer.jwks_path))
-    for name, upstream in settings.upstreams.items():
-        if upstream.mcp is not None:
-            named.append((("upstreams", name, "mcp", "env_path"), upstream.mcp.env_path))
-        if upstream.credential is not None:
-            named += [(("upstreams", name, "credential", *loc), path) for loc, path in upstream.credential.files()]
-    named.append((("signing", "key_path"), settings.signing.key_path))
-    named.append((("callbacks", "ca_path"), settings.callbacks.ca_path))
-    if (source := settings.policy.source) is not None:
-        named += [(("policy", "source", source.kind, *loc), path) for loc, path in source.chosen.files()]
-    named += [(("audit", *loc), path) for loc, path in settings.audit.files()]
-    named += [(("store", *loc), path) for loc, path in settings.store.files()]
-    named += [
-        (("signing", "previous_paths", index), path) for index, path in enumerate(settings.signing.previous_paths)
-    ]
-    named += [
-        (("agents", name, "env_path"), agent.env_path) for name, agent in settings.agents.items() if agent.enabled
-    ]
-    yield from ((loc, path) for loc, path in named if path is not None)

@@ -7,6 +7,7 @@ Group read permission is allowed, because secrets are mounted that way.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 from itertools import pairwise
@@ -29,46 +30,32 @@ _ROWS = (
     *("1qaz", "2wsx", "3edc", "4rfv", "5tgb", "6yhn", "7ujm", "8ik", "9ol"),
 )
 _NEXT = frozenset(pair for row in _ROWS for one, other in pairwise(row) for pair in (one + other, other + one))
-_SAMPLES = (
-    "changeme",
-    "change-me",
-    "change_me",
-    "example",
-    "password",
-    "placeholder",
-    "replace",
-    "sample",
-    "secret",
-    "your-",
-)
+_SAMPLE = re.compile(r"change[-_]?me|example|password|placeholder|replace|sample|secret|your-")
 
 Whose = Literal["ours", "theirs"]
 """`ours`: knowing it gives power over the sidecar, so it must be strong. `theirs`: issued by others, only sent."""
 
 
-class WeakSecretError(Exception):
-    """The secret is weak. The text says why and never holds the secret."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.message)
-        self.finding = finding
-
-
 def read_secret(path: Path, whose: Whose) -> str:
     """Read a secret from a file, without the final line break. Raises SettingsError, which names only the file."""
-    try:
-        return checked_secret(path, whose)
-    except WeakSecretError as weak:
-        fault = fault_in(path, weak.finding.message, code=weak.finding.code, hint=weak.finding.hint)
-        raise SettingsError([fault]) from None
-
-
-def checked_secret(path: Path, whose: Whose) -> str:
-    """As `read_secret`, but raises WeakSecretError for callers that know where the file was named."""
-    secret = _text(path)
-    if (fault := fault_of_secret(secret, whose)) is not None:
-        raise WeakSecretError(fault)
+    secret, found = judged_secret(path, whose)
+    if found is not None:
+        raise SettingsError([fault_in(path, found.message, code=found.code, hint=found.hint)])
     return secret
+
+
+def judged_secret(path: Path, whose: Whose) -> tuple[str, Finding | None]:
+    """Read a secret as `read_secret` does; return what is wrong with it, without showing it, or None."""
+    try:
+        with path.open("rb") as file:
+            exposed = exposure_of(path, os.fstat(file.fileno()).st_mode)
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        return "", Finding(f"{path} cannot be read: {(error.strerror or 'unreadable').lower()}", "S116")
+    if exposed is None and len(raw) > MAX_BYTES:
+        exposed = Finding(f"the secret is larger than {MAX_BYTES} bytes", "S120")
+    secret = raw.decode("latin-1").removesuffix("\n").removesuffix("\r")
+    return secret, exposed or fault_of_secret(secret, whose)
 
 
 def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
@@ -118,28 +105,13 @@ def keep_once(path: Path, content: bytes) -> None:
         aside.unlink()
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            exposed = exposure_of(path, os.fstat(file.fileno()).st_mode)
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or "unreadable").lower()
-        raise WeakSecretError(Finding(f"{path} cannot be read: {reason}", "S116")) from None
-    if exposed is not None:
-        raise WeakSecretError(exposed)
-    if len(raw) > MAX_BYTES:
-        raise WeakSecretError(Finding(f"the secret is larger than {MAX_BYTES} bytes", "S120"))
-    return raw.decode("latin-1").removesuffix("\n").removesuffix("\r")
-
-
 def weakness_of(secret: str) -> str:
     """Why a secret could be guessed, judged by its form; "" if it could not."""
     if len(secret) < MIN_CHARACTERS:
         return f"the secret has fewer than {MIN_CHARACTERS} characters"
     if len(set(secret)) < MIN_DIFFERENT:
         return "the secret repeats itself"
-    if any(sample in secret.lower() for sample in _SAMPLES):
+    if _SAMPLE.search(secret.lower()):
         return "the secret looks like a sample"
     if _repeats(secret):
         return "the secret repeats itself"

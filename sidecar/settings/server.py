@@ -1,4 +1,4 @@
-"""Settings of listeners, TLS, sessions and responses."""
+"""Settings of listeners, TLS, sessions, streams, tasks, responses and refusals."""
 
 from __future__ import annotations
 
@@ -203,3 +203,58 @@ class AnswerSettings(Section):
     """`auto` answers as the protocol era does. `jsonrpc` and `tool_result` hold for A2A's JSON-RPC too."""
     disclosure: Literal["reason", "kind", "hide"] = "reason"
     """How much a caller learns; never the rule."""
+
+
+class StreamSettings(Section):
+    """Streams that stay open, and calls that are under way."""
+
+    max_per_principal: Count = 256
+    """Streams without an end that one chain holds at once. What is one too many is refused (429)."""
+    max: Count = 10_000
+    """Such streams of all together; `server.max_connections` bounds them too."""
+    keep_alive_s: Seconds = 15.0
+    """How long such a stream may be silent before its reader is sent a comment."""
+    review_s: Seconds = 30.0
+    """How often what is open is judged again though nothing changed: conditions read `now`."""
+    revoked_calls: Literal["finish", "cancel"] = "finish"
+    """What becomes of a call that is under way when its permission ends. The kill switch cancels it always."""
+    revoked_grace_s: Seconds = 10.0
+    """How long such a call may take to finish, before it is cancelled all the same."""
+
+
+class TaskSettings(Section):
+    """Who owns which task of MCP and A2A, the tasks of the task API, and the runs of agents that are programs."""
+
+    store: Literal["file", "memory", "redis"] = "file"
+    """`file` is `tasks.sqlite` in the data folder, `a2a-tasks.sqlite` for the task API, and `runs.sqlite` for what
+    agents that are programs did; what `memory` held, nobody owns or follows after a restart. `redis` is the store of
+    limits (`store.url`), which replicas share: a task that one of them created is there at all of them, and one that
+    dies leaves its tasks to the others."""
+    keep_s: Seconds = 7 * 86_400.0
+    """How long an owner is remembered at most; a task that says that it lasts shorter is forgotten with its end."""
+    max_per_principal: Count = 1_000
+    """Tasks of one chain; the oldest is forgotten, one that ended first."""
+    max: Count = 100_000
+    """Tasks of all together. Beyond, what ended gives way, of whoever has most of it; where nothing ended, no new one
+    is created."""
+    follow_s: Seconds = 86_400.0
+    """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
+    away_s: Seconds = 300.0
+    """How long an agent may not answer for a task of the task API, until the task has failed."""
+    ask_every_s: Seconds = 10.0
+    """How often an agent is asked how such a task stands, when nothing became of it for a while."""
+    max_result: Bytes = 1024 * 1024
+    """The largest result of such a task that is kept; one with a larger one has failed."""
+
+
+class RefusalSettings(Section):
+    """Bounds on refusals. A limit's refusals do not count, nor what is out or broken."""
+
+    per_peer_per_minute: Count = 600
+    """Refusals of callers who are nobody, for each address (with IPv6, each /64). What is one too many is closed
+    unanswered, and counted. Behind a proxy all strangers have one address: set it to what they need together."""
+    per_principal_per_minute: Count = 600
+    """Refusals of one chain. Then all its calls are `too-many-refusals` (429) for the rest of that minute."""
+    recorded_per_principal_per_minute: Count = 100
+    """Refusals of one chain by limits, or because something is out, that have an audit record each. Those beyond are
+    answered all the same, and counted once a minute in a `control` record `refusals-counted`."""

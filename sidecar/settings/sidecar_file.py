@@ -13,24 +13,24 @@ from sidecar.settings.agent_endpoints import AgentOffer, path_faults, port_fault
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.audit import AuditSettings
 from sidecar.settings.callbacks import CallbackSettings
+from sidecar.settings.credentials import SigningSettings
 from sidecar.settings.field_types import SLUG, Many, PathField, Section, Slug
 from sidecar.settings.identity import IdentitySettings
 from sidecar.settings.policy import PolicySettings
-from sidecar.settings.refusal_limits import RefusalSettings
 from sidecar.settings.schedules import MOST, ScheduleSettings, schedule_faults
 from sidecar.settings.server import (
     AdminSettings,
     AnswerSettings,
     LocalListener,
     MetricsSettings,
+    RefusalSettings,
     ServerSettings,
     SessionSettings,
+    StreamSettings,
+    TaskSettings,
     TlsFiles,
 )
-from sidecar.settings.signing import SigningSettings
 from sidecar.settings.store import StoreSettings
-from sidecar.settings.streams import StreamSettings
-from sidecar.settings.tasks import TaskSettings
 from sidecar.settings.upstreams import UpstreamSettings
 from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_nodes import Loc

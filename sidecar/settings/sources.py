@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
@@ -12,7 +11,6 @@ from pydantic import AfterValidator, Field
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.field_types import PathField, Seconds, Section, Slug, named, split_url
 from sidecar.settings.validation_errors import Finding, reject
-from sidecar.settings.yaml_nodes import Loc
 
 _REF: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
 _INSIDE: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
@@ -50,12 +48,6 @@ class _Source(Section):
     """How long one look may take."""
     accept: Annotated[str | None, Field(default=None), AfterValidator(lambda text: text and _digest(text))] = None
     """The one bundle (its SHA-256) or commit that is taken although it is older, or less than half as large."""
-
-    def files(self) -> Iterator[tuple[Loc, Path | None]]:
-        """The files that the source reads."""
-        for name in type(self).model_fields:
-            if name.endswith("_path"):
-                yield (name,), getattr(self, name)
 
 
 _digest = named(_DIGEST, "digest", "the SHA-256 that `sidecar policy bundle verify` prints, or a whole commit id")

@@ -13,7 +13,6 @@ import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -249,14 +248,3 @@ class StoreSettings(Section):
             return files
         named = {"ssl_ca_certs": self.tls.ca_path, "ssl_certfile": self.tls.cert_path, "ssl_keyfile": self.tls.key_path}
         return files | {name: str(path) for name, path in named.items() if path is not None}
-
-    def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
-        """All named files, with their places in the settings."""
-        named: list[tuple[tuple[str, ...], Path | None]] = [(("password_path",), self.password_path)]
-        if self.sentinel is not None:
-            named.append((("sentinel", "password_path"), self.sentinel.password_path))
-        if self.tls is not None:
-            named.append((("tls", "ca_path"), self.tls.ca_path))
-            named.append((("tls", "cert_path"), self.tls.cert_path))
-            named.append((("tls", "key_path"), self.tls.key_path))
-        yield from ((loc, path) for loc, path in named if path is not None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from sidecar.settings.a2a import A2aUpstream
-from sidecar.settings.agent_endpoints import offer_faults
-from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS, UpstreamCredential
+from sidecar.settings.agent_endpoints import AgentOffer, offer_faults
+from sidecar.settings.credentials import UpstreamCredential, header_faults
 from sidecar.settings.field_types import (
     Argument,
     Command,
@@ -23,12 +23,14 @@ from sidecar.settings.field_types import (
     Seconds,
     Section,
     VariableName,
+    split_url,
 )
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import ResponseSettings
 from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
 from sidecar.settings.validation_errors import Finding
 
+CARD_PATH = "/.well-known/agent-card.json"
 _PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
 
 
@@ -97,20 +99,7 @@ class McpUpstream(Section):
         for key in sorted(key for key in (_OF_PROGRAMS if self.command is None else _OF_ADDRESSES) if self._says(key)):
             what = "a server that is a program" if key in _OF_PROGRAMS else "a server at a url"
             yield Finding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
-        yield from self._faults_in_headers()
-
-    def _faults_in_headers(self) -> Iterator[Finding]:
-        seen: set[str] = set()
-        for name in self.headers:
-            lower, at = name.lower(), ("headers", name)
-            if lower in RESERVED_HEADERS or lower.startswith("mcp-param-"):
-                yield Finding(f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True)
-            elif lower in CREDENTIAL_HEADERS:
-                hint = "credential: {bearer_path: ...}, or header: with value_path:"
-                yield Finding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
-            elif lower in seen:
-                yield Finding(f"{name} is there more than once", "S114", "remove one of them", at, on_key=True)
-            seen.add(lower)
+        yield from header_faults(self.headers, "mcp-param-")
 
     def _says(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True))
@@ -120,6 +109,67 @@ _OF_PROGRAMS = frozenset(
     {"args", "env", "env_path", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"}
 )
 _OF_ADDRESSES = frozenset({"transport", "headers", "connect_timeout_s", "max_connections"})
+
+
+def _agent_url(text: str) -> str:
+    split_url(text, "http", "https", "grpc", "grpcs")
+    return text
+
+
+AgentUrl = Annotated[str, AfterValidator(_agent_url)]
+
+
+class A2aUpstream(AgentOffer):
+    """An A2A agent. One of its interfaces is enough: to callers it is offered in every binding and version."""
+
+    url: AgentUrl
+    """The address of that interface: `http(s)://` for JSON-RPC and HTTP+JSON, `grpc(s)://host:port` for gRPC."""
+    binding: Literal["jsonrpc", "http_json", "grpc"] | None = None
+    """What is spoken there; by default `grpc` for a grpc address, else `jsonrpc`."""
+    version: Literal["auto", "0.3", "1.0"] = "auto"
+    """The version that is spoken there; `auto` is 0.3 where the agent's card names that alone for this binding, else
+    1.0."""
+    card_url: HttpUrl | None = None
+    """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. A card is read for what the
+    agent can do, and tells us no address to call."""
+    headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
+    """What every request of ours says beside. A secret is a `credential`."""
+    timeout_s: Seconds = 60.0
+    """How long a call may take in all, and a stream may be silent; budgets may make it shorter."""
+    connect_timeout_s: Seconds = 5.0
+    """How long a connection may take to open."""
+    max_connections: Count = 100
+    """Connections at once; further calls wait for one within their own time. Streams have others."""
+    max_calls_per_caller: Count | None = None
+    """How many calls of one caller it has at once; further ones wait, and nobody else does. By default three quarters
+    of `max_connections`."""
+
+    @property
+    def spoken(self) -> Literal["jsonrpc", "http_json", "grpc"]:
+        """The binding of the interface."""
+        return self.binding or ("grpc" if self.url.startswith("grpc") else "jsonrpc")
+
+    @property
+    def share(self) -> int:
+        """How many calls of one caller it has at once."""
+        return self.max_calls_per_caller or max(1, self.max_connections * 3 // 4)
+
+    @property
+    def card_address(self) -> str:
+        """The URL of the agent's card; "" if none is configured and the address implies none."""
+        if self.card_url is not None:
+            return self.card_url
+        parts = urlsplit(self.url)
+        return "" if parts.scheme.startswith("grpc") else urlunsplit((parts.scheme, parts.netloc, CARD_PATH, "", ""))
+
+    def _faults(self) -> Iterator[Finding]:
+        over_grpc = self.url.startswith("grpc")
+        if self.binding is not None and (self.binding == "grpc") is not over_grpc:
+            hint = "write url: grpc://host:port" if self.binding == "grpc" else "write binding: grpc, or leave it out"
+            yield Finding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
+        if over_grpc and urlsplit(self.url).path not in ("", "/"):
+            yield Finding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
+        yield from header_faults(self.headers, "a2a-", grpc=over_grpc)
 
 
 class UpstreamSettings(Section):
@@ -168,7 +218,7 @@ class UpstreamSettings(Section):
             return
         if self.a2a is not None:
             yield from self._not_for_agents()
-            yield from offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous)
+            yield from offer_faults(self.a2a, anonymous=self.anonymous)
         if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
             yield Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)

@@ -14,7 +14,7 @@ from aiohttp import web
 import sidecar.gateway.forwarder
 from sidecar.errors import Reason, Refusal
 from sidecar.http.server.stream_limits import MAX_RETRY_S, MIN_RETRY_S, StreamLimits
-from sidecar.settings.streams import StreamSettings
+from sidecar.settings.server import StreamSettings
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.guests import ALICE, BOB, IDP, emitter, gateway, gone, opened, stream
 from tests.flow.idp import ISSUER, bearer

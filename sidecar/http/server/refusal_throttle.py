@@ -28,7 +28,7 @@ from typing import Final
 
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.http.server.connection_limits import peer_of
-from sidecar.settings.refusal_limits import RefusalSettings
+from sidecar.settings.server import RefusalSettings
 from sidecar.vocabulary import Caller, Witness
 
 MINUTE_S: Final = 60.0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sidecar.errors import LimitState, Reason, Refusal
-from sidecar.settings.streams import StreamSettings
+from sidecar.settings.server import StreamSettings
 from sidecar.vocabulary import Caller
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 10.0

@@ -331,7 +331,7 @@ class Executions:
     # --- agents, internal ---------------------------------------------------------------------------------------------
 
     def _offered(self, name: str, definition: CliAgent) -> RunOffer:
-        known, variables = self._offers.get(name), definition.all_envs()
+        known, variables = self._offers.get(name), definition.all_env()
         if known is not None and known.definition == definition and known.variables == variables:
             return known
         turns = self._turns.setdefault(name, RunSlots(definition.places, definition.max_queue))

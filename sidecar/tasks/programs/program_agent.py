@@ -293,7 +293,7 @@ def cli_agent_from(
     """Builds an agent from its definition; starts nothing yet. Raises SettingsError."""
     executions.make_runner(name, definition)  # fails now rather than when it is in force
     account = UpstreamAccount(name, definition.breaker)
-    named = definition.all_envs()
+    named = definition.all_env()
     wire = ProgramAgent(name, definition, executions, named)
     find = partial(executable_of, definition.executable, named, environ)
     longest_s = definition.longest_s

@@ -13,9 +13,9 @@ from uuid import UUID
 from sidecar.http.client import fetch
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation, Version
-from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
 from sidecar.settings.upstream_health import ProbeSettings
+from sidecar.settings.upstreams import A2aUpstream
 from sidecar.settings.upstreams import UpstreamSettings as Definition
 from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper, CardProbe
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent

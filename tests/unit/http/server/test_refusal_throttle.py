@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.http.server.refusal_throttle import CLOSED, COUNTED, MAX_TOLD, OTHERS, MinuteCounts, RefusalThrottle
-from sidecar.settings.refusal_limits import RefusalSettings
+from sidecar.settings.server import RefusalSettings
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
 PLANNER = Caller((Principal("nhi:planner", "local"),), (Credential("local"),))
