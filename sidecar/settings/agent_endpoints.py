@@ -55,7 +55,7 @@ def _own_path(path: str) -> str:
 BasePath = Annotated[
     str,
     Field(max_length=MAX_BASE_PATH, json_schema_extra={"pattern": f"^{BASE_PATH}$"}),
-    AfterValidator(named(BASE_PATH, "path", "such as /tools/summarise, with no slash at its end")),
+    named(BASE_PATH, "path", "such as /tools/summarise, with no slash at its end"),
     AfterValidator(_own_path),
 ]
 OwnPath = Annotated[

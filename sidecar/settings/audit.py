@@ -112,13 +112,13 @@ def _no_secret(pointer: str) -> str:
 
 
 ClearObject = Annotated[
-    str, AfterValidator(named(rf"(tool|prompt):{SLUG}/[A-Za-z0-9_.\-/]{{1,128}}", "exact tool or prompt",
-                              "such as tool:github/search_code"))
+    str, named(rf"(tool|prompt):{SLUG}/[A-Za-z0-9_.\-/]{{1,128}}", "exact tool or prompt",
+                              "such as tool:github/search_code")
 ]  # fmt: skip
 ClearPointer = Annotated[
     str,
     Field(max_length=256),
-    AfterValidator(named(r"(/([^~/*]|~[01])+)+", "JSON Pointer", "such as /repo or /options/limit")),
+    named(r"(/([^~/*]|~[01])+)+", "JSON Pointer", "such as /repo or /options/limit"),
     AfterValidator(_no_secret),
 ]
 ClearPointers = Annotated[Many[ClearPointer], Field(min_length=1, max_length=8)]

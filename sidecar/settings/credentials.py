@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.functional_validators import AfterValidator
 
-from sidecar.settings.addresses import is_loopback_host
-from sidecar.settings.field_types import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, split_url
-from sidecar.settings.validation_errors import Finding, reject
+from sidecar.settings.field_types import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, https_url
+from sidecar.settings.validation_errors import Finding
 
 # Headers of message framing, routing and the protocol, which only the sidecar sets.
 RESERVED_HEADERS = frozenset(
@@ -29,20 +27,10 @@ MAX_TTL_S = 300.0
 KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signed", "passthrough")
 
 
-def _token_url(text: str) -> str:
-    parts = split_url(text, "https", "http")
-    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject("secrets go to a token endpoint over https only", hint="use https://")
-    return text
-
-
-TokenUrl = Annotated[str, AfterValidator(_token_url)]
-
-
 class TokenClient(Section):
     """The client registration at a token endpoint, and the token that it requests."""
 
-    token_url: TokenUrl
+    token_url: Annotated[str, https_url("secrets go to a token endpoint over https only")]
     """The token endpoint: https, or http on this machine. Redirects are not followed."""
     client_id: Word
     """Our client id there."""

@@ -189,20 +189,22 @@ def _http_url(text: str) -> str:
     return text
 
 
-def _key_url(text: str) -> str:
-    parts = split_url(text, "https", "http")
-    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        # Over http, an attacker on the network could replace the keys.
-        reject("keys may be fetched over https only", hint="use https://, or jwks_path with a file")
-    return text
+def https_url(message: str, hint: str = "use https://") -> AfterValidator:
+    """Return the check that a URL is https, or http on this machine; `message` refuses others. Over http, an attacker
+    on the network could read or replace what is exchanged. In `hint`, `{rest}` is the URL without its scheme."""
+
+    def check(text: str) -> str:
+        parts = split_url(text, "https", "http")
+        if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+            reject(message, hint=hint.format(rest=f"{parts.netloc}{parts.path}"))
+        return text
+
+    return AfterValidator(check)
 
 
 def _public_url(text: str) -> str:
-    parts = split_url(text, "https", "http")
-    if parts.query or "?" in text:
+    if "?" in text:
         reject("the public URL must not have a query")
-    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject("callers beyond this machine need https", hint=f"write https://{parts.netloc}{parts.path}")
     return text.rstrip("/")
 
 
@@ -238,8 +240,10 @@ def _grpc_url(text: str) -> str:
 
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
-KeyUrl = Annotated[str, AfterValidator(_key_url)]
-PublicUrl = Annotated[str, AfterValidator(_public_url)]
+KeyUrl = Annotated[str, https_url("keys may be fetched over https only", "use https://, or jwks_path with a file")]
+PublicUrl = Annotated[
+    str, https_url("callers beyond this machine need https", "write https://{rest}"), AfterValidator(_public_url)
+]
 GrpcUrl = Annotated[str, AfterValidator(_grpc_url)]
 """The address of gRPC in agent cards."""
 Origin = Annotated[str, AfterValidator(_origin)]
@@ -249,7 +253,8 @@ Host = Annotated[str, AfterValidator(_host)]
 # Names
 
 
-def named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
+def matching(pattern: str, what: str, hint: str) -> Callable[[str], str]:
+    """Return a check that the pattern matches the whole text."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -260,6 +265,11 @@ def named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
     return check
 
 
+def named(pattern: str, what: str, hint: str) -> AfterValidator:
+    """As `matching`, for a field's annotation."""
+    return AfterValidator(matching(pattern, what, hint))
+
+
 SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
 _ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
 _NHI = re.compile(f"nhi:{_ID}")
@@ -268,41 +278,35 @@ _CALLER = re.compile(f"(?:nhi|user):{_ID}")
 Slug = Annotated[
     str,
     Field(json_schema_extra={"pattern": f"^{SLUG}$"}, max_length=64),
-    AfterValidator(named(SLUG, "name", "lower-case letters and digits, parts joined by single hyphens: my-server")),
+    named(SLUG, "name", "lower-case letters and digits, parts joined by single hyphens: my-server"),
 ]
 NhiName = Annotated[
     str,
     Field(json_schema_extra={"pattern": "^nhi:"}),
-    AfterValidator(named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner")),
+    named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner"),
 ]
-HeaderName = Annotated[
-    str, Field(max_length=128), AfterValidator(named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key"))
-]
+HeaderName = Annotated[str, Field(max_length=128), named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key")]
 HeaderValue = Annotated[
     str,
     Field(max_length=8 * 1024),
-    AfterValidator(named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII")),
+    named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII"),
 ]
 Scope = Annotated[
     str,  # RFC 6749, 3.3: scope-token
     Field(max_length=256),
-    AfterValidator(named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks")),
+    named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks"),
 ]
 VariableName = Annotated[
     str,
     Field(max_length=256),
-    AfterValidator(
-        named(r"[A-Za-z_][A-Za-z0-9_.-]*", "name of a variable", "letters, digits and underscores: API_KEY")
-    ),
+    named(r"[A-Za-z_][A-Za-z0-9_.-]*", "name of a variable", "letters, digits and underscores: API_KEY"),
 ]
 ClaimName = Annotated[
     str,
     Field(max_length=256),
-    AfterValidator(named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles")),
+    named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles"),
 ]
-Word = Annotated[
-    str, Field(max_length=512), AfterValidator(named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks"))
-]
+Word = Annotated[str, Field(max_length=512), named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks")]
 
 
 def is_caller(name: str) -> bool:

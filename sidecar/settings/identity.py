@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
@@ -22,11 +21,10 @@ from sidecar.settings.field_types import (
     Word,
     is_caller,
     is_nhi,
+    matching,
 )
 from sidecar.settings.validation_errors import Finding, reject, reject_any
 
-_TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")  # SPIFFE-ID 2.1
-_SPIFFE_PATH = re.compile(r"(?=.{1,2048}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)+")  # SPIFFE-ID 2.2
 MAX_PROOF_AGE_S = 600  # proofs are remembered for this long
 MAX_LEEWAY_S = 60  # more than a minute is no clock skew
 
@@ -53,16 +51,12 @@ FURTHER_OF_PRESET: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _trust_domain(text: str) -> str:
-    if not _TRUST_DOMAIN.fullmatch(text):
-        reject("this is no trust domain", hint="write acme.example: lower case, without spiffe:// and slashes")
-    return text
-
-
-def _spiffe_path(text: str) -> str:
-    if not _SPIFFE_PATH.fullmatch(text):
-        reject("this is no path of a SPIFFE ID", hint="write /ns/prod/sa/planner")
-    return text
+_trust_domain = matching(  # SPIFFE-ID 2.1
+    r"[a-z0-9._-]{1,255}", "trust domain", "write acme.example: lower case, without spiffe:// and slashes"
+)
+_spiffe_path = matching(  # SPIFFE-ID 2.2
+    r"(?=.{1,2048}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)+", "path of a SPIFFE ID", "write /ns/prod/sa/planner"
+)
 
 
 def _spiffe_pattern(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sidecar.settings.field_types import Bytes, Many, Section, named
 from sidecar.settings.validation_errors import Finding
@@ -13,26 +13,22 @@ from sidecar.settings.validation_errors import Finding
 ToolPattern = Annotated[
     str,
     Field(max_length=256),
-    AfterValidator(named(r"[A-Za-z0-9_.\-/*]+", "name of a tool", "such as search_code, get_* or *")),
+    named(r"[A-Za-z0-9_.\-/*]+", "name of a tool", "such as search_code, get_* or *"),
 ]
 Pointer = Annotated[
     str,
     Field(max_length=1024),
-    AfterValidator(
-        named(r"(/([^~/]|~[01])*)+", "JSON Pointer", "such as /structuredContent/email or /structuredContent/*/email")
-    ),
+    named(r"(/([^~/]|~[01])*)+", "JSON Pointer", "such as /structuredContent/email or /structuredContent/*/email"),
 ]
 Prefix = Annotated[
     str,
     Field(max_length=64),
-    AfterValidator(named(r"[A-Za-z0-9_.\-]{3,}", "prefix", "3 characters or more of A-Z a-z 0-9 _ . -")),
+    named(r"[A-Za-z0-9_.\-]{3,}", "prefix", "3 characters or more of A-Z a-z 0-9 _ . -"),
 ]
 # The brackets keep a replacement from becoming part of a pattern that is searched for.
 Replacement = Annotated[
     str,
-    AfterValidator(
-        named(r"\*{1,16}|\[[A-Za-z :_-]{0,32}\]|<[A-Za-z :_-]{0,32}>", "replacement", "such as [gone] or ***")
-    ),
+    named(r"\*{1,16}|\[[A-Za-z :_-]{0,32}\]|<[A-Za-z :_-]{0,32}>", "replacement", "such as [gone] or ***"),
 ]
 SecretClass = Literal["email", "card", "bearer", "jwt", "api_key", "private_key", "iban", "ssn", "ipv4"]
 

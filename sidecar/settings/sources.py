@@ -8,22 +8,15 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from sidecar.settings.addresses import is_loopback_host
-from sidecar.settings.field_types import PathField, Seconds, Section, Slug, named, split_url
+from sidecar.settings.field_types import PathField, Seconds, Section, Slug, https_url, named, split_url
 from sidecar.settings.validation_errors import Finding, reject
 
 _REF: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
-_INSIDE: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
+_INSIDE: Final = r"([A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*)?"
 _SSH: Final = re.compile(r"ssh://(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?/[!-~]+")
 _FILE: Final = re.compile(r"file:///[!-~]+")
 _DIGEST: Final = r"[0-9a-f]{40}([0-9a-f]{24})?"
-
-
-def _bundle_url(text: str) -> str:
-    parts = split_url(text, "https", "http")
-    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-        reject("bundles are fetched over https only", hint="use https://")
-    return text
+_DIGEST_HINT: Final = "the SHA-256 that `sidecar policy bundle verify` prints, or a whole commit id"
 
 
 def _git_url(text: str) -> str:
@@ -46,17 +39,14 @@ class _Source(Section):
     """How often it is looked at; also as soon as another replica has loaded something new."""
     timeout_s: Seconds = 60.0
     """How long one look may take."""
-    accept: Annotated[str | None, Field(default=None), AfterValidator(lambda text: text and _digest(text))] = None
+    accept: Annotated[str, named(_DIGEST, "digest", _DIGEST_HINT)] | None = None
     """The one bundle (its SHA-256) or commit that is taken although it is older, or less than half as large."""
-
-
-_digest = named(_DIGEST, "digest", "the SHA-256 that `sidecar policy bundle verify` prints, or a whole commit id")
 
 
 class BundleSource(_Source):
     """A policy in one signed file, at an address."""
 
-    url: Annotated[str, Field(max_length=2048), AfterValidator(_bundle_url)]
+    url: Annotated[str, Field(max_length=2048), https_url("bundles are fetched over https only")]
     """Where it lies: https, or http on this machine. No redirect is followed."""
     keys_path: PathField
     """Who may vouch for it: Ed25519 keys, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or PEM."""
@@ -75,7 +65,9 @@ class GitSource(_Source):
     """The repository: https://, ssh:// or file:///."""
     ref: Annotated[str, AfterValidator(_ref)] = "refs/heads/main"
     """A branch, a tag, or a commit. A short name that is both a branch's and a tag's is refused: write all of it."""
-    path: Annotated[str, Field(max_length=512), AfterValidator(lambda text: text and _inside(text))] = ""
+    path: Annotated[
+        str, Field(max_length=512), named(_INSIDE, "folder of a repository", "such as teams/platform/policy")
+    ] = ""
     """The folder in it that holds `policies/` and perhaps `models/`; by default its top."""
     signers_path: PathField | None = None
     """Who must have signed the commit: an allowed signers file (SSH). Without it, whoever can move the ref decides."""
@@ -87,9 +79,6 @@ class GitSource(_Source):
     """A private key for ssh. No other is offered."""
     known_hosts_path: PathField | None = None
     """The keys of hosts for ssh; a host that is not in it is not talked to."""
-
-
-_inside = named(_INSIDE, "folder of a repository", "such as teams/platform/policy")
 
 
 class PolicySourceSettings(Section):
