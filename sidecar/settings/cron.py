@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -25,12 +25,10 @@ from cronsim import CronSim, CronSimError
 
 WORDS: Final[Mapping[str, str]] = {
     "@hourly": "0 * * * *",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
+    **dict.fromkeys(("@daily", "@midnight"), "0 0 * * *"),
     "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *",
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
+    **dict.fromkeys(("@yearly", "@annually"), "0 0 1 1 *"),
 }
 FIELDS: Final[Mapping[str, str]] = {
     "minute": "0 to 59",
@@ -67,16 +65,17 @@ class CronSchedule:
     def after(self, moment_s: float) -> Iterator[float]:
         """All moments after this one, in order."""
         last_s = moment_s
-        for due_s in self._fixed(moment_s) if self._is_fixed else self._passing(int(moment_s) + 1):
+        minute, hour, *_ = self._fields.split()
+        due: Iterator[float] = self._passing(int(moment_s) + 1)
+        if not minute.startswith("*") and not hour.startswith("*"):
+            fixed = CronSim(self._fields, datetime.fromtimestamp(moment_s, self._zone))
+            due = (moment.timestamp() for moment in fixed)
+        for due_s in due:
             # All times that a clock change skips map to one moment, and in the second half of a repeated hour cronsim
             # goes back to the first: moments that were due already are dropped.
             if due_s > last_s:
                 last_s = due_s
                 yield due_s
-
-    def _fixed(self, moment_s: float) -> Iterator[float]:
-        """Moments of schedules with fixed times."""
-        return (due.timestamp() for due in CronSim(self._fields, datetime.fromtimestamp(moment_s, self._zone)))
 
     def _passing(self, begin_s: int) -> Iterator[float]:
         """Moments of all other schedules from this second on, one period of constant UTC offset after the other.
@@ -98,10 +97,8 @@ class CronSchedule:
         offset_s = self._offset_s(before_s)
         while after_s - before_s > 1:
             middle_s = (before_s + after_s) // 2
-            if self._offset_s(middle_s) == offset_s:
-                before_s = middle_s
-            else:
-                after_s = middle_s
+            same = self._offset_s(middle_s) == offset_s
+            before_s, after_s = (middle_s, after_s) if same else (before_s, middle_s)
         return after_s
 
     def _offset_s(self, moment_s: int) -> int:
@@ -116,20 +113,12 @@ class CronSchedule:
         low, high = after_s, until_s
         while high - low > MINUTE_S / 2:
             middle = (low + high) / 2
-            if self._is_due_within(middle, until_s):
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if self._is_due_within(middle, until_s) else (low, middle)
         return self.next_after(low)
 
     def count_within(self, after_s: float, until_s: float, most: int) -> int:
         """The number of moments after `after_s` and not after `until_s`, counted up to `most`."""
-        count = 0
-        for due_s in islice(self.after(after_s), most):
-            if due_s > until_s:
-                break
-            count += 1
-        return count
+        return sum(1 for _ in takewhile(lambda due_s: due_s <= until_s, islice(self.after(after_s), most)))
 
     def _is_due_within(self, after_s: float, until_s: float) -> bool:
         due_s = self.next_after(after_s)
@@ -138,11 +127,6 @@ class CronSchedule:
     @cached_property
     def _fields(self) -> str:
         return WORDS.get(self.expression, self.expression)
-
-    @cached_property
-    def _is_fixed(self) -> bool:
-        minute, hour, *_ = self._fields.split()
-        return not minute.startswith("*") and not hour.startswith("*")
 
     @cached_property
     def _zone(self) -> tzinfo:

@@ -79,21 +79,13 @@ def _node_of(variable: _Variable, faults: list[Fault]) -> YamlNode | None:
     if variable.value.startswith("["):
         node, found = compose(variable.value, span.file)
         faults += [fault_in(span.file, fault.message, code=fault.code, hint=fault.hint) for fault in found]
-        return None if found else _placed(node, span)
+        return None if found else node.mapped(lambda leaf, _: replace(leaf, span=span, key=None))
     try:
         return YamlNode(meaning_of(variable.value), span, span)
     except DoubtfulScalarError as doubt:
         hint = doubt.hint.partition(", or quote")[0] if "or quote" in doubt.hint else ""
         faults.append(fault_in(span.file, doubt.message, code="Y012", hint=hint))
         return None
-
-
-def _placed(node: YamlNode, span: YamlSpan) -> YamlNode:
-    if isinstance(node.value, list):
-        return YamlNode([_placed(entry, span) for entry in node.value], span)
-    if isinstance(node.value, dict):
-        return YamlNode({name: _placed(entry, span) for name, entry in node.value.items()}, span)
-    return YamlNode(node.value, span)
 
 
 def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
@@ -139,31 +131,15 @@ def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) ->
 
 def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Document:
     """Expand `${VAR}` in upstreams and agents. Elsewhere a dollar sign has no meaning."""
-    root = document.root
-    if not isinstance(root.value, dict):
-        return document
-    filled = {
-        name: _expanded(section, (name,), document, environ, faults) if name in EXPANDED else section
-        for name, section in root.value.items()
-    }
-    return replace(document, root=replace(root, value=filled))
 
-
-def _expanded(
-    node: YamlNode, loc: Loc, document: Document, environ: Mapping[str, str], faults: list[Fault]
-) -> YamlNode:
-    if isinstance(node.value, dict):
-        entries = {k: _expanded(v, (*loc, k), document, environ, faults) for k, v in node.value.items()}
-        return replace(node, value=entries)
-    if isinstance(node.value, list):
-        return replace(
-            node, value=[_expanded(v, (*loc, i), document, environ, faults) for i, v in enumerate(node.value)]
-        )
-    if not isinstance(node.value, str) or "${" not in node.value:
+    def expanded(node: YamlNode, loc: Loc) -> YamlNode:
+        if loc and loc[0] in EXPANDED and isinstance(node.value, str) and "${" in node.value:
+            text, problems = _expand(node.value, environ)
+            faults.extend(document.fault(loc, problem, "S204", hint) for problem, hint in problems)
+            return replace(node, value=text, shown=node.value)
         return node
-    text, problems = _expand(node.value, environ)
-    faults += [document.fault(loc, problem, "S204", hint) for problem, hint in problems]
-    return replace(node, value=text, shown=node.value)
+
+    return replace(document, root=document.root.mapped(expanded))
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:

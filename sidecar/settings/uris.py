@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 MAX_URI_CHARS: Final = 2_000
@@ -53,40 +53,21 @@ _PORT = re.compile(r"(.*):([0-9]*)\Z", re.DOTALL)
 # Schemes whose authority is always a network host (the special schemes of the URL standard).
 _NETWORK: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
 _DEFAULT_PORTS: Final[Mapping[str, str]] = {
-    "http": "80",
-    "https": "443",
-    "ws": "80",
-    "wss": "443",
+    **dict.fromkeys(("http", "ws"), "80"),
+    **dict.fromkeys(("https", "wss"), "443"),
+    **dict.fromkeys(("sftp", "ssh"), "22"),
+    **dict.fromkeys(("postgres", "postgresql"), "5432"),
+    **dict.fromkeys(("redis", "rediss"), "6379"),
     "ftp": "21",
-    "sftp": "22",
-    "ssh": "22",
     "git": "9418",
     "ldap": "389",
     "ldaps": "636",
-    "postgres": "5432",
-    "postgresql": "5432",
     "mysql": "3306",
-    "redis": "6379",
-    "rediss": "6379",
     "mongodb": "27017",
     "amqp": "5672",
     "amqps": "5671",
 }
 _NUMERIC_HOST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\Z")
-
-
-class _Parts(NamedTuple):
-    scheme: str
-    authority: str | None
-    path: str
-    query: str | None
-    fragment: str | None
-
-    def written(self) -> str:
-        authority = "" if self.authority is None else f"//{self.authority}"
-        query = f"?{self.query}" if self.query else ""
-        fragment = f"#{self.fragment}" if self.fragment else ""
-        return f"{self.scheme}:{authority}{self.path}{query}{fragment}"
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -98,7 +79,7 @@ def fault_in_uri(uri: str) -> str:
         return f"must be an absolute URI of at most {MAX_URI_CHARS:,} printable ASCII characters"
     if "\\" in uri or _STRAY_PERCENT.search(uri):
         return "must not hold backslashes, or percent signs that encode nothing"
-    if _bears_user(uri):
+    if (hierarchy := _hierarchy(uri)).startswith("//") and "@" in hierarchy[2:].partition("/")[0]:
         return "must not hold user information"
     written = uri
     for _ in range(_MAX_READINGS):
@@ -108,11 +89,6 @@ def fault_in_uri(uri: str) -> str:
             return fault or _fault_in_form(uri)
         written = decoded
     return "must not be encoded more than twice over"
-
-
-def _bears_user(uri: str) -> bool:
-    hierarchy = _hierarchy(uri)
-    return hierarchy.startswith("//") and "@" in hierarchy[2:].partition("/")[0]
 
 
 def _fault_in_reading(uri: str, decoded: str) -> str:
@@ -213,34 +189,26 @@ def fault_in_object(text: str) -> str:
 
 
 def _normal(text: str) -> str:
+    """Normalise case and encoding (RFC 3986, section 6.2.2), and by scheme (6.2.3) ports, empty paths, and the
+    authority of `file:`."""
     found = _PARTS.match(text)
     if found is None:
         return text
     scheme, authority, path, query, fragment = found.groups()
-    parts = _Parts(
-        scheme.lower(),
-        None if authority is None else _lowered(_encoded(authority, _IN_AUTHORITY)),
-        _encoded(path, _IN_PATH),
-        None if query is None else _encoded(query, _IN_QUERY),
-        None if fragment is None else _encoded(fragment, _IN_QUERY),
-    )
-    return _by_scheme(parts).written()
-
-
-def _by_scheme(parts: _Parts) -> _Parts:
-    """The scheme-based normalization of RFC 3986, section 6.2.3: ports, empty paths, and the authority of `file:`."""
-    scheme, authority, path = parts.scheme, parts.authority, parts.path
+    scheme, path = scheme.lower(), _encoded(path, _IN_PATH)
     if authority is not None:
-        authority = _without_port(scheme, authority)
-    if scheme in _NETWORK and authority is not None:
-        authority = _short_address(authority)
+        authority = _without_port(scheme, _lowered(_encoded(authority, _IN_AUTHORITY)))
+        if scheme in _NETWORK:
+            authority = _short_address(authority)
     if scheme == "file":
         path = _SLASHES.sub("/", path)
         if authority == "localhost" or (authority is None and path.startswith("/")):
             authority = ""
     if (scheme in _NETWORK or scheme == "file") and authority is not None and not path and not _HELD.search(authority):
         path = "/"
-    return parts._replace(authority=authority, path=path)
+    written = f"{scheme}:{path}" if authority is None else f"{scheme}://{authority}{path}"
+    ends = (f"{sign}{_encoded(part, _IN_QUERY)}" for sign, part in (("?", query), ("#", fragment)) if part)
+    return written + "".join(ends)
 
 
 def _without_port(scheme: str, authority: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.settings.validation_errors import Finding, findings_of
-from sidecar.settings.yaml_nodes import MAX_BYTES, Loc, YamlNode, YamlSpan, compose, lines_of, shown_line
+from sidecar.settings.yaml_nodes import MAX_BYTES, Loc, YamlNode, YamlSpan, compose, lines_of, place_in, shown_line
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -102,29 +102,36 @@ def read_document(
 ) -> Document:
     """Read a YAML file strictly. `text`, if given, replaces its content. Links that lead out of the folder `inside` are
     not followed. Raises `error` with all faults."""
+    content = read_bytes(path, error=error, max_bytes=max_bytes, inside=inside) if text is None else text
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if len(raw) > max_bytes:
+        message = f"larger than {max_bytes} bytes"
+        raise error([fault_in(path, message, code="Y002", hint="split it into several files")])
     try:
-        content = _decoded(path, _bounded(path, max_bytes, inside) if text is None else text, max_bytes)
-    except _UnreadableError as unreadable:
-        raise error([unreadable.fault]) from None
-    root, faults = compose(content, str(path))
+        decoded = raw.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        line, column = place_in(raw, wrong.start)
+        fault = fault_in(path, "not UTF-8", code="Y003", hint="save it as UTF-8")
+        raise error([replace(fault, line=line, column=column)]) from None
+    root, faults = compose(decoded, str(path))
     if faults:
         raise error(in_file_order(faults))
-    return Document(path, root, tuple(lines_of(content)), error)
+    return Document(path, root, tuple(lines_of(decoded)), error)
 
 
 def read_bytes(
-    path: Path,
-    *,
-    error: type[ConfigError] = SettingsError,
-    max_bytes: int = MAX_BYTES,
-    inside: Path | None = None,
+    path: Path, *, error: type[ConfigError] = SettingsError, max_bytes: int = MAX_BYTES, inside: Path | None = None
 ) -> bytes:
     """Read a file, up to one byte more than `max_bytes`, by which the document reader notices that it is too large.
     `inside` is as in `read_document`. Raises `error`."""
+    if inside is not None and (fault := leading_out(path, inside)) is not None:
+        raise error([fault])
     try:
-        return _bounded(path, max_bytes, inside)
-    except _UnreadableError as unreadable:
-        raise error([unreadable.fault]) from None
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as wrong:
+        reason = (wrong.strerror or str(wrong)).lower()
+        raise error([fault_in(path, f"cannot be read: {reason}", code="Y001")]) from None
 
 
 def leading_out(path: Path, folder: Path) -> Fault | None:
@@ -139,37 +146,6 @@ def leading_out(path: Path, folder: Path) -> Fault | None:
 def in_file_order(faults: Iterable[Fault]) -> list[Fault]:
     """The faults in file order, without duplicates."""
     return sorted(set(faults), key=lambda fault: (fault.file, fault.line, fault.column, fault.code, fault.message))
-
-
-class _UnreadableError(Exception):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(str(fault))
-        self.fault = fault
-
-
-def _bounded(path: Path, max_bytes: int, inside: Path | None) -> bytes:
-    if inside is not None and (fault := leading_out(path, inside)) is not None:
-        raise _UnreadableError(fault)
-    try:
-        with path.open("rb") as file:
-            return file.read(max_bytes + 1)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise _UnreadableError(fault_in(path, f"cannot be read: {reason}", code="Y001")) from None
-
-
-def _decoded(path: Path, content: str | bytes, max_bytes: int) -> str:
-    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    if len(raw) > max_bytes:
-        message = f"larger than {max_bytes} bytes"
-        raise _UnreadableError(fault_in(path, message, code="Y002", hint="split it into several files"))
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
-        fault = fault_in(path, "not UTF-8", code="Y003", hint="save it as UTF-8")
-        raise _UnreadableError(replace(fault, line=line, column=column)) from None
 
 
 def _expected_keys(model: type[BaseModel]) -> str:

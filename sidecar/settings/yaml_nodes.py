@@ -8,9 +8,10 @@ are handled one at a time, so that limits apply before anything grows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import AnyStr
 
 import yaml
 
@@ -66,6 +67,15 @@ class YamlNode:
             return self.value[step]
         return None
 
+    def mapped(self, change: Callable[[YamlNode, Loc], YamlNode], loc: Loc = ()) -> YamlNode:
+        """The tree with each node changed, those inside before those around them."""
+        if isinstance(self.value, dict):
+            entries = {name: node.mapped(change, (*loc, name)) for name, node in self.value.items()}
+            return change(replace(self, value=entries), loc)
+        if isinstance(self.value, list):
+            return change(replace(self, value=[one.mapped(change, (*loc, i)) for i, one in enumerate(self.value)]), loc)
+        return change(self, loc)
+
     def plain(self) -> object:
         """The value without positions: dicts, lists and scalars."""
         if isinstance(self.value, dict):
@@ -101,6 +111,13 @@ def lines_of(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
+def place_in(text: AnyStr, offset: int) -> tuple[int, int]:
+    """Line and column, both from 1, of an offset in a text."""
+    before = text[:offset]
+    newline = "\n" if isinstance(before, str) else b"\n"
+    return before.count(newline) + 1, offset - before.rfind(newline)
+
+
 def shown_line(line: str) -> str:
     """A source line for an error message: the password of a URL is replaced by stars of the same width."""
     return _PASSWORD.sub(lambda found: f"{found[1]}:{'*' * len(found[2])}", line)
@@ -108,18 +125,12 @@ def shown_line(line: str) -> str:
 
 def _forbidden_characters(text: str, file: str) -> Iterator[Fault]:
     for found in _FORBIDDEN.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        column = found.start() - (text.rfind("\n", 0, found.start()) + 1) + 1
-        message, hint = _name_of(found[0], first=found.start() == 0)
-        yield Fault(file, line, column, "Y004", message, hint)
-
-
-def _name_of(character: str, *, first: bool) -> tuple[str, str]:
-    if character == "\t":
-        return "a tab character", 'use blanks; inside a double-quoted string write "\\t"'
-    if character == "\ufeff" and first:
-        return "the file begins with a byte order mark", "save it as UTF-8 without BOM"
-    return f"the character U+{ord(character):04X} is not allowed here", "remove it"
+        message, hint = f"the character U+{ord(found[0]):04X} is not allowed here", "remove it"
+        if found[0] == "\t":
+            message, hint = "a tab character", 'use blanks; inside a double-quoted string write "\\t"'
+        elif found[0] == "\ufeff" and found.start() == 0:
+            message, hint = "the file begins with a byte order mark", "save it as UTF-8 without BOM"
+        yield Fault(file, *place_in(text, found.start()), "Y004", message, hint)
 
 
 @dataclass(slots=True)
