@@ -59,7 +59,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
         return json_schema(Settings, "sidecar.yaml")
     if kind == "policy":
-        from sidecar.policy.yaml_schema import policy_schema
+        from sidecar.policy.yaml_rows import policy_schema
 
         return policy_schema()
     if kind == "test":

@@ -3,7 +3,7 @@
 load_policy  reads two folders; returns a PolicySource or raises PolicyError with every fault
 Engine       one revision of a policy: decide, may_list, enter
 
-files → rows → grammar → builder (fast_rows) → source   parse and check the files
+files → rows → grammar → row_readers → builder → source   parse and check the files
 model (expression), conditions (syntax), roles          parse and check the parts of rows and models
 table, pattern_index, compiler → matching               find matching rows by index, independent of the row count
 casbin_matcher                                          evaluates the rest; the only module that runs Casbin
@@ -11,7 +11,6 @@ subjects, link_decision → engine                        decide one link, then 
 """
 
 from sidecar.policy.engine import Engine
-from sidecar.policy.scopes import Scope
 from sidecar.policy.source import PolicySource, load_policy
 
-__all__ = ["Engine", "PolicySource", "Scope", "load_policy"]
+__all__ = ["Engine", "PolicySource", "load_policy"]

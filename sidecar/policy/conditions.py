@@ -51,37 +51,11 @@ _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
 # The named standard definitions of cel-spec, and our own
 _FUNCTIONS = (
-    "has_role",
-    "has",
-    "all",
-    "exists",
-    "exists_one",
-    "filter",
-    "map",
-    "size",
-    "contains",
-    "startsWith",
-    "endsWith",
-    "matches",
-    "timestamp",
-    "duration",
-    "getDate",
-    "getDayOfMonth",
-    "getDayOfWeek",
-    "getDayOfYear",
-    "getFullYear",
-    "getHours",
-    "getMinutes",
-    "getMonth",
-    "getSeconds",
-    "int",
-    "uint",
-    "double",
-    "string",
-    "bool",
-    "bytes",
-    "type",
-    "dyn",
+    *("has_role", "has", "all", "exists", "exists_one", "filter", "map", "size"),
+    *("contains", "startsWith", "endsWith", "matches", "timestamp", "duration"),
+    *("getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear"),
+    *("getHours", "getMinutes", "getMonth", "getSeconds"),
+    *("int", "uint", "double", "string", "bool", "bytes", "type", "dyn"),
 )
 _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, such as "args.repo"
 
@@ -121,24 +95,15 @@ class ConditionContext(NamedTuple):
             case "chain":
                 return [self._principal(principal) for principal in self.chain]
             case "call":
-                question = self.question
-                return {
-                    "server": question.server,
-                    "tool": question.tool,
-                    "action": question.action,
-                    "meta": question.meta,
-                }
+                asked = self.question
+                return {"server": asked.server, "tool": asked.tool, "action": asked.action, "meta": asked.meta}
             case _:
                 return datetime.fromtimestamp(self.now_s, UTC)
 
     def _principal(self, principal: Principal) -> dict[str, Any]:
-        return {
-            "name": principal.name,
-            "kind": principal.kind,
-            "id": principal.id,
-            "scopes": sorted(principal.scopes),
-            "roles": sorted(self.roles_of(principal)),
-        }
+        scopes, roles = sorted(principal.scopes), sorted(self.roles_of(principal))
+        name, kind, own_id = principal.name, principal.kind, principal.id
+        return {"name": name, "kind": kind, "id": own_id, "scopes": scopes, "roles": roles}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ another.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -165,6 +165,26 @@ def action(text: str) -> str:
     return text
 
 
+def actions(text: str) -> tuple[str, list[Wrong]]:
+    """Parse a `|` list of actions. Returns it without duplicates and with `use` written out, and what is wrong with its
+    parts.
+    """
+    words: dict[str, None] = {}
+    wrong: list[Wrong] = []
+    at = 0
+    for raw in text.split("|"):
+        part = raw.strip()
+        try:
+            word = action(part)
+            words.update(dict.fromkeys(USED if word == USE else (word,)))
+        except Wrong as one:
+            one.offset += at + len(raw) - len(raw.lstrip())
+            one.width = one.width or max(1, len(part))
+            wrong.append(one)
+        at += len(raw) + 1
+    return "|".join(words), wrong
+
+
 def effect(text: str) -> Literal["allow", "deny"]:
     """Parse exactly `allow` or `deny`: Casbin ignores rows with any other word (threats K4)."""
     if text == "allow":
@@ -211,11 +231,15 @@ def rule_id(text: str) -> str:
     raise Wrong("P109", f"{shown(text)} is no id", "up to 128 letters, digits, dots, dashes, underscores, slashes")
 
 
-def word(text: str, known: tuple[str, ...]) -> str:
-    """Parse one of the known words of a `#:` line."""
-    if text in known:
-        return text
-    raise Wrong("P109", f"{shown(text)} is not one of {', '.join(known)}", meant(text, known))
+def word_of(*known: str) -> Callable[[str], str]:
+    """Return the parser of one of the known words of a `#:` line."""
+
+    def word(text: str) -> str:
+        if text in known:
+            return text
+        raise Wrong("P109", f"{shown(text)} is not one of {', '.join(known)}", meant(text, known))
+
+    return word
 
 
 def _thing(text: str, allowed: tuple[str, ...]) -> str:

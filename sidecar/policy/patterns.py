@@ -8,6 +8,9 @@ is slow: each piece between wildcards is searched for once, from left to right.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from sidecar.vocabulary import ANONYMOUS
 
 WILDCARD = "*"
@@ -42,6 +45,18 @@ def who(subject: str, pattern: str, effect: str) -> bool:
     if subject == ANONYMOUS and effect != "deny":
         return pattern == ANONYMOUS
     return glob(subject, pattern)
+
+
+def inside(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns covers everything that the name, which may be a pattern itself, matches."""
+    return any(covers(pattern, name) for pattern in patterns)
+
+
+def file_matches(path: str, pattern: str) -> bool:
+    """Whether a glob over paths matches: `**` crosses folders, `*` does not."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    pieces = re.split(r"(\*\*/|\*\*|\*)", pattern)
+    return re.fullmatch("".join(parts.get(piece, re.escape(piece)) for piece in pieces), path, re.DOTALL) is not None
 
 
 def covers(outer: str, inner: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.policy.faults import Faults, SourceLine, meant, shown
+from sidecar.settings.yaml_nodes import place_in
 
 MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as programs write them
 MAX_LINE_CHARS = 8 * 1024
@@ -22,7 +23,7 @@ NOTES = ("id", "owner", "reason", "shadow", "per", "created_at", "part_of")
 
 Plain = Callable[[str, int], bool]
 
-_BLANKS = " \t"
+BLANKS = " \t"
 _QUOTES = 'quote the whole field and double its quotes: "args.x == ""y"""'
 _NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
 
@@ -45,10 +46,6 @@ class CsvField:
         """Return the line of the character at `offset`; None if it is the row's own line (or its `#:` line)."""
         return None
 
-    def part(self, offset: int, text: str) -> CsvField:
-        """Return the field for a part of the text, which begins at `offset`."""
-        return CsvField(text, self.column_of(offset), max(1, len(text)))
-
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
@@ -66,8 +63,7 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
+        line, column = place_in(raw, error.start)
         faults.error("P005", "not UTF-8", SourceLine(file, line, ""), column, hint="save the file as UTF-8")
         return None
 
@@ -82,11 +78,11 @@ def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None)
         if plain is not None and notes is None and plain(raw, number):
             continue
         line = SourceLine(file, number, raw.removesuffix("\r")[:MAX_LINE_CHARS])
-        content = line.text.strip(_BLANKS)
+        content = line.text.strip(BLANKS)
         described, notes = notes, None
         if len(raw) > MAX_LINE_CHARS:
             faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", SourceLine(file, number, ""))
-        elif _hidden_character(line, faults):
+        elif hidden_character(line, faults):
             pass
         elif content.startswith("#:"):
             notes = (line, _notes(line, faults))
@@ -105,15 +101,21 @@ def _stray_notes(line: SourceLine, faults: Faults) -> None:
     faults.error("P109", "#: stands above no row", line, hint="it describes the row on the very next line")
 
 
-def _hidden_character(line: SourceLine, faults: Faults) -> bool:
-    """Report control, format and unassigned characters: a rule must not contain what a reviewer cannot see."""
-    if line.text.isascii() and line.text.isprintable():
+def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:
+    """Whether a line, or a value in it that begins at `column`, holds a control, format or unassigned character, which
+    a reviewer cannot see; reports a fault if so.
+    """
+    text = line.text if value is None else value
+    if text.isascii() and text.isprintable():
         return False
-    for column, character in enumerate(line.text, start=1):
-        if character != "\t" and unicodedata.category(character)[0] in "CZ" and character != " ":
+    for offset, character in enumerate(text):
+        if character not in "\t " and unicodedata.category(character)[0] in "CZ":
             name = unicodedata.name(character, "a control character")
-            hint = "take it out: a reviewer would not see it"
-            faults.error("P110", f"U+{ord(character):04X} ({name}) is not allowed here", line, column, hint=hint)
+            message, hint = f"U+{ord(character):04X} ({name}) is not allowed here", "remove it: reviewers cannot see it"
+            if character == "\n":
+                message = f"a line break inside {shown(text)}"
+                hint = "begin the text with >- to fold its lines into one"
+            faults.error("P110", message, line, offset + 1 if value is None else column, hint=hint)
             return True
     return False
 
@@ -139,7 +141,7 @@ def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
     """Return the fields of one line, or None with a fault."""
     text, at, fields = line.text, 0, []
     while True:
-        while at < len(text) and text[at] in _BLANKS:
+        while at < len(text) and text[at] in BLANKS:
             at += 1
         read = _quoted if text[at : at + 1] == '"' else _plain
         one = read(line, at, faults)
@@ -147,7 +149,7 @@ def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
             return None
         fields.append(one)
         at = one.column - 1 + one.width
-        while at < len(text) and text[at] in _BLANKS:
+        while at < len(text) and text[at] in BLANKS:
             at += 1
         if at == len(text):
             return fields
@@ -159,7 +161,7 @@ def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
 
 def _plain(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
     end = line.text.find(",", at)
-    raw = line.text[at : end if end >= 0 else len(line.text)].rstrip(_BLANKS)
+    raw = line.text[at : end if end >= 0 else len(line.text)].rstrip(BLANKS)
     quote = raw.find('"')
     if quote >= 0:
         faults.error("P102", "a double quote inside an unquoted field", line, at + quote + 1, hint=_QUOTES)
@@ -186,7 +188,7 @@ def _notes(line: SourceLine, faults: Faults) -> dict[str, CsvField]:
     """Return the `key=value` pairs of one `#:` line."""
     at, notes = line.text.index("#:") + 2, dict[str, CsvField]()
     while True:
-        while at < len(line.text) and line.text[at] in _BLANKS:
+        while at < len(line.text) and line.text[at] in BLANKS:
             at += 1
         if at == len(line.text):
             return notes

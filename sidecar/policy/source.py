@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Final, overload
 
 from sidecar.errors import Fault, PolicyError
-from sidecar.policy.builder import MAX_ROWS, Place, PolicyBuilder, RuleReader, belongs, read_link
+from sidecar.policy.builder import MAX_ROWS, Place, PolicyBuilder
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.conditions import Condition
 from sidecar.policy.expression import written
-from sidecar.policy.fast_rows import BulkLinkReader, BulkReader
 from sidecar.policy.faults import SourceLine, meant, shown
 from sidecar.policy.files import KINDS, PolicyFile, leads_out, policy_files, read_text
 from sidecar.policy.matching import Index, index_of
 from sidecar.policy.model import MAX_MODEL_CHARS, PRIORITY, Model, guardrail_model, parse_model
+from sidecar.policy.patterns import file_matches
 from sidecar.policy.roles import MAX_DEPTH, RoleLinks
-from sidecar.policy.rows import CsvRow, Plain, parse_rows
-from sidecar.policy.scopes import ScopeLike, scopes_of
+from sidecar.policy.row_readers import LinkReader, RuleReader, belongs
+from sidecar.policy.rows import CsvRow, parse_rows
 from sidecar.policy.table import LIMITED, RowTable
 from sidecar.policy.yaml_rows import parse_yaml
+from sidecar.settings.policy import PolicyScope
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 SLOW_ROWS = 500  # from this number on, a conjunct tested on every row is worth a warning
@@ -101,7 +102,7 @@ def load_policy(
     models: Path,
     policies: Path,
     *,
-    scopes: Sequence[ScopeLike] = (),
+    scopes: Sequence[PolicyScope] = (),
     names: frozenset[str] | None = None,
     agent_ids: Mapping[str, str] = NO_IDS,
 ) -> PolicySource:
@@ -114,7 +115,7 @@ def load_policy(
     _read_models(models, draft)
     for file in policy_files(policies, draft.faults):
         _read_file(file, draft)
-    if not draft.rows_of_rules and not draft.faults.errors:
+    if not any(map(len, draft.tables.values())) and not draft.faults.errors:
         # Threats K1, K14: an empty policy is far more often a broken mount or a truncated file than intended.
         draft.faults.whole("P004", "no rule in any file", str(policies), "write at least one p row")
     links = {group: _links(group, draft) for group in ("g", "g2")}
@@ -223,45 +224,32 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
     text = read_text(file.path, draft.faults)
     if text is None:
         return
-    scopes = scopes_of(file.relative, draft.scopes)
-    readers = {kind: RuleReader(model, scopes, draft) for kind, model in draft.models.items()}
-    for kind, row in _rows(file, text, scopes, draft):
+    name = str(file.path)
+    scopes = [scope for scope in draft.scopes if file_matches(file.relative, scope.files)]
+    readers = {kind: RuleReader(draft, scopes, name, model) for kind, model in draft.models.items()}
+    links = LinkReader(draft, scopes, name)
+    rows: Iterable[tuple[PermissionKind | None, CsvRow]]
+    if file.is_yaml:
+        columns = {kind: model.columns for kind, model in draft.models.items()}
+        rows = parse_yaml(name, text, draft.faults, columns, draft.agent_ids)
+    else:
+        reader: LinkReader | RuleReader | None = links if file.kind is None else readers.get(file.kind)
+        rows = ((file.kind, row) for row in parse_rows(name, text, draft.faults, reader.take if reader else None))
+    for kind, row in rows:
         draft.rows += 1
         if draft.rows > MAX_ROWS:
             draft.faults.error("P001", f"more than {MAX_ROWS} rows in all", row.line)
             return
-        if kind is None:
-            _read_role(row, scopes, draft)
+        if kind is None and row.type == "p":
+            texts = [field.text for field in row.fields[:2]]
+            hint = (belongs(row, *texts) if len(texts) == 2 else "") or "p rows go into <kind>.csv"
+            draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint=hint)
+        elif kind is None:
+            links.read(row)
         elif row.type != "p":
             draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line, hint="move it there")
         elif kind in readers:  # else the model itself has the fault
             readers[kind].read(row)
-
-
-def _rows(
-    file: PolicyFile, text: str, scopes: Sequence[ScopeLike], draft: PolicyBuilder
-) -> Iterator[tuple[PermissionKind | None, CsvRow]]:
-    """Yield the rows of one file with their kinds (None for g and g2), except those read in bulk."""
-    name = str(file.path)
-    if file.is_yaml:
-        columns = {kind: model.columns for kind, model in draft.models.items()}
-        yield from parse_yaml(name, text, draft.faults, columns, draft.agent_ids)
-        return
-    model = draft.models.get(file.kind) if file.kind is not None else None
-    plain: Plain | None = BulkReader(model, scopes, draft, name).take if model is not None else None
-    if file.kind is None:
-        plain = BulkLinkReader(scopes, draft, name).take
-    for row in parse_rows(name, text, draft.faults, plain):
-        yield file.kind, row
-
-
-def _read_role(row: CsvRow, scopes: Sequence[ScopeLike], draft: PolicyBuilder) -> None:
-    if row.type == "p":
-        texts = [field.text for field in row.fields[:2]]
-        hint = (belongs(row, *texts) if len(texts) == 2 else "") or "p rows go into <kind>.csv"
-        draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint=hint)
-    else:
-        read_link(row, scopes, draft)
 
 
 def _check_doubles(draft: PolicyBuilder) -> None:

@@ -2,15 +2,15 @@
 
 CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only five facts of it
 are needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
-`checked.proto`, a published, stable format.
+`checked.proto`, a published, stable format. (The parser of
+`protobuf` refuses trees that are nested 50 deep, as nested macros are.)
 
 A read is a path from a variable: `args.repo` and `args['repo']` are ("args", "repo"); a computed key ends a path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Path = tuple[str, ...]
 
@@ -46,38 +46,29 @@ class CalledFunction:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Syntax:
     """The facts found. `sought` are the keys that `in` looks for; `inner` the names that macros read of their items;
     `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers of nodes inside their bodies
     and inside their ranges.
     """
 
-    reads: tuple[ReadPath, ...]
-    sought: tuple[Path, ...]
-    inner: frozenset[str]
-    calls: tuple[CalledFunction, ...]
-    loops: int
-    loop_nodes: int
-    range_nodes: int
+    reads: list[ReadPath] = field(default_factory=list)
+    sought: list[Path] = field(default_factory=list)
+    inner: set[str] = field(default_factory=set)
+    calls: list[CalledFunction] = field(default_factory=list)
+    loops: int = 0
+    loop_nodes: int = 0
+    range_nodes: int = 0
 
 
 def syntax_of(serialized: bytes) -> Syntax:
     """Parse `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
-    checked = _only(dict(_fields(serialized)), 2)
-    parts = list(_fields(checked))
-    source = next((value for number, value in parts if number == _SOURCE_INFO), b"")
-    walk = _Walk(_positions(_bytes(source)))
-    walk.visit(_bytes(next(value for number, value in parts if number == _CHECKED_EXPR)), frozenset(), 0)
-    return Syntax(
-        tuple(walk.reads),
-        tuple(walk.sought),
-        frozenset(walk.inner),
-        tuple(walk.calls),
-        walk.loops,
-        walk.loop_nodes,
-        walk.range_nodes,
-    )
+    checked = _Message(serialized).one(2)
+    positions = {entry.number(1): entry.number(2) for entry in checked.one(_SOURCE_INFO).all(_POSITIONS)}
+    walk = _Walk(positions)
+    walk.visit(checked.one(_CHECKED_EXPR), frozenset(), 0)
+    return walk.found
 
 
 class _Walk:
@@ -85,141 +76,114 @@ class _Walk:
 
     def __init__(self, positions: dict[int, int]) -> None:
         self._positions = positions
-        self.reads: list[ReadPath] = []
-        self.sought: list[Path] = []
-        self.inner: set[str] = set()
-        self.calls: list[CalledFunction] = []
-        self.loops = 0
-        self.loop_nodes = 0
-        self.range_nodes = 0
         self._ranges = 0
+        self.found = Syntax()
 
-    def visit(self, expr: bytes, bound: frozenset[str], depth: int) -> None:
-        self.loop_nodes += int(depth > 0)
-        self.range_nodes += int(self._ranges > 0)
-        fields = dict(_fields(expr))
+    def visit(self, expr: _Message, bound: frozenset[str], depth: int) -> None:
+        found = self.found
+        found.loop_nodes += depth > 0
+        found.range_nodes += self._ranges > 0
         path = _path(expr)
         if path is not None:
             if path[0] in bound:
-                self.inner.update(path[1:])
+                found.inner.update(path[1:])
             else:
-                self.reads.append(ReadPath(path, self._offset(fields), depth > 0, self._ranges > 0))
-        elif _SELECT in fields:
-            self.visit(_only(dict(_fields(_only(fields, _SELECT))), 1), bound, depth)
-        elif _CALL in fields:
-            self._visit_call(fields, bound, depth)
-        elif _COMPREHENSION in fields:
-            self._visit_comprehension(dict(_fields(_only(fields, _COMPREHENSION))), bound, depth)
-        elif _LIST in fields:
-            for number, element in _fields(_only(fields, _LIST)):
-                if number == 1:
-                    self.visit(_bytes(element), bound, depth)
-        elif _STRUCT in fields:
-            self._visit_struct(_only(fields, _STRUCT), bound, depth)
+                found.reads.append(ReadPath(path, self._offset(expr), depth > 0, self._ranges > 0))
+        elif _CALL in expr:
+            self._visit_call(expr, bound, depth)
+        elif _COMPREHENSION in expr:
+            self._visit_comprehension(expr.one(_COMPREHENSION), bound, depth)
+        else:  # a selection, a list, or a map with its entries' keys and values
+            inner = expr.one(_SELECT).all(1) + expr.one(_LIST).all(1)
+            for entry in expr.one(_STRUCT).all(2):
+                inner += entry.all(3) + entry.all(4)
+            for one in inner:
+                self.visit(one, bound, depth)
 
-    def _visit_call(self, fields: dict[int, bytes | int], bound: frozenset[str], depth: int) -> None:
-        parts = list(_fields(_only(fields, _CALL)))
-        arguments = [_bytes(value) for number, value in parts if number == 3]
-        function = next((_bytes(value).decode() for number, value in parts if number == 2), "")
-        arguments = [_bytes(value) for number, value in parts if number == 1] + arguments
-        before, first = len(self.reads), tuple[Path, ...]()
+    def _visit_call(self, expr: _Message, bound: frozenset[str], depth: int) -> None:
+        call, before, first = expr.one(_CALL), len(self.found.reads), tuple[Path, ...]()
+        arguments = call.all(1) + call.all(3)
         for index, argument in enumerate(arguments):
             self.visit(argument, bound, depth)
             if index == 0:
-                first = tuple(read.path for read in self.reads[before:])
-        if function == "@in" and (sought := _sought(arguments)) is not None:
-            self.sought.append(sought)
-        dynamic = any(_CONST not in dict(_fields(argument)) for argument in arguments[1:])
-        self.calls.append(CalledFunction(function, first, dynamic, self._offset(fields)))
+                first = tuple(read.path for read in self.found.reads[before:])
+        if call.text(2) == "@in" and (sought := _keyed(arguments[1:], arguments[:1])) is not None:
+            self.found.sought.append(sought)
+        dynamic = any(_CONST not in argument for argument in arguments[1:])
+        self.found.calls.append(CalledFunction(call.text(2), first, dynamic, self._offset(expr)))
 
-    def _visit_comprehension(self, parts: dict[int, bytes | int], bound: frozenset[str], depth: int) -> None:
-        names = {_bytes(parts[number]).decode() for number in (1, 3, 8) if number in parts}
-        self.loops = max(self.loops, depth + 1)
+    def _visit_comprehension(self, parts: _Message, bound: frozenset[str], depth: int) -> None:
+        names = {parts.text(number) for number in (1, 3, 8) if number in parts}
+        self.found.loops = max(self.found.loops, depth + 1)
         self._ranges += 1
-        self.visit(_only(parts, 2), bound, depth)
+        self.visit(parts.one(2), bound, depth)
         self._ranges -= 1
-        self.visit(_only(parts, 4), bound, depth)  # the start value: outside the loop
+        self.visit(parts.one(4), bound, depth)  # the start value: outside the loop
         for number in (5, 6, 7):  # condition, step, result
-            self.visit(_only(parts, number), bound | names, depth + 1)
+            self.visit(parts.one(number), bound | names, depth + 1)
 
-    def _visit_struct(self, struct: bytes, bound: frozenset[str], depth: int) -> None:
-        for number, entry in _fields(struct):
-            if number == 2:
-                for key, value in _fields(_bytes(entry)):
-                    if key in (3, 4):  # map_key, value
-                        self.visit(_bytes(value), bound, depth)
-
-    def _offset(self, fields: dict[int, bytes | int]) -> int:
-        number = fields.get(_ID, 0)
-        return self._positions.get(number, 0) if isinstance(number, int) else 0
+    def _offset(self, expr: _Message) -> int:
+        return self._positions.get(expr.number(_ID), 0)
 
 
-def _path(expr: bytes) -> Path | None:
+def _path(expr: _Message) -> Path | None:
     """Return the path that an expression denotes, as far as it is one: a variable, its fields, its constant string
     keys.
     """
-    fields = dict(_fields(expr))
-    if _IDENT in fields:
-        return (_bytes(dict(_fields(_only(fields, _IDENT))).get(1, b"")).decode().lstrip("."),)
-    if _SELECT in fields:
-        select = dict(_fields(_only(fields, _SELECT)))
-        below = _path(_only(select, 1))
-        return None if below is None else (*below, _bytes(select.get(2, b"")).decode())
-    if _CALL in fields:
-        return _indexed(list(_fields(_only(fields, _CALL))))
-    return None
+    if _IDENT in expr:
+        return (expr.one(_IDENT).text(1).lstrip("."),)
+    if _SELECT in expr:
+        select = expr.one(_SELECT)
+        below = _path(select.one(1))
+        return None if below is None else (*below, select.text(2))
+    call = expr.one(_CALL)
+    return _keyed(call.all(3)[:1], call.all(3)[1:]) if call.text(2) == "_[_]" else None
 
 
-def _indexed(parts: list[tuple[int, bytes | int]]) -> Path | None:
-    function = next((value for number, value in parts if number == 2), b"")
-    arguments = [_bytes(value) for number, value in parts if number == 3]
-    if function != b"_[_]" or len(arguments) != 2:
+def _keyed(container: list[_Message], key: list[_Message]) -> Path | None:
+    """Return the path of a constant string key in a container; None if either is something else."""
+    if len(container) != 1 or len(key) != 1 or _STRING_VALUE not in key[0].one(_CONST):
         return None
-    below, key = _path(arguments[0]), dict(_fields(arguments[1])).get(_CONST)
-    text = dict(_fields(key)).get(_STRING_VALUE) if isinstance(key, bytes) else None
-    return (*below, text.decode()) if below is not None and isinstance(text, bytes) else None
+    below = _path(container[0])
+    return None if below is None else (*below, key[0].one(_CONST).text(_STRING_VALUE))
 
 
-def _sought(arguments: list[bytes]) -> Path | None:
-    """Return the path of a constant text that is looked for in a map."""
-    if len(arguments) != 2:
-        return None
-    below, key = _path(arguments[1]), dict(_fields(arguments[0])).get(_CONST)
-    text = dict(_fields(key)).get(_STRING_VALUE) if isinstance(key, bytes) else None
-    return (*below, text.decode()) if below is not None and isinstance(text, bytes) else None
+class _Message(dict[int, list[bytes | int]]):
+    """The fields of a message by number (protobuf.dev, "Encoding"). Absent fields read as empty."""
 
+    def __init__(self, raw: bytes) -> None:
+        super().__init__()
+        at = 0
+        while at < len(raw):
+            tag, at = _varint(raw, at)
+            number, wire = tag >> 3, tag & 7
+            if wire == _VARINT:
+                value, at = _varint(raw, at)
+                self.setdefault(number, []).append(value)
+                continue
+            if wire == _BYTES:
+                size, at = _varint(raw, at)
+            elif wire in (_FIXED64, _FIXED32):
+                size = 8 if wire == _FIXED64 else 4
+            else:
+                raise ValueError(f"wire type {wire}")
+            self.setdefault(number, []).append(raw[at : at + size])
+            at += size
 
-def _positions(source: bytes) -> dict[int, int]:
-    positions = {}
-    for number, entry in _fields(source):
-        if number == _POSITIONS:
-            pair = dict(_fields(_bytes(entry)))
-            key, value = pair.get(1, 0), pair.get(2, 0)
-            if isinstance(key, int) and isinstance(value, int):
-                positions[key] = value
-    return positions
+    def all(self, number: int) -> list[_Message]:
+        return [_Message(value) for value in self.get(number, ()) if isinstance(value, bytes)]
 
+    def one(self, number: int) -> _Message:
+        value = self.get(number, (b"",))[-1]
+        return _Message(value if isinstance(value, bytes) else b"")
 
-# --- protobuf's wire form (protobuf.dev, "Encoding") ----------------------------------------------------------------
+    def text(self, number: int) -> str:
+        value = self.get(number, (b"",))[-1]
+        return value.decode() if isinstance(value, bytes) else ""
 
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == _BYTES:
-            size, at = _varint(message, at)
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {wire}")
-        yield number, message[at : at + size]
-        at += size
+    def number(self, number: int) -> int:
+        value = self.get(number, (0,))[-1]
+        return value if isinstance(value, int) else 0
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
@@ -230,13 +194,3 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
-
-
-def _bytes(value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        raise ValueError("a number where a message was expected")
-    return value
-
-
-def _only(fields: dict[int, bytes | int], number: int) -> bytes:
-    return _bytes(fields.get(number, b""))

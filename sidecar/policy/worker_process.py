@@ -22,9 +22,9 @@ from typing import IO
 from sidecar.errors import Fault, PolicyError, fault_in
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
-from sidecar.policy.scopes import Scope, ScopeLike
 from sidecar.policy.serialization import pack, unpack
 from sidecar.policy.source import NO_IDS, PolicySource, load_policy
+from sidecar.settings.policy import PolicyScope
 
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
@@ -70,7 +70,7 @@ class _Order:
 
     models: Path
     policies: Path
-    scopes: tuple[Scope, ...]
+    scopes: tuple[PolicyScope, ...]
     names: frozenset[str] | None
     agent_ids: Mapping[str, str]
 
@@ -79,7 +79,7 @@ def load_policy_aside(
     models: Path,
     policies: Path,
     *,
-    scopes: Sequence[ScopeLike] = (),
+    scopes: Sequence[PolicyScope] = (),
     names: frozenset[str] | None = None,
     agent_ids: Mapping[str, str] = NO_IDS,
     small_bytes: int = SMALL_BYTES,
@@ -92,8 +92,7 @@ def load_policy_aside(
     """
     if _size(policies) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
-    plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
-    order = _Order(models.absolute(), policies.absolute(), plain, names, dict(agent_ids))
+    order = _Order(models.absolute(), policies.absolute(), tuple(scopes), names, dict(agent_ids))
     # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
     command = [sys.executable, "-P", "-c", _BEGINNING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)

@@ -6,12 +6,11 @@ record where its runs of characters begin, so that a fault inside a condition po
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sidecar.policy.faults import Faults, SourceLine, shown
+from sidecar.policy.faults import SourceLine
 from sidecar.policy.rows import CsvField
 
 _ESCAPED = {"x": 4, "u": 6, "U": 10}  # the length of \xNN, \uNNNN and \UNNNNNNNN; all others have two characters
@@ -38,11 +37,6 @@ class YamlField(CsvField):
 
     def line_of(self, offset: int = 0) -> SourceLine:
         return self._place(offset).line
-
-    def part(self, offset: int, text: str) -> YamlField:
-        """Return the field for a part of the text, which begins at `offset`."""
-        line, column = self.line_of(offset), self.column_of(offset)
-        return YamlField(text, column, max(1, len(text)), places=(ScalarOffsets(0, line, column),))
 
     def _place(self, offset: int) -> ScalarOffsets:
         found = self.places[0]
@@ -71,26 +65,6 @@ def same_place(found: CsvField, text: str) -> YamlField:
     """Return a field with another text at the same place."""
     assert isinstance(found, YamlField)
     return YamlField(text, found.column, found.width, places=found.places[:1])
-
-
-def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:
-    """Whether a line, or a value in it, contains what a reviewer cannot see; reports a fault as in CSV."""
-    text = line.text if value is None else value
-    if text.isascii() and text.isprintable():
-        return False
-    for offset, character in enumerate(text):
-        if character not in "\t " and unicodedata.category(character)[0] in "CZ":
-            if character == "\n":
-                message, hint = (
-                    f"a line break inside {shown(text)}",
-                    "begin the text with >- to fold its lines into one",
-                )
-            else:
-                name = unicodedata.name(character, "a control character")
-                message, hint = f"U+{ord(character):04X} ({name}) is not allowed here", ""
-            faults.error("P110", message, line, offset + 1 if value is None else column, hint=hint)
-            return True
-    return False
 
 
 def _block(text: str, following: Iterable[SourceLine]) -> Iterator[ScalarOffsets]:

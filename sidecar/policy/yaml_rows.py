@@ -22,14 +22,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
+from pathlib import Path
+from typing import Any
+
+import orjson
 
 from sidecar.errors import Fault
 from sidecar.policy.faults import MAX_FAULTS, Faults, SourceLine, meant, shown
 from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.model import COLUMNS
-from sidecar.policy.rows import CsvField, CsvRow
+from sidecar.policy.rows import CsvField, CsvRow, hidden_character
 from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, LinkReader
-from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, hidden_character, same_place
+from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, same_place
 from sidecar.policy.yaml_seed import permission_from, with_kind
 from sidecar.policy.yaml_values import Values
 from sidecar.settings.yaml_nodes import YamlNode, compose, lines_of
@@ -46,6 +50,16 @@ KEY_OF: Mapping[str, str] = {"sub": "subject", "obj": "object", "act": "actions"
 _KINDS = tuple(kind.value for kind in PermissionKind)
 _OWN_KEYS = ("kind", "permission_type", "part_of", *RULE_NOTES)
 _NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
+
+
+def policy_schema() -> dict[str, Any]:
+    """Return the JSON Schema of one file of rules, roles and sets.
+
+    It is no stricter than the reader; relations between values (a part below its rule, a condition that compiles,
+    unique ids) are checked by `sidecar policy check`.
+    """
+    schema: dict[str, Any] = orjson.loads(Path(__file__).with_name("policy.schema.json").read_bytes())
+    return schema
 
 
 def parse_yaml(

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.policy.faults import Faults, SourceLine, meant, shown
-from sidecar.policy.rows import CsvField
-from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, hidden_character, places_of
+from sidecar.policy.rows import CsvField, hidden_character
+from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, places_of
 from sidecar.settings.yaml_nodes import YamlNode, YamlSpan
 
 # Keys that other systems and the seeds use.

@@ -12,8 +12,8 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.limits.budgets import entries_of
 from sidecar.limits.plan import BudgetRule
 from sidecar.policy import PolicySource, load_policy
-from sidecar.policy.scopes import ScopeLike
 from sidecar.settings import load_settings
+from sidecar.settings.policy import PolicyScope
 from sidecar.settings.shipped_files import shipped
 
 POLICIES: Literal["policies"] = "policies"
@@ -29,7 +29,7 @@ class PolicyLocation:
 
     models: Path
     policies: Path
-    scopes: Sequence[ScopeLike] = ()
+    scopes: Sequence[PolicyScope] = ()
     names: frozenset[str] | None = None
     programs: frozenset[str] = frozenset()
     offers: tuple[BudgetRule, ...] = ()

@@ -112,7 +112,7 @@ def _check_rule(
     _try(row, fields["max_calls_per_hour"], faults, grammar.limit, effect or "allow")
     _try(row, fields["act"], faults, lambda text: [grammar.action(word.strip()) for word in text.split("|")])
     if "shadow" in row.notes:
-        _try(row, row.notes["shadow"], faults, grammar.word, ("true", "false"))
+        _try(row, row.notes["shadow"], faults, grammar.word_of("true", "false"))
     if kind is PermissionKind.GUARDRAIL and effect == "allow":
         field = fields["eft"]
         faults.error("P505", "a guardrail only denies", row.line, field.column, field.width)

@@ -28,12 +28,12 @@ from typing import Any
 
 import yaml
 
-from sidecar.policy import Scope
 from sidecar.policy_tools.catalogue import read_catalogue
 from sidecar.policy_tools.check import CheckReport, check
 from sidecar.policy_tools.check.codes import CODES
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation
+from tests.unit.policy.world import scope
 
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "tests" / "golden" / "policy" / "catalogue"
@@ -70,7 +70,7 @@ class Example:
         for name, target in self.given.get("links", {}).items():
             (folder / name).symlink_to(target)
         upstreams, tokens = self.given.get("upstreams"), self.given.get("tokens")
-        scopes = [Scope(**{key: _tuple(value) for key, value in one.items()}) for one in self.given.get("scopes", ())]
+        scopes = [scope(**{key: _tuple(value) for key, value in one.items()}) for one in self.given.get("scopes", ())]
         place = PolicyLocation(
             Path("models"), Path("policies"), scopes, None if upstreams is None else frozenset(upstreams)
         )

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from sidecar.errors import PolicyError
 from sidecar.policy import load_policy
-from sidecar.policy.fast_rows import BulkLinkReader, BulkReader
-from sidecar.policy.scopes import Scope
-from tests.unit.policy.world import MODELS, write
+from sidecar.policy.row_readers import LinkReader, RuleReader
+from tests.unit.policy.world import MODELS, scope, write
 
 SUBJECTS = [
     "user:a",
@@ -78,8 +77,8 @@ ELEMENTS = ["tool:s/a", "tool:s/*", "set:x", "set:y", "nhi:q", "user:a"]
 COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft")
 POOLS = dict(zip((*COLUMNS, "dom"), (SUBJECTS, OBJECTS, ACTIONS, ENDS, LIMITS, WHENS, EFFECTS, DOMAINS), strict=True))
 SCOPES = [
-    Scope("**", ("user:*", "role:*"), ("tool:s/*", "set:x"), ("role:r",)),
-    Scope("agent_to_tool.csv", ("*",), ("*",), ("*",)),
+    scope("**", ("user:*", "role:*"), ("tool:s/*", "set:x"), ("role:r",)),
+    scope("agent_to_tool.csv", ("*",), ("*",), ("*",)),
 ]
 
 
@@ -165,7 +164,7 @@ def test_what_is_taken_in_bulk_is_what_is_read_row_by_row(setting: Setting) -> N
         write(folder / "models", setting.models)
         write(folder / "policies", setting.files)
         quick = read(setting, folder)
-        with patch.object(BulkReader, "take", _never), patch.object(BulkLinkReader, "take", _never):
+        with patch.object(RuleReader, "take", _never), patch.object(LinkReader, "take", _never):
             thorough = read(setting, folder)
         assert quick == thorough
 

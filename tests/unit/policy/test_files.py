@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.policy import Scope
 from sidecar.policy.faults import Faults
+from sidecar.policy.patterns import file_matches
 from sidecar.policy.rows import parse_rows
-from sidecar.policy.scopes import scopes_of
-from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
+from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, scope, source, tool, write
 
 ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, tools/call, -, -, -, allow\n"
 
@@ -258,8 +257,10 @@ def test_resources_are_read_in_normal_form_wherever_they_stand(tmp_path: Path) -
         "roles.csv": "g2, resource:s/Notes://HR/%41, set:x\n",
         "more.yaml": 'version: 1\nrules: [{kind: guardrail, subject: "*", object: ["resource:s/HTTP://h:80/*"]}]\n',
     }
-    scope = Scope("**", ("*",), ("resource:s/file:///a/*", "resource:s/notes://hr/A", "resource:s/http://h/*", "set:x"))
-    found = source(tmp_path, files, scopes=[scope])
+    bounds = scope(
+        "**", ("*",), ("resource:s/file:///a/*", "resource:s/notes://hr/A", "resource:s/http://h/*", "set:x")
+    )
+    found = source(tmp_path, files, scopes=[bounds])
     assert {rule.object for rule in found.rules} == {"resource:s/file:///a/*", "resource:s/http://h/*"}
     assert set(found.sets.contents()["set:x"]) == {"resource:s/notes://hr/A"}
     assert sorted((Path(fault.file).name, fault.code) for fault in found.warnings) == [
@@ -284,7 +285,7 @@ def test_resources_are_read_in_normal_form_wherever_they_stand(tmp_path: Path) -
     ],
 )
 def test_a_scope_bounds_the_files_it_names(pattern: str, path: str, bound: bool) -> None:
-    assert bool(scopes_of(path, [Scope(pattern)])) is bound
+    assert file_matches(path, pattern) is bound
 
 
 @pytest.mark.parametrize(
@@ -305,9 +306,9 @@ def test_a_scope_bounds_the_files_it_names(pattern: str, path: str, bound: bool)
     ],
 )
 def test_a_row_outside_its_folders_scope_is_a_fault(tmp_path: Path, row: str, inside: bool) -> None:
-    scope = Scope("teams/pay/**", ("role:pay-*",), ("tool:pay/*",), ("role:pay-*",))
+    bounds = scope("teams/pay/**", ("role:pay-*",), ("tool:pay/*",), ("role:pay-*",))
     name = "teams/pay/" + ("agent_to_tool.csv" if row.startswith("p") else "roles.csv")
-    found = faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: row + "\n"}, scopes=[scope])
+    found = faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: row + "\n"}, scopes=[bounds])
     assert {fault.code for fault in found} == (set() if inside else {"P112"})
 
 

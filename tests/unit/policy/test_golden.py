@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import PolicyError
-from sidecar.policy import Engine, Scope, load_policy
+from sidecar.policy import Engine, load_policy
 from sidecar.policy.grammar import ACTIONS
 from sidecar.vocabulary import Question
-from tests.unit.policy.world import MODELS, NOW, REPOSITORY, chain
+from tests.unit.policy.world import MODELS, NOW, REPOSITORY, chain, scope
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "policy"
-PAYMENTS = Scope("teams/payments/**", ("role:payments-*",), ("tool:payments/*",), ("role:payments-*",))
+PAYMENTS = scope("teams/payments/**", ("role:payments-*",), ("tool:payments/*",), ("role:payments-*",))
 
 
 def same(told: str, expected: Path) -> None:

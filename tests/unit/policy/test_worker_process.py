@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import PolicyError
-from sidecar.policy import Engine, Scope, load_policy
+from sidecar.policy import Engine, load_policy
 from sidecar.policy.serialization import pack, unpack
 from sidecar.policy.worker_process import load_policy_aside
-from tests.unit.policy.world import MODELS, NOW, chain, source, tool, write
+from tests.unit.policy.world import MODELS, NOW, chain, scope, source, tool, write
 
 FILES = {
     "agent_to_tool.csv": (
@@ -43,7 +43,7 @@ def test_what_is_packed_comes_out_the_same(tmp_path: Path) -> None:
 
 def test_another_process_reads_the_same(tmp_path: Path) -> None:
     write(tmp_path, FILES)
-    scopes = [Scope("**", ("*",), ("*",), ("*",))]
+    scopes = [scope("**", ("*",), ("*",), ("*",))]
     there = load_policy_aside(MODELS, tmp_path, scopes=scopes, names=frozenset({"s"}), small_bytes=0)
     here = load_policy(MODELS, tmp_path, scopes=scopes, names=frozenset({"s"}))
     assert (there.revision, list(there.rules), there.warnings) == (here.revision, list(here.rules), here.warnings)

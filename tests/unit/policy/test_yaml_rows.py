@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from sidecar.cli import main
 from sidecar.errors import Fault, PolicyError
 from sidecar.policy.faults import Faults
-from sidecar.policy.grammar import USED
+from sidecar.policy.grammar import ACTIONS, USE, USED
 from sidecar.policy.rows import CsvRow, parse_rows
 from sidecar.policy.yaml_offsets import YamlField
-from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml
-from sidecar.policy.yaml_schema import policy_schema
+from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml, policy_schema
 from sidecar.vocabulary import PermissionKind
 from tests.unit.policy.world import source
 
@@ -465,8 +464,8 @@ def test_each_action_of_a_list_has_its_own_place() -> None:
     text = RULE % ",\n     actions: [tools/call,\n       'prompts/get', nonsense]"
     actions = read(text)[0][0][1].fields[2]
     assert isinstance(actions, YamlField)
-    places = [actions.part(actions.text.index(word), word) for word in ("tools/call", "prompts/get", "nonsense")]
-    assert [(part.line_of().number, part.column) for part in places] == [(4, 16), (5, 9), (5, 23)]
+    offsets = [actions.text.index(word) for word in ("tools/call", "prompts/get", "nonsense")]
+    assert [(actions.line_of(at).number, actions.column_of(at)) for at in offsets] == [(4, 16), (5, 9), (5, 23)]
 
 
 def test_a_line_break_that_stays_in_a_condition_is_refused() -> None:
@@ -484,6 +483,7 @@ def valid(text: str) -> bool:
 
 def test_the_schema_is_a_schema_and_takes_the_contract() -> None:
     jsonschema.Draft202012Validator.check_schema(policy_schema())
+    assert policy_schema()["$defs"]["action"]["anyOf"][0]["enum"] == sorted({USE, *ACTIONS})
     assert valid(CONTRACT)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sidecar.errors import Fault, PolicyError
 from sidecar.policy import Engine, PolicySource, load_policy
+from sidecar.settings.policy import PolicyScope
 from sidecar.vocabulary import Principal, Question
 
 REPOSITORY = Path(__file__).parents[3]
@@ -29,6 +30,12 @@ def write(folder: Path, files: Mapping[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode())
     return folder
+
+
+def scope(
+    files: str, subjects: Sequence[str] = (), objects: Sequence[str] = (), roles: Sequence[str] = ()
+) -> PolicyScope:
+    return PolicyScope(files=files, subjects=tuple(subjects), objects=tuple(objects), roles=tuple(roles))
 
 
 def source(folder: Path, files: Mapping[str, str], **more: Any) -> PolicySource:

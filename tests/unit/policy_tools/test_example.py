@@ -21,8 +21,7 @@ from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import PolicyError
 from sidecar.limits import load_budgets
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy.patterns import glob
-from sidecar.policy.scopes import scopes_of
+from sidecar.policy.patterns import file_matches, glob
 from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.settings import Settings, load_settings
@@ -171,7 +170,7 @@ def test_every_agent_may_use_something_and_is_used_by_somebody(
 def test_every_folder_of_a_team_has_a_scope_of_its_own(settings: Settings) -> None:
     for path in _policy_files(POLICIES):
         relative = path.relative_to(POLICIES).as_posix()
-        bounding = scopes_of(relative, settings.policy.scopes)
+        bounding = [scope for scope in settings.policy.scopes if file_matches(relative, scope.files)]
         assert len(bounding) == (0 if relative.startswith("platform/") else 1), relative
 
 
