@@ -35,7 +35,7 @@ from sidecar.http.client import Deadline
 from sidecar.identity import check_caller
 from sidecar.limits import Lease, Limiter, LimitPlan, plan_charges
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
-from sidecar.settings.tasks import TaskSettings
+from sidecar.settings.server import TaskSettings
 from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.task_owners import TaskOwners
 from sidecar.tasks.api.models import shown, without_result
