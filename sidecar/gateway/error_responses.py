@@ -94,7 +94,6 @@ def tell(
     manner: DenyManner = DenyManner(),
     resource_metadata: str = "",
 ) -> ErrorResponse:
-    """Returns the whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
     answer = refusal.answer
     facts = _facts(refusal, answer, decision_id, manner.disclosure)
     headers = headers_of(refusal, facts, resource_metadata)
@@ -107,7 +106,6 @@ def tell(
 
 
 def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
-    """Returns the JSON-RPC error of a refusal."""
     error = {"code": refusal.code, "message": message_of(refusal, facts), "data": _data(refusal, facts)}
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
 

@@ -89,7 +89,6 @@ class Forwarder:
 
     @property
     def streams(self) -> set[WatchedExchange]:
-        """The exchanges that are passing on an event stream."""
         return self.oversight.streams
 
     async def carry_out(self, exchange: UpstreamExchange, intent: ServerIntent) -> web.StreamResponse:
@@ -124,7 +123,6 @@ class Forwarder:
         intent: ServerIntent,
         timeout_s: float | None,
     ) -> UpstreamExchange:
-        """Returns the exchange that carries out a decided call."""
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
         longest_s = min(service.longest_s, timeout_s or service.longest_s)
         until, now = end_of(caller, decision, request.now), request.now
@@ -180,21 +178,18 @@ class Forwarder:
         self.roaming.forget_soon(session)
 
     def _session(self, exchange: UpstreamExchange, version: str, upstream_id: str | None) -> Session:
-        """Returns the session that the upstream agreed to: a new one, or the one whose stream already exists."""
         if exchange.session is not None:
             exchange.session.begin(version, upstream_id)
             return exchange.session
         return self.start(exchange.caller, exchange.request.server, version=version, upstream_id=upstream_id)
 
     def start(self, caller: Caller, server: str, **how: Any) -> Session:
-        """Begins a session; those of the caller that it replaces end."""
         session, ended = self.sessions.start(caller, server, **how)
         for other in ended:
             self.say_farewell(other)
         return session
 
     async def _deliver(self, exchange: UpstreamExchange, message: Message) -> web.StreamResponse:
-        """Sends a message that has no answer, and reports whether the upstream accepted it."""
         with await exchange.post(message) as answer:
             if exchange.session is not None:
                 self.check_alive(exchange.session, answer)
@@ -237,7 +232,6 @@ class Forwarder:
             self.say_farewell(session)
 
     async def recall(self, request: RequestContext, caller: Caller) -> None:
-        """Loads the session that a request names, at whichever replica it began. Raises Refusal."""
         named = request.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not request.plain else ()
         if len(named) == 1:
             server = EVERY if request.front == EVERY else request.server
@@ -249,7 +243,6 @@ class Forwarder:
         return self.places.place(exchange.caller, exchange.request.now.settings.streams)
 
     def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, SseSession]:
-        """Returns the caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
         session = self.sessions.find(session_id, caller, server, paired=True)
         paired = self.pairs.get(session.id)
         if paired is None:  # its stream is closing
@@ -298,7 +291,6 @@ class Forwarder:
             exchange.cut_off(Reason.DRAINING)
 
     def _awaited(self, exchange: WatchedExchange) -> bool:
-        """Reports whether answers are still to be sent on this stream."""
         session = exchange.session if isinstance(exchange, UpstreamExchange) else None
         paired = self.pairs.get(session.id) if session is not None else None
         return paired is not None and paired.busy
@@ -363,6 +355,5 @@ def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> d
 
 
 async def empty(request: RequestContext, status: int) -> web.StreamResponse:
-    """Sends and records an answer that consists of its status."""
     await request.ended(status, 0)
     return WholeResponse(status)

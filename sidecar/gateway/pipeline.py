@@ -185,7 +185,6 @@ class Pipeline:
         request.let_go()
 
     async def _way(self, request: RequestContext, entrance: Entrance) -> web.StreamResponse:
-        """Routes the request, authenticates its caller, and reads its operation."""
         self.agents.greet(request)
         routing.check_framing(request.http.version, request.headers)
         routing.check_target(request.http.raw_path, request.headers)
@@ -433,7 +432,6 @@ class Pipeline:
         return caller
 
     def _present(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
-        """Returns the credentials that the caller presented."""
         own = audience.gate.header if audience.gate is not None else ""
         presented = routing.presented_by(request.http, request.headers, entrance, request.now.base_url, own)
         request.presented = request.now.identity.admit(presented)
@@ -493,7 +491,6 @@ class Pipeline:
     async def _check_arguments(
         self, request: RequestContext, service: Service, intent: ServerIntent, decision: Decision
     ) -> None:
-        """Checks the arguments of a tool call. No call reaches a tool unvalidated."""
         if not isinstance(intent, AskIntent):
             return
         if intent.call.method == "tools/list":

@@ -47,7 +47,6 @@ class Reauthorization:
     _rules: RulesInForce | None = field(default=None, init=False)
 
     async def look(self) -> None:
-        """Checks all exchanges once."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SLICE_S
         for exchange in self.reviewed(loop.time()):

@@ -49,13 +49,10 @@ from sidecar.vocabulary import ANONYMOUS, Call, Caller
 class RefusalWriter(Protocol):
     """Writes refusals of a protocol whose answers differ from MCP's."""
 
-    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
-        """Returns a refusal in this protocol."""
+    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse: ...
 
 
 class OutwardNames(Protocol):
-    """Rewrites a server's messages for the address that they leave by. Each was filtered before."""
-
     def result(self, result: dict[str, Any]) -> dict[str, Any]: ...
     def notification(self, notification: Notification) -> Notification: ...
     def request(self, request: Request) -> Request | None:
@@ -127,7 +124,6 @@ class RequestContext:
 
     @property
     def presented_kind(self) -> str:
-        """The kind of the presented credential, accepted or not."""
         kind = self.presented.kinds[0]
         return kind if kind != ANONYMOUS else "none"
 
@@ -141,7 +137,6 @@ class RequestContext:
         return raw
 
     async def came(self, raw: bytes) -> None:
-        """Waits until a complete Protocol Buffers message is admitted. Raises Refusal."""
         with self._room() as room:
             self.record.bytes_in = len(raw)
             room.grow(len(raw))
@@ -167,7 +162,6 @@ class RequestContext:
         self.server = self.record.upstream = server
 
     def asks(self, method: str) -> None:
-        """Sets the method before the body is read."""
         self.method = self.record.method = method
 
     def address(self, message: jsonrpc.Message, head: EraHeaders) -> None:
@@ -263,7 +257,6 @@ class RequestContext:
         return status if self.paired is None else 202
 
     async def open_outlet(self) -> EventStream:
-        """Opens the event stream of the answer. Raises Refusal(CALLER_GONE)."""
         if self.paired is not None:
             return self.paired.outlet()
         outlet = await open_stream(self.http, self.shared)
@@ -272,15 +265,11 @@ class RequestContext:
 
 
 def asked_of(call: Call, record: Recording) -> PendingRequest:
-    """Returns the pending request of a call."""
     return PendingRequest(call.method, call.question.without_arguments, record.decision_id, record.args_hash)
 
 
 class Closable(Protocol):
-    """An object that can be closed from outside."""
-
-    def close(self) -> None:
-        """Closes it. Idempotent."""
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -315,7 +304,6 @@ class WatchedExchange:
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
 
     def has_no_end(self) -> None:
-        """Marks a stream as endless."""
         self.endless, self.timeout_s = True, None
 
     @property
@@ -387,7 +375,6 @@ class UpstreamExchange(WatchedExchange):
 
     @property
     def asked(self) -> PendingRequest:
-        """The pending request that an answer belongs to, also if it comes on another stream."""
         return asked_of(self.call, self.request.record)
 
     def wait_for_caller(self) -> None:
@@ -404,7 +391,6 @@ class UpstreamExchange(WatchedExchange):
             self.deadline.at = max(self.deadline.at, again)
 
     async def post(self, message: Message) -> UpstreamAnswer:
-        """Sends one message and waits for the head of the response."""
         return await self.service.upstream.exchange(self._outbound("POST", message, None))
 
     async def listen(self, last_event_id: str | None) -> UpstreamAnswer:

@@ -62,7 +62,6 @@ class JudgedRequest(NamedTuple):
 
 
 def judged(metrics: Metrics, call: JudgedRequest) -> None:
-    """Counts the decisions on a call."""
     record, refusal = call.record, call.refusal
     if record.decision is not None:
         _count_decision(metrics, record.decision, "would_deny" if call.shadow else "deny")

@@ -60,7 +60,6 @@ class RequestStates:
     now_s: Callable[[], float]
 
     def seal(self, caller: Caller, call: Call, state: str) -> str:
-        """Returns a state that only this chain can use, and only for this call."""
         ends = int(self.now_s() + LASTS_S).to_bytes(_TIME_BYTES, "big")
         return self.sealed.seal(ends + state.encode(), *_about(caller, call))
 

@@ -175,7 +175,6 @@ class ResponseFilter:
 
     @property
     def _beginning(self) -> bool:
-        """Whether this answers an `initialize`."""
         return self.exchange.call.method == "initialize"
 
     async def _result(self, result: dict[str, Any]) -> dict[str, Any]:

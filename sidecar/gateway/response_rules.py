@@ -73,7 +73,6 @@ async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str
 
 
 def _screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
-    """Returns the rules of the exchange. An endless stream is under the newest ones."""
     service = exchange.service
     return exchange.judged_by.services.get(service.name, service).screen
 
@@ -149,7 +148,6 @@ def _normal(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_evidence(meta: object) -> object:
-    """Returns the part of `_meta` that is recorded."""
     return meta.get("evidence") if isinstance(meta, dict) else None
 
 

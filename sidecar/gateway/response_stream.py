@@ -114,7 +114,6 @@ class ResponseStream:
         return await self._judge(passage, self.custody, message, raw)
 
     async def _read(self, raw: bytes) -> FilteredMessage:
-        """Filters a whole body."""
         if self.passage is None or self.custody is None:
             return FilteredMessage(raw)
         message = addressed(read_answer(raw), self.passage.answers)
@@ -158,7 +157,6 @@ class ResponseStream:
         return await self._stream(answer, partial(self.pass_on, answer), until_answer=False)
 
     async def hold(self, paired: SseSession, endpoint: str) -> web.StreamResponse:
-        """Holds open the stream that all answers of a session share."""
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _refusal(self, answer: UpstreamAnswer) -> Refusal:

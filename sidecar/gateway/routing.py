@@ -266,7 +266,6 @@ def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) ->
 
 
 def head_of(headers: Headers) -> EraHeaders:
-    """Returns MCP's routing headers."""
     parameters = {name[len(PARAMETER) :]: tuple(headers[name]) for name in headers if name.startswith(PARAMETER)}
     return EraHeaders(
         protocol_version=tuple(headers.get("mcp-protocol-version", ())),
@@ -297,8 +296,6 @@ BODY_PATIENCE_S = 5.0  # before the minimum rate of a body applies
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """The bounds on a body's size and duration."""
-
     max_body_bytes: int = 2**20
     body_timeout_s: float = 30.0
     body_rate_bytes_s: int = 512
@@ -378,7 +375,6 @@ def correlation_of(headers: Headers, name: str) -> str:
 
 
 def correlation_in(value: object) -> str:
-    """Returns such an id from a message; "" for an invalid one."""
     return value if isinstance(value, str) and _CORRELATION.match(value) else ""
 
 
@@ -394,13 +390,11 @@ def trace_headers(headers: Headers) -> list[tuple[str, str]]:
 
 
 def trace_id_of(headers: Headers) -> str:
-    """Returns the trace id of a W3C `traceparent`, or ""."""
     lines = headers.get("traceparent", ())
     return trace_id_in(lines[0]) if len(lines) == 1 else ""
 
 
 def trace_id_in(value: object) -> str:
-    """Returns the trace id of a W3C `traceparent` in a message, or ""."""
     match = _TRACE_PARENT.match(value) if isinstance(value, str) else None
     return match[1] if match else ""
 

@@ -80,12 +80,10 @@ class Service:
 
     @property
     def probe(self) -> ProbeSettings:
-        """The settings of its health probe."""
         return self.definition.probe
 
     @property
     def asked(self) -> ToolCatalogue:
-        """The tool catalogue that the health probe reads."""
         return self.catalogue
 
     @property
@@ -94,7 +92,6 @@ class Service:
         return self.definition.credential is not None and self.definition.credential.needs_token
 
     async def close(self) -> None:
-        """Closes its connections."""
         await self.catalogue.close()
         await self.upstream.close()
 
@@ -221,7 +218,6 @@ class Snapshot:
         return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
 
     def speaks(self, agent: str, transport: Transport) -> bool:
-        """Reports whether an agent's addresses offer a transport."""
         offer = self.offers.get(agent)
         return offer is None or transport in offer.transport_protocols
 
@@ -237,12 +233,10 @@ class Snapshot:
         return label if label in self.agents else self.lone_in_grpc
 
     def audience(self, server: str, folder: str = MCP) -> Audience:
-        """Returns the audience that a token for this upstream's address must have."""
         place = place_of(server, folder)
         return self.audiences.get(place) or Audience(f"{self.base_url}/{place}")
 
     def metadata_url(self, server: str, folder: str = MCP, alias: str = "") -> str:
-        """Returns the URL of the RFC 9728 metadata of the upstream's address."""
         base = urlsplit(self.base_url)  # its path follows the well-known part (RFC 9728, 3.1)
         return f"{base.scheme}://{base.netloc}{METADATA_PATH}{base.path}{alias or '/' + place_of(server, folder)}"
 

@@ -44,7 +44,6 @@ class SseSession:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is still due."""
         return bool(self._under_way)
 
     def close(self) -> None:
@@ -52,7 +51,6 @@ class SseSession:
         self._closed.set()
 
     def outlet(self) -> SharedEventStream:
-        """Returns the event stream of one more answer."""
         assert self._stream is not None, "nothing is taken before the stream is open"
         return SharedEventStream(self._stream.response, self._stream, shared=True)
 

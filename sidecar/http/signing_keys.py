@@ -55,7 +55,6 @@ class SigningKey:
         return str(self.public_jwk["kid"])
 
     def jwks(self) -> str:
-        """Returns the public key set as JSON."""
         return json.dumps({"keys": [dict(self.public_jwk)]}, indent=2) + "\n"
 
     def pem(self) -> str:
@@ -106,7 +105,6 @@ def read_public_jwk(path: Path) -> Mapping[str, Any]:
 
 
 def thumbprint(public: PublicKey) -> str:
-    """Returns the RFC 7638 thumbprint of a key."""
     return str(_jwk(public)["kid"])
 
 

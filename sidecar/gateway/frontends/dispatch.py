@@ -42,7 +42,6 @@ async def understand(exchanges: Forwarder, request: RequestContext, caller: Call
 def understand_paired(
     exchanges: Forwarder, request: RequestContext, caller: Caller, session: Session, message: Message
 ) -> Intent:
-    """Reads a message that was posted to an HTTP+SSE session."""
     reader = RequestReader(exchanges.sessions, request, caller, routing.head_of(request.headers), session)
     return _understood(request, reader.of_message(message))
 

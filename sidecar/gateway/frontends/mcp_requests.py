@@ -65,8 +65,6 @@ class ListenIntent(NamedTuple):
 
 
 class LeaveIntent(NamedTuple):
-    """The end of a session."""
-
     call: Call
     session: Session
 
@@ -168,7 +166,6 @@ class RequestReader:
         return ReplyIntent(call, message._replace(id=own_id), session)
 
     def _asked(self, request_id: Id) -> tuple[Session, Id] | None:
-        """Returns the session whose server made a request, and the request's id there."""
         return self.session(), request_id
 
     def session(self) -> Session:

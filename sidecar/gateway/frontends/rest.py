@@ -94,13 +94,10 @@ async def read(request: RequestContext, route: Route) -> AskIntent:
 
 @dataclass(frozen=True, slots=True)
 class RestFrontend:
-    """Carries out plain HTTP calls."""
-
     exchanges: Forwarder
     session_calls: SessionCalls
 
     async def carry_out(self, exchange: UpstreamExchange, intent: Intent) -> web.StreamResponse:
-        """Sends and records the answer to the caller. Raises Refusal as `Forwarder.carry_out` does."""
         assert isinstance(intent, AskIntent)
         carry_out = self._list if intent.message.method == "tools/list" else self._call
         async with exchange.under_way(self.exchanges.oversight.calls):
@@ -148,7 +145,6 @@ class RestFrontend:
                 raise
 
     async def _ask(self, exchange: UpstreamExchange, message: Request) -> FilteredMessage:
-        """Sends one request and returns its filtered answer."""
         with await exchange.post(message) as answer:
             passed = await self._whole(exchange, message, answer)
             if passed.result is not None and passed.result.get("resultType", "complete") != "complete":
@@ -170,7 +166,6 @@ class RestFrontend:
 
 
 def arguments_in(raw: bytes) -> dict[str, Any]:
-    """Returns the arguments in the body of a call. Raises Refusal(MALFORMED_CALL)."""
     body = jsonrpc.parse_json(raw)
     if not isinstance(body, dict):
         raise malformed('the body must be an object: {"arguments": {…}}')

@@ -261,7 +261,6 @@ def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> 
 
 
 def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[None, None, int]:
-    """Redacts the names of members. Names that become equal are numbered."""
     renamed: dict[str, Any] = {}
     replaced = work = 0
     for name, value in node.items():
@@ -302,6 +301,5 @@ def _encoded(root: dict[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _blocks(content: object) -> list[dict[str, Any]]:
-    """Returns the blocks of a content, which is a list of blocks or one block."""
     listed = content if isinstance(content, list) else [content]
     return [block for block in listed if isinstance(block, dict)]

@@ -19,8 +19,6 @@ MAX_PASSES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Wiping:
-    """A finder, and the replacement of its matches."""
-
     finders: tuple[Finder, ...]
     replacement: str
 
@@ -90,5 +88,4 @@ class TextCut:
         return apart[final:]
 
     def rest(self) -> str:
-        """Returns the text as it is now."""
         return "".join(self._pieces) + self.text[self._done :]

@@ -89,7 +89,6 @@ class ClientConnection(asyncio.Protocol):
             self._resume()
 
     def abort(self) -> None:
-        """Closes the socket now; a pending read fails."""
         self._fail(ConnectionBroken("the exchange was given up"))
 
     def close(self) -> None:
@@ -208,7 +207,6 @@ class Deadline:
 
     @classmethod
     def within(cls, seconds: float | None) -> Deadline:
-        """Returns the deadline in `seconds` from now; None is never."""
         return cls(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 

@@ -68,7 +68,6 @@ class RequestForm:
     def __init__(
         self, verb: str, path: str, host: str, first: Sequence[tuple[str, str]], last: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Raises InvalidRequest."""
         if not _TOKEN.fullmatch(verb) or verb == "HEAD" or not _TARGET.fullmatch(path):
             raise InvalidRequest("bad verb or target")
         self._first = f"{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n{_lines(first)}"

@@ -26,7 +26,6 @@ class Room:
     _waiting: set[asyncio.Future[None]] = field(default_factory=set)
 
     def share(self) -> Share:
-        """Returns the share of one answer."""
         return Share(self)
 
     def _try(self, share: Share, more: int) -> bool:
@@ -57,8 +56,6 @@ class Room:
 
 
 class Share:
-    """The memory of one answer. It is returned at the latest when the share is garbage collected."""
-
     __slots__ = ("_room", "held", "is_ahead")
 
     def __init__(self, room: Room) -> None:
@@ -79,7 +76,6 @@ class Share:
         self.held += more
 
     def close(self) -> None:
-        """Releases the memory. Idempotent."""
         if self.held:
             size, self.held = self.held, 0
             self._room._gave_back(self, size, over=True)

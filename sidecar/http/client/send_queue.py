@@ -24,7 +24,6 @@ class SendQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """Returns how many requests wait."""
         return len(self._waiting)
 
     def step_in(self) -> bool:
@@ -64,7 +63,6 @@ class SendQueue:
         self._left += 1
 
     def close(self) -> None:
-        """Fails all waiting requests."""
         self._closed = True
         for waiter in self._waiting:
             _fail(waiter, ConnectFailed("no further connection is allowed"))

@@ -71,7 +71,6 @@ class BodyAdmission:
 
     @property
     def held(self) -> int:
-        """The bytes of large bodies that are arriving or waiting."""
         return self._all.held
 
     def room(self, who: str) -> BodyRoom:
@@ -79,7 +78,6 @@ class BodyAdmission:
         return BodyRoom(self, who)
 
     def lines(self, who: str) -> tuple[AdmissionQueue, AdmissionQueue]:
-        """Returns the two queues in which a body of this principal waits."""
         return self._line(who), self._all
 
     async def wait(self, who: str, cost_s: float) -> bool:

@@ -37,8 +37,6 @@ class Activity(IntEnum):
 
 
 class SeatedConnection(Protocol):
-    """The protocol of a connection."""
-
     @property
     def activity(self) -> Activity: ...
 
@@ -88,7 +86,6 @@ class ConnectionLimits:
 
     @property
     def are_taken(self) -> bool:
-        """Whether all seats are taken."""
         return self._taken >= self.max_seats
 
     def take(self, seat: Seat) -> bool:
@@ -136,7 +133,6 @@ class ConnectionLimits:
         return sum(self._dismiss_one(self._largest(0)) for _ in range(most))
 
     def _largest(self, least: int) -> Iterable[str]:
-        """Returns the peers with most places, and at least `least`, in descending order."""
         peers = [peer for peer, seats in self._peers.items() if len(seats) >= least]
         return sorted(peers, key=lambda peer: -len(self._peers[peer]))
 
@@ -148,7 +144,6 @@ class ConnectionLimits:
         return False
 
     def _spare(self, peer: str) -> Seat | None:
-        """Returns the connection that gives way first, if any can."""
         found, least = next((seat for seat in self.lingering if seat.peer == peer), None), Activity.BUSY
         if found is None:
             for seat in self._peers[peer]:  # in order of arrival

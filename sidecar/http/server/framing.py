@@ -43,7 +43,6 @@ class ChunkedBody:
 
     @property
     def framing_bytes(self) -> int:
-        """The received bytes that are not payload."""
         return max(0, self.received - self.payload.total_bytes)
 
     @property

@@ -57,7 +57,6 @@ class GaveWay(Exception):
 
 
 def never(_: asyncio.BaseTransport) -> bool:
-    """Returns False: no credential is shown in the handshake."""
     return False
 
 
@@ -75,8 +74,6 @@ class ListenerDeadlines:
 
 
 class ServerConnection(web.RequestHandler):
-    """One connection of a caller."""
-
     __slots__ = (
         "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_patience", "_reading_timer", "_seat", "_server",
         "_tail", "_unread", "_waiting_since_s", "_waits_since_s",
@@ -168,7 +165,6 @@ class ServerConnection(web.RequestHandler):
             self._chunked = None
 
     def _may_go_on(self, body: ChunkedBody, position: int, size: int) -> bool:
-        """Reports whether the connection may be read further after this body."""
         body.received += size
         follows = position + 1 < len(self._messages)
         is_read = not (self._reading_paused or self._buffer_paused)  # otherwise some of it is still in the parser
@@ -219,14 +215,12 @@ class ServerConnection(web.RequestHandler):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is receiving a request or sending an answer."""
         if self._current_request is not None or self._messages:
             return True
         return self._body is not None and self._body is not self._lingering and not self._body.is_eof()
 
     @property
     def is_for_probes(self) -> bool:
-        """Whether its place is reserved for health probes."""
         return self._seat.for_probes
 
     def dismiss(self) -> None:
@@ -300,7 +294,6 @@ class ServerConnection(web.RequestHandler):
 
     @property
     def unread_bytes(self) -> int:
-        """The bytes that wait for the caller to read."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     @property
@@ -362,8 +355,6 @@ class _Recorded(web.StreamResponse):
 
 
 class Server(web.Server):
-    """The connections of one listener."""
-
     def __init__(
         self,
         handle: Handle,
@@ -389,7 +380,6 @@ class Server(web.Server):
             next(iter(waiting)).give_way()
 
     def forget_body(self, who: str, connection: ServerConnection) -> None:
-        """Ends the wait for a body."""
         waiting = self._bodies[who]
         waiting.pop(connection, None)
         if not waiting:
@@ -416,7 +406,6 @@ class Server(web.Server):
             slowest.abort()
 
     def speaker(self, seat: Seat) -> ServerConnection:
-        """Returns the protocol of an accepted connection."""
         return ServerConnection(self, seat, self._loop)
 
 
@@ -435,7 +424,6 @@ class Listener:
 
     @property
     def seats(self) -> ConnectionLimits:
-        """The connections, once it serves."""
         assert self._door is not None
         return self._door.seats
 

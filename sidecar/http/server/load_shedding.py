@@ -72,7 +72,6 @@ class LoadShedding:
                 await self.look_at_clock()
 
     def look(self, lag_s: float) -> None:
-        """Handles one measurement."""
         self.lagged(lag_s)
         self._recent.append(lag_s)
         now_s = self.clock_mono()

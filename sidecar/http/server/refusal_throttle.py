@@ -41,8 +41,6 @@ LABEL: Final = "refusals_per_minute"  # the name of the limit
 
 
 class MinuteCounts:
-    """Counts occurrences of each name in its minute."""
-
     def __init__(self, clock_mono: Callable[[], float], max_names: int) -> None:
         self._clock_mono = clock_mono
         self._max_names = max_names

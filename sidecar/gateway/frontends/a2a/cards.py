@@ -83,7 +83,6 @@ def view_of(
 
 
 def ours(agent: AgentUpstream, card: Mapping[str, Any], view: CardView) -> dict[str, Any]:
-    """Returns the agent's canonical card, rewritten for the view."""
     return cards.ours(
         card,
         view.interfaces,
@@ -101,7 +100,6 @@ def place_of(now: Snapshot, agent: AgentUpstream, alias: str, base: str) -> Plac
 
 
 def interfaces(now: Snapshot, agent: AgentUpstream, place: Place) -> tuple[cards.Interface, ...]:
-    """Returns every address of this agent that the reader can use, in order of preference."""
     at = place.at
     found = [
         cards.Interface(f"{at}/", "jsonrpc", "1.0"),
@@ -142,7 +140,6 @@ def _grpc_url(server: ServerSettings, own: int | None, at: str) -> str:
 
 
 def security_of(now: Snapshot, agent: AgentUpstream) -> cards.Security:
-    """Returns the security schemes that callers of an agent must satisfy."""
     offer = now.offers.get(agent.name)
     auth = offer.authentication if offer is not None else None
     if auth is None:
@@ -156,7 +153,6 @@ def security_of(now: Snapshot, agent: AgentUpstream) -> cards.Security:
 
 
 def _may_use(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) -> Callable[[str], bool]:
-    """Returns a check whether a message may name a skill."""
 
     def may(skill: str) -> bool:
         return now.shadows(now_s) or any(
@@ -168,13 +164,11 @@ def _may_use(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) ->
 
 
 def _may_read_more(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) -> bool:
-    """Reports whether an authenticated caller may read the agent's extended card."""
     question = Question(f"nhi:{agent.name}", CARD.action, "")
     return bool(chain) and (now.shadows(now_s) or now.engine.may_list(chain, question, now_s))
 
 
 def proofs_of(view: CardView) -> str:
-    """Returns the headers that carry the caller's credentials."""
     usual = ("Authorization", "X-API-Key")
     return ", ".join(dict.fromkeys((*usual, *(way.header for way in view.security.ways if way.header))))
 

@@ -43,7 +43,6 @@ class ContextIds(NamedTuple):
         return alike(called) if context == called else self._prefix(alike(context)) + alike(context)
 
     def shown(self, said: Any) -> Any:
-        """Returns a result, or part of one, with the ids that their owner chose."""
         if isinstance(said, list):
             return [self.shown(one) for one in said]
         if not isinstance(said, Mapping):
@@ -54,7 +53,6 @@ class ContextIds(NamedTuple):
         return {**said, **changed}
 
     def _chosen(self, called: str) -> str:
-        """Returns the id without the prefix; unchanged if it has none."""
         prefix, between, context = called[:_PREFIX_CHARS], called[_PREFIX_CHARS : _PREFIX_CHARS + 1], ""
         if between == _BETWEEN and len(called) <= MAX_ID_CHARS:
             context = called[_PREFIX_CHARS + 1 :]

@@ -98,7 +98,6 @@ class AgentExchange(WatchedExchange):
             self.request.answered()
 
     async def failed(self, error: AgentError) -> WholeResponse:
-        """Sends an agent's error, which ends the call."""
         self.request.answered()
         self.request.tool_failed()
         return await _whole(self.request, self.dialect.error(error))
@@ -106,8 +105,6 @@ class AgentExchange(WatchedExchange):
 
 @dataclass(slots=True)
 class AgentFrontend:
-    """Serves the addresses of agents."""
-
     exchanges: Forwarder
     pushes: PushConfigs
     pages: TaskPages
@@ -435,6 +432,5 @@ def _understood(request: RequestContext, intent: AgentOperation) -> AgentOperati
 
 
 async def _whole(request: RequestContext, told: Any) -> WholeResponse:
-    """Sends a complete answer, which is recorded first."""
     await request.ended(told.status, len(told.body))
     return WholeResponse(told.status, told.body, told.content_type, told.headers)

@@ -134,7 +134,6 @@ class GrpcRequest(CalledName):
         return _peer(self.context)[0]
 
     def params(self) -> dict[str, Any]:
-        """Returns the canonical parameters. Raises Refusal."""
         if self.broken:
             raise malformed(self.broken)
         name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
@@ -150,7 +149,6 @@ class GrpcRequest(CalledName):
         return params
 
     def outlet(self) -> EventStream:
-        """Returns the stream that takes the messages of the answer."""
         return self.sent
 
 
@@ -239,7 +237,6 @@ class GrpcCalls(grpc.GenericRpcHandler):
                 await context.abort(_STATUS[status], message)
 
     async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
-        """Returns the one message of a call, or why there is none."""
         try:
             async with asyncio.timeout(self.patience_s):
                 return await anext(aiter(messages)), ""  # a call has one message; anything after it is not read

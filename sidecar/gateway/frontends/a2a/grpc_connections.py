@@ -44,12 +44,10 @@ class GrpcConnections:
 
     @property
     def calls(self) -> int:
-        """The number of running calls."""
         return self._calls
 
     @contextmanager
     def answering(self, peer: Peer) -> Iterator[None]:
-        """Marks a peer as having a running call."""
         self._busy[peer] += 1
         self._calls += 1
         try:
@@ -61,7 +59,6 @@ class GrpcConnections:
                 del self._busy[peer]
 
     async def run(self) -> None:
-        """Inspects the connections periodically. Runs as long as the process."""
         loop, gone, told_s = asyncio.get_running_loop(), 0, float("-inf")
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -80,7 +77,6 @@ class GrpcConnections:
         return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
 
     def too_many(self, there: list[Peer], short: int = 0) -> set[Peer]:
-        """Returns which of the peers in `there` must be closed."""
         of: dict[str, list[Peer]] = {}
         for peer in there:
             of.setdefault(peer_of(peer[0]), []).append(peer)
@@ -119,7 +115,6 @@ def _connected(port: int, descriptors: Iterable[int]) -> Iterable[tuple[int, Pee
 
 
 def _peer_at(descriptor: int, port: int) -> Peer | None:
-    """Returns the peer of a descriptor if it is a connection to the port."""
     with suppress(OSError):
         sock = socket.socket(fileno=descriptor)
         try:

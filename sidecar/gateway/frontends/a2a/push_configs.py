@@ -42,7 +42,6 @@ class PushRewriter:
 
     @property
     def _goes_on(self) -> bool:
-        """Reports whether a message belongs to an existing task."""
         return bool(self.intent.params.get("message", {}).get("taskId"))
 
     async def _registered(self, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +97,6 @@ class PushRewriter:
 
 
 def _task_in(result: Mapping[str, Any]) -> str:
-    """Returns the task of an answer, or of the first event of one."""
     for member in ("task", "statusUpdate", "artifactUpdate", "message"):
         if member in result:
             return str(result[member].get("id" if member == "task" else "taskId", ""))

@@ -126,7 +126,6 @@ class PushConfigs:
             await self.outbox.drop("push", older)
 
     async def abandon(self, handle: str) -> None:
-        """Drops a configuration that the agent did not accept. Raises Refusal(STORE_UNAVAILABLE)."""
         await self._forget([handle])
 
     async def original(self, owner: str, server: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -198,7 +197,6 @@ class PushConfigs:
 
 
 def _check_headers(token: str, scheme: str, credentials: str) -> None:
-    """Refuses headers that could not be sent later."""
     for name, value in (("token", token), ("authentication.credentials", credentials)):
         if value and (len(value) > MAX_SECRET_CHARS or not _VALUE.fullmatch(value)):
             raise jsonrpc.malformed(f"{name} is not one line of printable ASCII", jsonrpc.INVALID_PARAMS)

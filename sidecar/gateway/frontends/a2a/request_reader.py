@@ -79,7 +79,6 @@ class AgentOperation(NamedTuple):
 
 
 def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
-    """Returns the protocol version of a request. Raises Refusal(VERSION_UNSUPPORTED)."""
     said = headers.get("a2a-version", ())
     if len(said) > 1 or (said and "A2A-Version" in query and query["A2A-Version"] != said[0]):
         raise malformed("A2A-Version must be there once")
@@ -107,7 +106,6 @@ def extensions_of(headers: Headers) -> tuple[str, ...]:
 def read_rpc(
     agent: str, dialect: JsonRpcWriter, message: jsonrpc.Message, extensions: tuple[str, ...]
 ) -> AgentOperation:
-    """Reads a JSON-RPC message. Raises Refusal."""
     if isinstance(message, jsonrpc.Response):
         raise malformed("A2A has requests only")
     operation = BY_RPC[dialect.version].get(message.method)
@@ -139,7 +137,6 @@ def read_http(
 
 
 def read_call(agent: str, called: CalledName, extensions: tuple[str, ...]) -> AgentOperation:
-    """Reads a call. Raises Refusal."""
     return _operate(agent, called.operation, called.params(), called.dialect.version, extensions)
 
 
@@ -173,7 +170,6 @@ def _given(
 
 
 def _named_10(operation: Operation, address: http.RestAddress) -> Iterator[tuple[str, str]]:
-    """Yields the parameters in the path, named as in 1.0."""
     if "task" in address.ids:
         yield ("taskId" if operation in _OF_TASK else "id"), address.ids["task"]
     if "config" in address.ids:
@@ -257,7 +253,6 @@ def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
 
 
 def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the push configuration inside a send, empty for none."""
     found: Mapping[str, Any] = params.get("configuration", {}).get("taskPushNotificationConfig", {})
     return found
 
@@ -267,7 +262,6 @@ def pushes(params: Mapping[str, Any]) -> bool:
 
 
 def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the caller's metadata."""
     found: Mapping[str, Any] = params.get("metadata", {})
     return found
 

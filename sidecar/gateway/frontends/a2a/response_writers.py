@@ -42,7 +42,6 @@ _CODE_WORDS: Final[Mapping[int, str]] = {kind.code: kind.reason for kind in KIND
 
 
 def word_for(refusal: Refusal) -> AgentErrorKind | None:
-    """Returns the A2A or JSON-RPC error of a refusal, if one is defined."""
     word = WORDS.get(refusal.reason)
     if refusal.reason is Reason.MALFORMED_CALL:
         word = _CODE_WORDS.get(refusal.code, "INVALID_REQUEST")
@@ -67,12 +66,10 @@ def written(form: WireForm, operation: Operation, result: dict[str, Any]) -> Any
 
 
 def unsayable(error: UnreadableMessage) -> Refusal:
-    """Returns the refusal of a result that the caller's form cannot express."""
     return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be said here: {error}")
 
 
 def grpc_status(refusal: Refusal) -> str:
-    """Returns the gRPC status of a refusal."""
     word = word_for(refusal)
     return word.grpc if word is not None else _STATUS_OF.get(refusal.answer.http, "UNKNOWN")
 
@@ -87,7 +84,6 @@ class ResponseWriter(ABC):
 
     @property
     def form(self) -> WireForm:
-        """The form of parameters and results."""
         return form_of(self.version, self.binding)
 
     @abstractmethod

@@ -98,12 +98,10 @@ class TaskOwnership:
         return any(record.method == self._method for record in await self._conversations())
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the caller's own entries of an agent's list. Raises Refusal(STORE_UNAVAILABLE)."""
         mine = await self._mine([entry["id"] for entry in entries if entry.get("id")], TASKS)
         return [self._contexts.shown(entry) for entry in entries if entry.get("id") in mine]
 
     def outward(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Returns the parameters with the context's id at the agent."""
         if self.context == self.intent.context:
             return params
         if self.intent.operation is LIST:
@@ -232,7 +230,6 @@ class TaskOwnership:
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields each task and context that a result names."""
     if message == "Task":
         yield str(result.get("id", "")), str(result.get("contextId", ""))
     elif message in ("SendMessageResponse", "StreamResponse"):

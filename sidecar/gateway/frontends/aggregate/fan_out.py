@@ -37,8 +37,6 @@ _METHOD_NOT_FOUND: Final = -32601
 
 
 class UnavailableServer(NamedTuple):
-    """A server that did not answer, and why."""
-
     server: str
     refusal: Refusal
 
@@ -63,7 +61,6 @@ class GatheredPage(NamedTuple):
 
     @property
     def cursor(self) -> str | None:
-        """The cursor of the next page."""
         cursor = self.result.get("nextCursor")
         return cursor if isinstance(cursor, str) and cursor else None
 
@@ -73,8 +70,6 @@ Ask = Callable[[Service], Awaitable[GatheredPage]]
 
 @dataclass(slots=True)
 class FanOut:
-    """Calls servers and records which of them answered."""
-
     exchanges: Forwarder
     parts: MemberSessions
     metrics: Metrics
@@ -119,12 +114,10 @@ class FanOut:
         return self.missed(service.name, failure)
 
     def missed(self, server: str, refusal: Refusal) -> UnavailableServer:
-        """Counts a server that did not answer."""
         self.metrics.federation_missed(server, refusal.reason.value)
         return UnavailableServer(server, refusal)
 
     async def page(self, call: AggregateCall, service: Service, params: dict[str, Any]) -> GatheredPage:
-        """Returns one server's answer to a fan-out request, with names of this address. Raises Refusal."""
         message = call.message._replace(params=params)
         service.account.breaker.check()  # before waiting for its tools
         if message.method == "tools/list":
@@ -156,7 +149,6 @@ class FanOut:
 
 
 def patience_of(service: Service) -> float:
-    """Returns the deadline of one server in seconds."""
     return min(service.timeout_s, PATIENCE_S)
 
 

@@ -142,7 +142,6 @@ class AggregateFrontend:
         return len(call.servers) if call.intent.call.method in EACH else min(1, len(call.servers))
 
     async def carry_out(self, call: AggregateCall) -> web.StreamResponse:
-        """Returns the answer to a request that names no server. Raises Refusal."""
         method = self._methods.get(call.intent.call.method)
         if method is None:
             raise Refusal(Reason.METHOD_UNKNOWN)

@@ -105,7 +105,6 @@ class MemberSessions:
     async def at(
         self, service: Service, request: RequestContext, caller: Caller, whole: Session, timeout_s: float
     ) -> Session:
-        """Returns the member session at one server. Raises Refusal."""
         if (part := whole.parts.get(service.name)) is not None:
             return part
         key = (whole.id, service.name)
@@ -165,7 +164,6 @@ def opened_exchange(
     exchanges: Forwarder,
     timeout_s: float,
 ) -> UpstreamExchange:
-    """Returns one of several exchanges of one request, with its own deadline."""
     limit_s = asyncio.get_running_loop().time() - request.started_s + timeout_s
     return UpstreamExchange(
         request, caller, call, limit_s, exchanges.streams, request.now, caller.expires_at, service=service, session=part

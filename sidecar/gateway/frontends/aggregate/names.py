@@ -37,7 +37,6 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def joined(server: str, name: str) -> str:
-    """Returns the aggregate name of a server's tool or prompt."""
     return f"{server}{SEPARATOR}{name}"
 
 
@@ -50,7 +49,6 @@ def split(name: object) -> tuple[str, str] | None:
 
 
 def wrapped(server: str, uri: str) -> str:
-    """Returns the aggregate URI of a server's resource or resource template."""
     encoded = "".join(part if part[:1] == "{" else quote(part, safe="") for part in _EXPRESSION.split(uri))
     return f"{_scheme_of(uri)}{server}/{encoded}"
 
@@ -121,7 +119,6 @@ class AggregateNames:
         return changed
 
     def notification(self, notification: Notification) -> Notification:
-        """Rewrites a filtered notification."""
         method, params = notification
         match method:
             case "notifications/resources/updated":
@@ -213,7 +210,6 @@ class AggregateNames:
 
 
 def _each(holders: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
-    """Applies `change` to each object in a list; other values stay."""
     if not isinstance(holders, list):
         return holders
     return [change(holder) if isinstance(holder, dict) else holder for holder in holders]

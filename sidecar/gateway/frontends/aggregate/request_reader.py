@@ -37,8 +37,6 @@ ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
 
 class AggregateReader(RequestReader):
-    """Turns the messages of one caller at the aggregate address into intents."""
-
     __slots__ = ()
 
     def _of(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Intent:

@@ -40,8 +40,6 @@ _CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resou
 
 @dataclass(slots=True)
 class PipedEvents(EventSink):
-    """One server's part of the merged stream."""
-
     pipe: AnswerPipe
 
     async def write(self, data: bytes) -> None:
@@ -65,7 +63,6 @@ class StreamMerge:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[BuiltUpstream]:
-        """Runs the servers' streams while the merged stream is read."""
         keeper = self._begun(self._keep(self.call.servers))
         try:
             yield BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, given_up=lambda: None)
@@ -143,7 +140,6 @@ class StreamMerge:
         return self.call.intent.message is not None
 
     def _tell_of_change(self) -> None:
-        """Announces a change of the tools because the set of servers changed."""
         for wanted, what in _CHANGES.items():
             if not self._subscribes or self._wanted.get(wanted) is True:
                 self._say(f"notifications/{what}/list_changed", {})
