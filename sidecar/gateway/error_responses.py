@@ -212,8 +212,7 @@ def _tool_result(refusal: Refusal, shape: AnswerShape, request_id: Id | None, fa
 
 
 def plain_status(answer: Answer) -> int:
-    """The HTTP status outside of any protocol. A reason that a protocol carries in a success (a tool's error) is an
-    error of the caller here."""
+    """The HTTP status outside of any protocol, where a tool's error, too, is an error of the caller."""
     return answer.http if answer.http >= 400 else 400
 
 

@@ -67,8 +67,7 @@ class Farewell(NamedTuple):
 
 
 class SessionLost(Refusal):
-    """A server lost the session opened there for an aggregate session. It did not execute the call, which may be sent
-    once more in a new session."""
+    """A server lost a member session, and did not execute the call: it may be sent once more in a new session."""
 
     def __init__(self) -> None:
         super().__init__(Reason.UPSTREAM_FAILED, "it lost the session; the next call opens another")
@@ -272,8 +271,7 @@ class Forwarder:
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
     async def leave(self, request: RequestContext, session: Session) -> web.StreamResponse:
-        """Ends a session at the caller's request. Raises Refusal(STORE_UNAVAILABLE), in which case the session
-        continues."""
+        """Ends a session at the caller's request. After Refusal(STORE_UNAVAILABLE) it continues."""
         await self.roaming.forget(session)
         self.sessions.end(session)
         self.say_farewell(session)

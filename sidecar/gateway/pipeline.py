@@ -223,8 +223,7 @@ class Pipeline:
             return await self._carry(request, caller, intent)
 
     async def _take(self, request: RequestContext, caller: Caller) -> web.StreamResponse:
-        """Accepts a message whose answer goes out on its session's stream (MCP 2024-11-05): 202 at once, answered
-        there."""
+        """Accepts a message that is answered on its session's stream (MCP 2024-11-05): 202 here, at once."""
         session, paired = self.exchanges.paired(routing.session_in(request.raw_path), caller, request.server)
         message = await dispatch.read(request, routing.head_of(request.headers))
         request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
@@ -532,8 +531,7 @@ class Pipeline:
         return request
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
-        """Counts a refusal. Returns whether the connection is closed without answer or record. A decided call always
-        gets a record."""
+        """Counts a refusal. Returns whether the connection is closed without answer or record (not if decided)."""
         record = request.record
         if record.done or record.is_decided or not self.refusals.closes(record.caller, record.peer, refusal):
             return False

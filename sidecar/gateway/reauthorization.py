@@ -56,8 +56,7 @@ class Reauthorization:
                 until_s = loop.time() + SLICE_S
 
     def reviewed(self, mono_s: float) -> Iterator[WatchedExchange]:
-        """Yields each exchange after checking it, and after cutting it off if it must end. `mono_s` is the loop's
-        time."""
+        """Yields each exchange, checked, and cut off if it must end. `mono_s` is the loop's time."""
         rules, now_s = self._current(), self.live.clock()
         review_s = rules.snapshot.settings.streams.review_s
         for exchange in [*self.streams, *(self.calls - self.streams)]:
@@ -78,8 +77,7 @@ class Reauthorization:
         return self._rules
 
     def _judge(self, exchange: WatchedExchange, rules: RulesInForce, now_s: float) -> Reason | None:
-        """Returns why the exchange must end; None if it may continue. An endless stream is under the newest rules from
-        now on."""
+        """Returns why the exchange must end, or None. An endless stream is under the newest rules from now on."""
         chain, call, now = exchange.caller.chain, exchange.call, rules.snapshot
         if any(each.touched_by(chain, call, now_s) for each in (rules.disabled, now.disabled) if each.entries):
             return Reason.PRINCIPAL_DISABLED

@@ -128,8 +128,7 @@ class RequestContext:
         return kind if kind != ANONYMOUS else "none"
 
     async def body(self, *, a2a: bool = False) -> bytes:
-        """Returns the whole body once it is admitted. Raises Refusal, as `routing.read_body` and `BodyAdmission.wait`
-        do."""
+        """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
         with self._room() as room:
             raw = await read_body(self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
             self.record.bytes_in = len(raw)
@@ -191,14 +190,12 @@ class RequestContext:
             self.shape = AnswerShape.SESSION
 
     def in_session(self) -> None:
-        """Marks the session named by the message as existing, together with its server, so that an error in the message
-        does not end the session."""
+        """Marks the message's session as existing, so that an error in the message does not end it."""
         if self.shape is AnswerShape.SESSION and (self.server == EVERY or self.server in self.now.services):
             self.shape = AnswerShape.LIVE
 
     def excuse(self, refusal: Refusal) -> bool:
-        """Reports whether shadow mode lets the call pass although a limit refused it; records the refusal in that
-        case."""
+        """Reports whether shadow mode lets the call pass although a limit refused it; records it if so."""
         if self.shadow:
             self.excused.append(refusal)
             name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
@@ -233,8 +230,7 @@ class RequestContext:
             self.http.transport.abort()
 
     async def remember(self, refusal: Refusal, status: int) -> Refusal:
-        """Records a refusal unless the call has a final record. A refusal that cannot be recorded becomes
-        AUDIT_UNAVAILABLE."""
+        """Records a refusal unless the call has a final record. One that cannot be recorded is AUDIT_UNAVAILABLE."""
         if self.record.done:
             return refusal
         self.refusal, self.record.names = refusal, self.now
@@ -324,8 +320,7 @@ class WatchedExchange:
 
     @contextmanager
     def streaming(self, answer: Closable, outlet: EventStream | None = None) -> Iterator[None]:
-        """Counts an event stream while it is passed on, and makes it closable from outside. Raises Refusal if it was
-        cut off before it began."""
+        """Makes an event stream closable from outside while it is passed on. Raises Refusal if it was cut off."""
         if self.cut is not None:
             raise Refusal(self.cut)
         self.answer, self.outlet = answer, outlet
@@ -338,8 +333,7 @@ class WatchedExchange:
 
     @asynccontextmanager
     async def under_way(self, calls: set[WatchedExchange]) -> AsyncIterator[None]:
-        """Adds a call to `calls` while it is carried out, so that it can be cut off while waiting. Raises Refusal if it
-        was."""
+        """Makes a call in `calls` possible to cut off while it is carried out. Raises Refusal if it was."""
         calls.add(self)
         try:
             async with asyncio.timeout(None) as self.cancelling:
@@ -378,8 +372,7 @@ class UpstreamExchange(WatchedExchange):
         return asked_of(self.call, self.request.record)
 
     def wait_for_caller(self) -> None:
-        """Extends the call's deadline to at least `sessions.question_timeout_s` from now, because the server's request
-        to the caller may need a person to answer."""
+        """Gives the caller at least `sessions.question_timeout_s` more: the server's request may need a person."""
         if self.deadline.at is not None:
             patience_s = self.request.now.settings.sessions.question_timeout_s
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
@@ -412,7 +405,6 @@ class UpstreamExchange(WatchedExchange):
 
     @property
     def patience_s(self) -> float:
-        """How long the upstream may take to begin its answer, in seconds: the rest of the deadline, or the upstream's
-        time-out for endless streams."""
+        """How long the upstream may take to begin its answer: the rest of the deadline, or its time-out."""
         left_s = self.left_s
         return self.service.timeout_s if left_s is None else left_s

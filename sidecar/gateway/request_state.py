@@ -53,8 +53,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class RequestStates:
-    """Seals and opens `requestState`. Replicas that share the key accept each other's. `now_s` is in seconds since the
-    epoch."""
+    """Seals and opens `requestState`. Replicas share the key. `now_s` is in seconds since the epoch."""
 
     sealed: Seal
     now_s: Callable[[], float]

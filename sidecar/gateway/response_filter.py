@@ -102,8 +102,7 @@ class ResponseFilter:
         return FilteredMessage(out, final=True, version=version, result=result, created=created)
 
     def _answered(self, response: jsonrpc.Response) -> None:
-        """Records the cost of a call when it is answered, whether or not the answer passes. A call that became a task
-        is not answered yet."""
+        """Records the cost of an answered call, whether or not the answer passes; not of one that became a task."""
         result = response.result if isinstance(response.result, dict) else None
         failed = response.error is not None or (result is not None and result.get("isError") is True)
         if failed and not self.exchange.call.session:
@@ -123,8 +122,7 @@ class ResponseFilter:
         return asked
 
     async def _lost_in_answer(self, earlier: PendingRequest | None, owned: Owned) -> Reason | None:
-        """Returns why an answer is not allowed any more: rules or switches have changed since its call was admitted, or
-        the task was created."""
+        """Returns why an answer is not allowed any more: rules or switches changed since its call or its task."""
         if earlier is not None and not earlier.question.object.startswith("nhi:"):
             return await self._lost(earlier.question)
         method = self.exchange.call.method if earlier is None else earlier.method
@@ -211,8 +209,7 @@ class ResponseFilter:
         return self.states.seal(self.exchange.caller, self.exchange.call, state)
 
     def _tell_of(self, left_out: list[LeftOut], result: dict[str, Any]) -> None:
-        """Names in the result the entries that its list omits although the reader may use them; no server reports
-        these."""
+        """Names in the result the entries that its list omits although the reader may use them."""
         meta = result.get("_meta")
         if isinstance(meta, dict):
             meta.pop(LEFT_OUT, None)
@@ -319,8 +316,7 @@ class ResponseFilter:
         return FilteredMessage(jsonrpc.encode_request(shown._replace(params=params)))
 
     async def _ask(self, method: str) -> Decision:
-        """Returns the decision on a server's request; in shadow mode it is allowed, and policy's own decision is
-        recorded."""
+        """Returns the decision on a server's request, which is recorded; shadow mode allows it."""
         exchange, now_s = self.exchange, self.now_s()
         question = messages.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)

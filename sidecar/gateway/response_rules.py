@@ -78,8 +78,7 @@ def _screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
 
 
 def _asked(exchange: UpstreamExchange, message: Message) -> PendingRequest:
-    """Returns the call that the message belongs to. An answer on a stream that was opened later belongs to an earlier
-    call."""
+    """Returns the call that a message belongs to: an earlier one for answers on a stream opened later."""
     session = exchange.session
     if session is None or not isinstance(message, Response) or message.id == exchange.call.request_id:
         return exchange.asked
@@ -90,8 +89,7 @@ def _asked(exchange: UpstreamExchange, message: Message) -> PendingRequest:
 
 
 def _in_the_end(asked: PendingRequest, message: Message, owned: Owned) -> tuple[PendingRequest, dict[str, Any] | None]:
-    """Returns the call whose result a message holds, and the result. For a task it is the call that created the
-    task."""
+    """Returns the call whose result a message holds (for a task, the one that created it), and the result."""
     if isinstance(message, Response) and not asked.method.startswith("tasks/"):
         plain = isinstance(message.result, dict) and task_messages.created_in(message.result) is None
         return asked, message.result if plain else None

@@ -227,8 +227,7 @@ class ResponseStream:
             await self.exchange.request.remember(unrecorded, 499)
 
     async def _break_off(self, refusal: Refusal, sent: EventStream, until_answer: bool) -> None:
-        """Ends a stream with a refusal in the protocol, as the answer or as the last event, because the status line was
-        sent."""
+        """Ends a stream with a refusal in the protocol, because the status line was sent."""
         told = await self.exchange.request.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return

@@ -141,8 +141,7 @@ def check_framing(version: HttpVersion, headers: Headers) -> None:
 
 
 def origin_form(target: str) -> str:
-    """Returns path and query of a request target; a target of another form stays as it is (RFC 9112, 3.2.1 and
-    3.2.2)."""
+    """Returns path and query of a request target; another form stays (RFC 9112, 3.2.1 and 3.2.2)."""
     if target.startswith("/"):
         return target
     match = _ABSOLUTE.fullmatch(target)
@@ -255,8 +254,7 @@ def presented_by(
 
 
 def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) -> tuple[str, ...]:
-    """Returns the URLs by which the caller may have called this address: the public one, or another of the entrance's
-    hosts."""
+    """Returns the URLs by which the caller may have called this address: by public URL and by Host."""
     path, hosts = raw_path.partition("?")[0], headers.get("host", ())
     scheme = "http" if entrance.principal else base_url.partition(":")[0]
     public = () if entrance.principal else (f"{base_url}{path}",)

@@ -156,8 +156,7 @@ class Snapshot:
         return required is None or (digest != "" and required.get(tool) == digest)
 
     def service(self, server: str) -> Service:
-        """Returns the server of a name. Runs after policy, so that only callers with permission learn whether it
-        exists."""
+        """Returns a server. Runs after policy, so that only callers with permission learn whether it exists."""
         service = self.services.get(server)
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
@@ -182,16 +181,14 @@ class Snapshot:
         return {**self.services, **self.agents}
 
     def agent(self, name: str) -> AgentUpstream:
-        """Returns the agent of a name. Runs after policy, so that only callers with permission learn whether it
-        exists."""
+        """Returns an agent. Runs after policy, so that only callers with permission learn whether it exists."""
         agent = self.agents.get(name)
         if agent is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return agent
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
-        """Decides every question of the call, for the whole chain, under one revision. The first denial is the
-        result."""
+        """Decides every question of the call, for the whole chain, under one revision."""
         if call.upstream == EVERY and call.protocol == "a2a":
             return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, call.question, now_s)
         if call.upstream == EVERY:
@@ -228,8 +225,7 @@ class Snapshot:
         return found[0] if len(found) == 1 else ""
 
     def meant_in_grpc(self, label: str) -> str:
-        """Returns the agent of a gRPC call that names none; `label` is the first label of the authority, "" if
-        unknown."""
+        """Returns the agent of a gRPC call that names none, by the first `label` of the authority."""
         return label if label in self.agents else self.lone_in_grpc
 
     def audience(self, server: str, folder: str = MCP) -> Audience:
@@ -313,8 +309,7 @@ class Beside:
 
     @classmethod
     def read(cls, folder: Path, known_pins: Pins = NO_PINS) -> Beside:
-        """Reads the files. `known_pins` are those of the previous snapshot. Raises ConfigError with every fault of all
-        three."""
+        """Reads the files; `known_pins` are the previous ones. Raises ConfigError with every fault of all three."""
         together = Together()
         with together.noted():
             budgets = load_budgets(folder / BUDGETS_FILE)

@@ -27,8 +27,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class SseSession:
-    """The stream of one session, and its work in progress. `hear` passes on the server's own messages until they
-    end."""
+    """One session's stream, and its work in progress. `hear` passes on the server's own messages."""
 
     __slots__ = ("_closed", "_failure", "_group", "_hear", "_heard", "_stream", "_told", "_under_way")
 

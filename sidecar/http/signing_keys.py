@@ -93,8 +93,7 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_public_jwk(path: Path) -> Mapping[str, Any]:
-    """Returns the public half of a PEM file that holds either half. Raises OSError, or ValueError if it is not such a
-    key."""
+    """Returns the public half of a PEM file with either half. Raises OSError, or ValueError for another file."""
     pem = path.read_bytes()
     if b"PRIVATE KEY" in pem:
         return read_signing_key(path).public_jwk
@@ -149,8 +148,7 @@ def claims_for(
     actors: tuple[str, ...] = (),
     scopes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Returns claims of an access token (RFC 9068). `actors` are in the order of the chain; the last is the outermost
-    `act`."""
+    """Returns claims of an access token (RFC 9068). `actors` are in the chain's order: the last is outermost."""
     claims: dict[str, Any] = {
         "iss": issuer,
         "sub": subject,

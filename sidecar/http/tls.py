@@ -31,8 +31,7 @@ class TlsContexts(ssl.SSLContext):
 
 
 class ShownCertificate(NamedTuple):
-    """The certificate (DER) that the peer showed in its handshake, "" for none, and the `trust` that it was verified
-    against."""
+    """The certificate (DER) shown in a handshake, "" for none, and the `trust` that it was verified against."""
 
     certificate: bytes = b""
     trust: str = ""
@@ -42,8 +41,7 @@ NOTHING: Final = ShownCertificate()
 
 
 def tls_from(files: TlsFiles) -> TlsContexts:
-    """Builds the context. Raises SettingsError for files that are not certificate, key or authorities, or do not
-    match."""
+    """Builds the context. Raises SettingsError for files that are unusable, or do not match."""
     check_private(files.key_path)
     context = TlsContexts(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

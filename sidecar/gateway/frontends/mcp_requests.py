@@ -88,8 +88,7 @@ Intent = ServerIntent | SpreadIntent
 
 @dataclass(slots=True)
 class RequestReader:
-    """Turns the messages of one caller at one server into intents. `paired` is the session of a message of the HTTP+SSE
-    transport."""
+    """Turns the messages of one caller at one server into intents. `paired` is the session of HTTP+SSE, if any."""
 
     sessions: Sessions
     request: RequestContext
@@ -98,8 +97,7 @@ class RequestReader:
     paired: Session | None = None
 
     def of_message(self, message: jsonrpc.Message) -> Intent:
-        """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this
-        caller."""
+        """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no such session."""
         if isinstance(message, Response):
             return self._reply(message)
         if self.paired is not None:
@@ -120,8 +118,7 @@ class RequestReader:
         return NotifyIntent(call, message, session)
 
     def _of_pair(self, session: Session, message: Request | Notification) -> Intent:
-        """Reads a message of HTTP+SSE, which belongs to the session era and whose session exists before
-        `initialize`."""
+        """Reads a message of HTTP+SSE: of the session era, in a session that exists before `initialize`."""
         self.request.in_session()
         if eras.names_stateless(self.head, message):
             raise malformed("this transport has the session era only")
@@ -185,6 +182,5 @@ class RequestReader:
 
 
 def stream_call(server: str, method: str, version: str) -> Call:
-    """Returns the call that opens a stream or ends a session. It requires as little as ping: any grant on the
-    server."""
+    """Returns the call that opens a stream or ends a session, which requires as little as ping."""
     return Call("mcp", version, server, method, (messages.server_question(server, "ping"),), session=True)

@@ -198,8 +198,7 @@ def _tool_from(entry: Mapping[str, Any]) -> McpTool:
 
 
 def _tags_of(entry: Mapping[str, Any]) -> list[str]:
-    """Returns a tool's tags, where the seed has them, or where FastMCP servers put them: in `_meta`, under their own
-    key."""
+    """Returns a tool's tags: the seed's, or those in `_meta` or under FastMCP's own key in it."""
     meta = entry.get("_meta")
     inner = [meta.get(key) for key in ("fastmcp", "_fastmcp")] if isinstance(meta, dict) else []
     for where in (entry, meta, *inner):

@@ -38,8 +38,7 @@ class AddressRules:
     blocked: Sequence[Network] = ()
 
     def objection(self, text: str) -> str:
-        """Returns why this address must not be connected to, for the operator; "" if it may, including the addresses
-        that it embeds."""
+        """Returns why neither this address nor one that it embeds may be connected to, for the operator; or ""."""
         try:
             address = ip_address(text)
         except ValueError:

@@ -165,8 +165,7 @@ class ClientConnection(asyncio.Protocol):
             self._waiter.set_exception(copy(self._failure))
 
     def _failed(self) -> EgressError | None:
-        """Returns the error to raise, if any. Each waiter gets its own instance, because a traceback refers to its
-        frames."""
+        """Returns the error to raise. Each waiter gets its own: a traceback refers to its frames."""
         return copy(self._failure)
 
     def _set_timer(self, at: float) -> None:
@@ -175,8 +174,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer, self._timer_at = self._loop.call_at(at, self._look_at_clock), at
 
     def _look_at_clock(self) -> None:
-        """Checks the deadline. One timer serves all exchanges: most finish long before it fires, and the next one ends
-        later."""
+        """Checks the deadline. One timer serves all exchanges, because most finish long before it fires."""
         self._timer = None
         if self._until is None or self._waiter is None or self._waiter.done():
             return
@@ -227,8 +225,7 @@ class ClientResponse:
         self._share: Share | None = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """Returns the whole body, within the deadline of the request. Raises EgressError; ResponseTooLarge beyond
-        `max_bytes`."""
+        """Returns the whole body, within the request's deadline. Raises EgressError; ResponseTooLarge if larger."""
         # Most responses are complete by the time their head is parsed.
         body = self._reader.take() if self._reader.complete else await self._rest(max_bytes)
         if len(body) > max_bytes:

@@ -137,8 +137,7 @@ class GuardedClient:
 
 
 class SystemResolver:
-    """The system's resolver on separate threads, so that a name without an answer does not delay connections to
-    upstreams."""
+    """The system's resolver, on own threads: a name without an answer must not delay upstreams' connections."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKED_UP_AT_ONCE, thread_name_prefix="lookup")
@@ -200,8 +199,7 @@ async def _post(
 
 
 async def _trust(ca_path: Path | None) -> ssl.SSLContext:
-    """Loads the trusted authorities outside the loop, and again only after a change. Raises ConnectFailed for an
-    invalid file."""
+    """Loads the authorities outside the loop, again only after a change. Raises ConnectFailed."""
     try:
         return await asyncio.get_running_loop().run_in_executor(None, _context_now, ca_path)
     except (OSError, ssl.SSLError) as error:

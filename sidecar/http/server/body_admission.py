@@ -81,8 +81,7 @@ class BodyAdmission:
         return self._line(who), self._all
 
     async def wait(self, who: str, cost_s: float) -> bool:
-        """Waits until a body of this cost is admitted; returns whether it is a large one. Raises Refusal(OVERLOADED) if
-        it would have to wait longer than PATIENCE_S."""
+        """Waits until a body of this cost is admitted; returns whether it is large. Raises Refusal(OVERLOADED)."""
         if cost_s <= SMALL_S:
             return False
         for line in self.lines(who):

@@ -46,8 +46,7 @@ class SeatedConnection(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """The place of one accepted connection. `guest` is the protocol that serves it, from the first byte to the last;
-    one `for_probes` is reserved for health probes."""
+    """The place of one connection. `guest` is its protocol, once it has one; `for_probes`: for health probes."""
 
     limits: ConnectionLimits
     peer: str
@@ -89,8 +88,7 @@ class ConnectionLimits:
         return self._taken >= self.max_seats
 
     def take(self, seat: Seat) -> bool:
-        """Takes a place for a new connection; returns False if there is none. The connection that gives way is
-        dismissed."""
+        """Takes a place for a new connection, for which another may be dismissed. Returns False if there is none."""
         own = len(self._peers.get(seat.peer, ()))
         if self.max_per_peer and own >= self.max_per_peer:
             has_room = self._dismiss_one((seat.peer,))

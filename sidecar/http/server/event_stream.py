@@ -48,8 +48,7 @@ class EventStream(EventSink):
     response: web.StreamResponse
 
     async def keep_alive(self) -> None:
-        """Sends a comment, unless earlier data is still unread. Does not wait or raise: a disconnect is detected
-        elsewhere."""
+        """Sends a comment unless earlier data is unread. Does not wait or raise: disconnects show elsewhere."""
 
     async def end(self) -> None:
         """Ends this answer. Raises Refusal(CALLER_GONE)."""

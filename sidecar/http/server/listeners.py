@@ -199,8 +199,7 @@ class ServerConnection(web.RequestHandler):
         self.close()
 
     def _wait_for_head(self) -> None:
-        """Starts the deadline of a head: the first must arrive soon after connecting, a later one soon after it
-        began."""
+        """Starts the deadline of a head, which counts from connecting for the first, and from the head's begin."""
         timeout_s = PROBE_HEAD_S if self._seat.for_probes else self._patience.header_timeout_s
         self._head_timer = self._loop.call_later(timeout_s, self.force_close)
 
@@ -446,8 +445,7 @@ class Listener:
         self._door.open()
 
     def part_with_stale(self) -> None:
-        """Closes the connections whose handshake credential is no longer valid: idle ones now, others after their
-        answer."""
+        """Closes connections whose handshake credential is stale: idle ones now, others after their answer."""
         server = self._server
         for connection in server.connections if server is not None else ():
             if isinstance(connection, ServerConnection) and connection.is_stale:

@@ -170,8 +170,7 @@ class RefusalThrottle:
             raise Refusal(Reason.TOO_MANY_REFUSALS, limit=state, retry_after_s=left_s)
 
     async def tell(self, witness: Witness) -> None:
-        """Records what was closed or only counted since the last time. Errors of the witness are raised, and nothing is
-        dropped then."""
+        """Records what was closed or counted since the last time. If the witness raises, nothing is dropped."""
         await self._closed.tell(witness)
         await self._counted.tell(witness)
 

@@ -201,8 +201,7 @@ class CardText:
 
 
 def told(body: bytes, *, public: bool, known: str, proofs: str) -> ErrorResponse:
-    """Returns a card with its caching headers; `known` is the caller's `If-None-Match`, `proofs` the headers that carry
-    the caller's credentials."""
+    """Returns a card with caching headers. `known` is `If-None-Match`, `proofs` the headers of credentials."""
     tag = f'"{sha256(body).hexdigest()[:32]}"'
     scope = "public" if public else "private"
     headers = {"Cache-Control": f"{scope}, max-age={MAX_AGE_S}", "ETag": tag, "Vary": proofs}

@@ -120,8 +120,7 @@ class AgentFrontend:
         request.dialect = request.dialect or _dialect_at(route, version_said(request.headers))
 
     async def understand(self, request: RequestContext, route: Route) -> AgentOperation:
-        """Returns the operation requested. Raises Refusal, in the caller's version and binding as far as they are
-        known."""
+        """Returns the operation requested. Raises Refusal, in the caller's version and binding if they are known."""
         called = _called(request)
         if called is not None:
             await request.came(called.body)
@@ -369,8 +368,7 @@ class AgentFrontend:
         return sent.response
 
     async def pushed(self, request: RequestContext, route: Route) -> web.StreamResponse:
-        """Accepts an agent's push notification. The agent authenticates with the secret that it received with the
-        address."""
+        """Accepts an agent's push. The agent authenticates with the secret that it received with the address."""
         request.asks("push")
         token, authorization = (request.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
         if len(token) > 1 or len(authorization) > 1:

@@ -29,8 +29,7 @@ class PushRewriter:
     handle: str = ""
 
     async def rewritten(self) -> dict[str, Any]:
-        """Returns the parameters for the agent. Raises Refusal: MALFORMED_CALL for a receiver that is not allowed,
-        TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+        """Returns the parameters for the agent. Raises Refusal; MALFORMED_CALL for a receiver that is not allowed."""
         params = self.intent.params
         if self.intent.operation is PUSH_SET:
             return await self._registered(params["taskId"], params)
@@ -76,8 +75,7 @@ class PushRewriter:
                 self.handle = ""
 
     async def shown(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns a result as its owner wrote it, and forgets a configuration that the agent deleted. Raises
-        Refusal."""
+        """Returns a result as its owner wrote it, and forgets a configuration that the agent deleted."""
         operation, call = self.intent.operation, self.intent.call
         owner = self.caller.binding
         if operation in (PUSH_SET, PUSH_GET):

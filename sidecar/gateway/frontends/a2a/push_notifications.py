@@ -141,8 +141,7 @@ class PushConfigs:
         return {**record.config(), **said}
 
     async def forget(self, owner: str, server: str, task_id: str, config_id: str) -> None:
-        """Drops a configuration that the agent deleted, with its pending deliveries. Raises
-        Refusal(STORE_UNAVAILABLE)."""
+        """Drops a configuration that the agent deleted, with its deliveries. Raises Refusal(STORE_UNAVAILABLE)."""
         with _stored():
             mine = await self.store.pushes_of(owner, server, task_id, self.clock())
         # The official agents name a configuration without a name after its task.

@@ -49,8 +49,7 @@ _OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
 
 
 class CalledName(ABC):
-    """A request that is already a call of one operation rather than HTTP: its parameters, and the stream of its
-    answer."""
+    """A request that is a call already: its operation, its parameters, and the stream of its answer."""
 
     operation: Operation
     dialect: ResponseWriter
@@ -153,8 +152,7 @@ def _given(
     body: object,
     version: Version,
 ) -> dict[str, Any]:
-    """Returns the parameters of the body or the query together with those of the path, which they must not
-    contradict."""
+    """Returns the parameters of body or query with those of the path, which they must not contradict."""
     if route.has_body and not isinstance(body, dict):
         raise UnreadableMessage("", "must be an object")
     schema, message = (V10, operation.request) if version == "1.0" else (PROTO03, request_name(operation))
@@ -215,8 +213,7 @@ def _operate(
 
 
 def _check_skill(params: Mapping[str, Any]) -> None:
-    """Raises Refusal if a message names one skill outside and another inside: rules would read the one, and the agent
-    perhaps the other."""
+    """Refuses a message with two skills: rules would read the one, and the agent perhaps the other."""
     outside, inside = meta_of(params), meta_of(params.get("message", {}))
     if SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
         raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)

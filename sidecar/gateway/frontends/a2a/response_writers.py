@@ -57,8 +57,7 @@ def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
 
 
 def written(form: WireForm, operation: Operation, result: dict[str, Any]) -> Any:
-    """Returns an agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED) for a result that
-    this form cannot express."""
+    """Returns an agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED)."""
     try:
         return form.write_result(operation, result)
     except UnreadableMessage as error:
@@ -167,8 +166,7 @@ class JsonRpcWriter(JsonWriter):
         return self._response({"result": said})
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
-        """Returns an error; for a streaming request of 0.3, as a stream of one event, because the official client reads
-        no other."""
+        """Returns an error. The official client of 0.3 reads it as a stream of one event if it asked for one."""
         if self.version == "0.3" and self.streams:
             return ErrorResponse(status, _event(body), EVENT_STREAM, headers)
         return ErrorResponse(status, body, JSON, headers)
@@ -240,8 +238,7 @@ def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, A
 
 
 def details_of(error: AgentError) -> list[dict[str, Any]]:
-    """Returns an agent's error details without those in sidecar's name; if it gave none, the one that A2A 1.0
-    requires."""
+    """Returns an agent's error details but those in sidecar's name, or the one that A2A 1.0 requires."""
     theirs = [dict(one) for one in error.data if one.get("domain") != OUR_DOMAIN]
     if theirs:
         return theirs

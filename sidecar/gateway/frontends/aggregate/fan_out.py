@@ -77,8 +77,7 @@ class FanOut:
     async def each(
         self, request: RequestContext, servers: Sequence[Service], ask: Ask
     ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
-        """Returns the page of every server that answered, in the order of the servers, and the servers that did not.
-        Raises Refusal if none answered."""
+        """Returns the pages of the servers that answered, and the others. Raises Refusal if none answered."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def bounded(service: Service) -> GatheredPage | UnavailableServer:

@@ -109,8 +109,7 @@ class AggregateFrontend:
     async def attach(
         self, request: RequestContext, service: Service, caller: Caller, intent: ServerIntent
     ) -> ServerIntent:
-        """Prepares a call of one server: opens that server's session and maps its names. Raises Refusal if the server
-        begins no session."""
+        """Opens the session of the one server called, and maps its names. Raises Refusal."""
         request.outward = AggregateNames(service.name)
         session = intent.session
         if not isinstance(intent, AskIntent) or session is None or not is_whole(session):
@@ -123,8 +122,7 @@ class AggregateFrontend:
     # --- requests that name none --------------------------------------------------------------------------------------
 
     def enter(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> AggregateCall:
-        """Returns the request with the servers that it may reach, which are recorded. Raises Refusal if policy denies
-        it, or leaves none."""
+        """Returns the request with the servers that it may reach. Raises Refusal if policy denies it or leaves none."""
         now_s, switch = self.exchanges.live.clock(), self.exchanges.switch
         for disabled in (switch.disabled, request.now.disabled):
             disabled.refuse(caller.chain, spread.call, now_s)
@@ -181,8 +179,7 @@ class AggregateFrontend:
         return await _respond(call, result)
 
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
-        """Returns the union of the servers' capabilities. A server that has not reported its own is assumed to have
-        all."""
+        """Returns the union of the servers' capabilities; of a server that has not reported its own, all."""
         unknown = [service for service in servers if service.catalogue.capabilities is None]
         await asyncio.gather(*(_introduced(service) for service in unknown))
         # Servers come and go during a session, so tools and changes of lists are always announced.
@@ -280,8 +277,7 @@ class AggregateFrontend:
                 return await ResponseStream(exchange, None).answer(answer)
 
     def _stream(self, call: AggregateCall) -> UpstreamExchange:
-        """Returns the caller's stream. Its session is the aggregate session; any of the servers stands for all of
-        them."""
+        """Returns the caller's stream, of the aggregate session. Any of the servers stands for all of them."""
         request, decision = call.request, call.request.record.decision
         until = None if decision is None else end_of(call.caller, decision, request.now)
         exchange = UpstreamExchange(
@@ -311,8 +307,7 @@ _SERVER_INFO = {"name": "sidecar", "version": __version__}
 
 
 def _instructions(servers: Sequence[Service]) -> str:
-    """Returns sidecar's own instructions: a server's instructions apply to its own address, and no server speaks for
-    others."""
+    """Returns sidecar's own instructions: a server's apply to its own address, and none speaks for others."""
     names = ", ".join(service.name for service in servers)
     return f"Tools and prompts are named {joined('server', 'name')}. Servers: {names}."
 

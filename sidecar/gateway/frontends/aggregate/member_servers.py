@@ -33,8 +33,7 @@ HELLO: Final = 1  # the id of the first request; the session's client has not se
 
 
 class VisibleServers(NamedTuple):
-    """The servers that one caller sees. `decision` is the decision for the whole request; without servers it is the
-    denial."""
+    """The servers that one caller sees. Without servers, `decision` is the denial."""
 
     servers: tuple[Service, ...]
     decision: Decision
@@ -44,8 +43,7 @@ class VisibleServers(NamedTuple):
 def view_of(
     now: Snapshot, caller: Caller, spread: SpreadIntent, now_s: float, switch: KillSwitch, *, shadow: bool
 ) -> VisibleServers:
-    """Returns the servers that a request may reach, in the order of their names. Raises Refusal if there are none for a
-    reason other than policy."""
+    """Returns the servers that a request may reach, by name. Raises Refusal if only policy leaves some."""
     answers = now.enter_each(caller.chain, spread.call, now_s)
     seen, refusals = dict[str, Decision](), list[Refusal]()
     for name, answer in answers.items():

@@ -107,8 +107,7 @@ class AggregateNames:
         self.left_out: list[LeftOut] = []
 
     def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Rewrites a filtered result. Names are looked for wherever MCP defines them, because a server may answer
-        anything."""
+        """Rewrites a filtered result, wherever MCP defines names: a server may answer anything."""
         changed = self._described({**result, **self._held(result)})
         for member in messages.LISTS:
             if member in result:

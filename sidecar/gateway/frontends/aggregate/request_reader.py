@@ -91,8 +91,7 @@ def _at_member(session: Session, tag: object) -> tuple[Session, Id] | None:
 
 
 def _inward(message: Request) -> tuple[str, Request]:
-    """Returns the server of a request, and the request as that server reads it; EVERY if it names none. Raises
-    Refusal(MALFORMED_CALL)."""
+    """Returns a request's server (EVERY for none), and the request as that server reads it. Raises Refusal."""
     method, params = message.method, message.params
     if method in _NAMED:
         server, own = _split(params.get("name"), "name")

@@ -48,8 +48,7 @@ class PipedEvents(EventSink):
 
 @dataclass(slots=True, eq=False)
 class StreamMerge:
-    """Merges the servers' streams into one caller's stream. `see` returns the servers that the caller sees under a
-    snapshot."""
+    """Merges the servers' streams into one. `see` returns the servers that the caller sees under a snapshot."""
 
     call: AggregateCall
     gathering: FanOut
@@ -177,8 +176,7 @@ class StreamMerge:
         self._acknowledged.set()
 
     def _honored(self) -> dict[str, Any]:
-        """Returns the union of what the servers accepted. Servers may be added, so list changes are always
-        announced."""
+        """Returns the union of what the servers accepted, and all list changes, because servers may be added."""
         honored: dict[str, Any] = {wanted: True for wanted in _CHANGES if self._wanted.get(wanted) is True}
         uris = [
             wrapped(name, uri)
@@ -218,8 +216,7 @@ class StreamMerge:
             await asyncio.sleep(pause_s)
 
     async def _listen(self, service: Service, last_event_id: str | None) -> Refusal | None:
-        """Passes on one server's messages until its stream ends. Returns why it ended, or None if the server ended
-        it."""
+        """Passes on one server's messages until its stream ends. Returns why; None if the server ended it."""
         exchange = self._exchange(service)
         try:
             self._judge(exchange)
