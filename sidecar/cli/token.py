@@ -19,7 +19,7 @@ import click
 
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.text_tables import aligned
-from sidecar.http.client.strict_url import parse_strictly
+from sidecar.http.client.origin import parse_strictly
 from sidecar.http.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 from sidecar.identity.api_keys import KeyEntry
 from sidecar.identity.key_files import add_key, ensure_pepper, keys_in, make_key, remove_key, write_secret

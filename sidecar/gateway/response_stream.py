@@ -23,7 +23,7 @@ from sidecar.gateway.request import Closable, UpstreamExchange
 from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter, read_answer, refused
 from sidecar.gateway.response_rules import inspect
 from sidecar.gateway.sse_session import SseSession
-from sidecar.http.client import ANSWERS as LARGE_ANSWERS
+from sidecar.http.client import Share
 from sidecar.http.server.event_stream import EventSink, EventStream
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.protocols import jsonrpc, sse
@@ -285,7 +285,7 @@ class ResponseStream:
         """Yields the events of a stream. Consecutive comments are reduced to one, and other work runs between many
         events that arrive at once."""
         parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
-        slices, share = _slices(answer.chunks(deadline=deadline)), LARGE_ANSWERS.share()
+        slices, share = _slices(answer.chunks(deadline=deadline)), Share()
         async with aclosing(slices):
             async for piece in slices:
                 last = None

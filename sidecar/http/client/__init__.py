@@ -1,13 +1,13 @@
 """The HTTP client for upstreams, issuers and webhooks.
 
-    origin.py          scheme, host and port of a URL
+    origin.py          parses URLs
     http1.py           the bytes of a request and a response, without sockets
     connection.py      one exchange over one connection: deadlines, backpressure, cancellation
     pool.py            the connections to one origin
     room.py            the memory of all large answers together
     send_queue.py      the queue for a connection when all are in use
     fetch.py           fetches one small public document
-    guarded_client.py  requests to addresses that callers chose; uses strict_url.py and address_rules.py
+    guarded_client.py  requests to addresses that callers chose; uses address_rules.py
     failures.py        the errors
 
 aiohttp's client costs several times as much per call, and follows redirects, keeps cookies and inflates bodies by
@@ -36,30 +36,8 @@ from sidecar.http.client.pool import HttpClient
 from sidecar.http.client.room import ANSWERS, Room, Share
 
 __all__ = [
-    "ANSWERS",
-    "ENDLESS",
-    "Accepted",
-    "ClientResponse",
-    "ClientTimeout",
-    "ConnectFailed",
-    "ConnectionBroken",
-    "Deadline",
-    "EgressError",
-    "GuardedClient",
-    "HttpClient",
-    "InvalidRequest",
-    "NoCapacity",
-    "NoRoom",
-    "NotAllowed",
-    "QueueFull",
-    "RequestForm",
-    "Resolve",
-    "ResponseTooLarge",
-    "Room",
-    "Share",
-    "SystemResolver",
-    "TargetOrigin",
-    "UnacceptableResponse",
-    "fetch",
-    "parse_origin",
-]
+    "ANSWERS", "ENDLESS", "Accepted", "ClientResponse", "ClientTimeout", "ConnectFailed", "ConnectionBroken",
+    "Deadline", "EgressError", "GuardedClient", "HttpClient", "InvalidRequest", "NoCapacity", "NoRoom", "NotAllowed",
+    "QueueFull", "RequestForm", "Resolve", "ResponseTooLarge", "Room", "Share", "SystemResolver", "TargetOrigin",
+    "UnacceptableResponse", "fetch", "parse_origin",
+]  # fmt: skip

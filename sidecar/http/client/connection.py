@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from sidecar.http.client.failures import ClientTimeout, ConnectionBroken, EgressError, NoRoom, ResponseTooLarge
 from sidecar.http.client.http1 import ResponseHead, ResponseReader
-from sidecar.http.client.room import ANSWERS, Share
+from sidecar.http.client.room import Share
 
 # Reading pauses above this; asyncio reads at most 256 KiB at once, so a response buffers at most twice that.
 MAX_BUFFERED_BYTES: Final = 256 * 1024
@@ -75,7 +75,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             await waiter
         except asyncio.CancelledError:
-            self._give_up(reader, ConnectionBroken("the exchange was given up"))
+            if self._reader is reader:
+                self.abort()
             raise
         finally:
             # By now the connection may already carry another exchange, with another waiter.
@@ -183,10 +184,6 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._fail(ClientTimeout("the peer did not answer in time"))
 
-    def _give_up(self, reader: ResponseReader, failure: EgressError) -> None:
-        if self._reader is reader:
-            self._fail(failure)
-
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -234,7 +231,7 @@ class ClientResponse:
 
     async def _rest(self, max_bytes: int) -> bytes:
         reader, pieces, size = self._reader, [], 0
-        self._share = share = ANSWERS.share()
+        self._share = share = Share()
         if int(self.headers.get("content-length", "0")) > max_bytes:
             self.close()
             raise ResponseTooLarge("the response is larger than allowed")
@@ -247,15 +244,12 @@ class ClientResponse:
                 raise ResponseTooLarge("the response is larger than allowed")
             if complete:
                 return b"".join(pieces)
-            await self._hold(share, size)
+            try:
+                await share.hold(size, self._until)
+            except TimeoutError:
+                self.close()
+                raise NoRoom("other answers take all the memory") from None
             await self._more(self._until)
-
-    async def _hold(self, share: Share, size: int) -> None:
-        try:
-            await share.hold(size, self._until)
-        except TimeoutError:
-            self.close()
-            raise NoRoom("other answers take all the memory") from None
 
     async def chunks(self, *, idle_s: float | None, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         """Yields the body as it arrives. `idle_s` is the longest silence, None is unlimited; `deadline` bounds the
@@ -274,7 +268,8 @@ class ClientResponse:
                     raise ClientTimeout("the peer did not come to an end in time")
                 if self._reader.buffered or self._reader.complete != complete:
                     continue
-                await self._more(_nearest(end, None if idle_s is None else loop.time() + idle_s))
+                ends = (end, None if idle_s is None else loop.time() + idle_s)
+                await self._more(min((at for at in ends if at is not None), default=None))
         finally:
             self.close()
 
@@ -297,9 +292,3 @@ class ClientResponse:
         self._connection.drained(self._reader)
         if not self._reader.complete and not self._reader.buffered:
             await self._connection.more(self._reader, until)
-
-
-def _nearest(one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)

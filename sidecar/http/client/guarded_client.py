@@ -3,7 +3,7 @@
 For callbacks and push notifications a caller chooses the URL, which may point to internal services (threats N1). It is
 checked when it is named, and again before each request:
 
-    the URL     strictly parsed (`strict_url.py`), with a scheme and a host that the operator allows
+    the URL     strictly parsed (`origin.py`), with a scheme and a host that the operator allows
     the name    resolved once; every address of it must be allowed (`address_rules.py`)
     then        the connection is made to such an address, with the name in TLS and in `Host`
 
@@ -22,16 +22,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client.address_rules import AddressRules
 from sidecar.http.client.failures import ClientTimeout, ConnectFailed, EgressError, NotAllowed
-from sidecar.http.client.origin import TargetOrigin
+from sidecar.http.client.origin import OWN_PORTS, TargetOrigin, parse_strictly
 from sidecar.http.client.pool import HttpClient
-from sidecar.http.client.strict_url import OWN_PORTS, parse_strictly
 from sidecar.settings.callbacks import CallbackSettings
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -120,8 +119,9 @@ class GuardedClient:
 
     async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
         """Returns every address of the origin, each of which is allowed."""
+        host = origin.host
         try:
-            found = [origin.host] if _is_address(origin.host) else await self.resolve(origin.host, origin.port)
+            found = [host] if ":" in host or host.replace(".", "").isdigit() else await self.resolve(host, origin.port)
         except (OSError, UnicodeError) as error:
             raise ConnectFailed("the name cannot be looked up") from error
         addresses = tuple(dict.fromkeys(found))
@@ -149,7 +149,8 @@ class SystemResolver:
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._threads, _look_up, host, port)
+            look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            found = await loop.run_in_executor(self._threads, look_up)
         finally:
             self._waiting -= 1
         return [str(address[0]) for *_, address in found]
@@ -157,10 +158,6 @@ class SystemResolver:
     def close(self) -> None:
         """Releases the threads as soon as their lookups end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
-    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
 def _allowed(url: str, rules: CallbackSettings) -> TargetOrigin:
@@ -174,10 +171,6 @@ def _allowed(url: str, rules: CallbackSettings) -> TargetOrigin:
     if not any(place.holds(origin.host, origin.port, OWN_PORTS[origin.scheme]) for place in rules.allow):
         raise NotAllowed(NO_PLACE, "callbacks.allow does not name its host and port")
     return origin
-
-
-def _is_address(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdigit()
 
 
 async def _post(

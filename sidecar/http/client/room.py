@@ -21,12 +21,9 @@ class Room:
     total: int = TOGETHER_BYTES
     held: int = 0
     most: int = 0
-    # by the one answer that may; the answer is not stored here, so that it can be garbage collected
+    # by the one answer that may, which is not stored here, so that it can be garbage collected
     _is_exceeded: bool = False
     _waiting: set[asyncio.Future[None]] = field(default_factory=set)
-
-    def share(self) -> Share:
-        return Share(self)
 
     def _try(self, share: Share, more: int) -> bool:
         if self.held + more > self.total:
@@ -55,10 +52,14 @@ class Room:
                 waiter.set_result(None)
 
 
+ANSWERS: Final = Room()
+"""The memory for answers of this process."""
+
+
 class Share:
     __slots__ = ("_room", "held", "is_ahead")
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room = ANSWERS) -> None:
         self._room = room
         self.held = 0
         self.is_ahead = False
@@ -81,7 +82,3 @@ class Share:
             self._room._gave_back(self, size, over=True)
 
     __del__ = close
-
-
-ANSWERS: Final = Room()
-"""The memory for answers of this process."""

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client import Accepted, EgressError, InvalidRequest, NotAllowed
-from sidecar.http.client.strict_url import parse_strictly
+from sidecar.http.client.origin import parse_strictly
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage.webhooks.delivery import (
     GONE,

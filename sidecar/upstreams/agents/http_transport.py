@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.http.client import ANSWERS, ClientResponse, Deadline, EgressError
+from sidecar.http.client import ClientResponse, Deadline, EgressError, Share
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentError
@@ -213,7 +213,7 @@ class HttpStream:
         self._max_event_bytes = max_event_bytes
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
-        parser, share = sse.SseParser(self._max_event_bytes), ANSWERS.share()
+        parser, share = sse.SseParser(self._max_event_bytes), Share()
         try:
             async with aclosing(self._response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
                 async for chunk in chunks:

@@ -29,7 +29,7 @@ from sidecar.http.client import (
     UnacceptableResponse,
 )
 from sidecar.http.client.address_rules import AddressRules
-from sidecar.http.client.strict_url import parse_strictly
+from sidecar.http.client.origin import parse_strictly
 from sidecar.settings.callbacks import CallbackSettings
 from tests.unit.http.client.certificate import self_signed
 from tests.unit.http.client.hostile import Conversation, Script, response, say, serving

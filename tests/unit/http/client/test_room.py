@@ -12,14 +12,14 @@ MIB = 2**20
 
 
 async def holding(room: Room, size: int) -> Share:
-    share = room.share()
+    share = Share(room)
     await share.hold(FREE_BYTES + size, None)
     return share
 
 
 async def test_small_answers_are_not_counted_and_large_ones_by_their_size() -> None:
     room = Room(10 * MIB)
-    small = room.share()
+    small = Share(room)
     await small.hold(FREE_BYTES, None)
     assert room.held == 0
     large = await holding(room, MIB)
@@ -46,7 +46,7 @@ async def test_one_goes_beyond_the_bound_and_the_others_wait_for_it() -> None:
 
 async def test_who_waits_too_long_holds_what_it_held_and_no_more() -> None:
     room = Room(MIB)
-    first, second = await holding(room, 2 * MIB), room.share()
+    first, second = await holding(room, 2 * MIB), Share(room)
     with pytest.raises(TimeoutError):
         await second.hold(2 * MIB, asyncio.get_running_loop().time() + 0.01)
     assert (room.held, second.held) == (2 * MIB, 0)

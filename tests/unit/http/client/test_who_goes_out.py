@@ -31,6 +31,7 @@ OPENS = {
 }
 WHOSE_WORD = {
     "upstreams/mcp/streamable_http.py": "an upstream's url",
+    "upstreams/http_address.py": "an upstream's or an agent's url",
     "upstreams/agents/agent.py": "an agent's card_url, or the host of its url",
     "upstreams/agents/grpc_transport.py": "an agent's url",
     "upstreams/agents/http_transport.py": "an agent's url; a card names none that we dial",
