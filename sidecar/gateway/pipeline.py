@@ -316,7 +316,7 @@ class Pipeline:
     async def _card(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Serves an agent's card, which is public; authenticated callers see more."""
         name = self.agents.name_of(request, route)  # one agent has one audience, under all its names
-        if request.now.identity.is_nobodys(
+        if request.now.identity.is_unidentified(
             self._present(request, entrance, request.now.audience(name, routing.AGENTS))
         ):
             caller = request.record.caller = STRANGER

@@ -6,8 +6,8 @@
     api_keys.py       verifies API keys                   key_files.py          creates and stores them
     agent_tokens.py   tokens of one agent's addresses     from_settings.py      builds all of it from the settings
     certificates.py   maps certificates to principals     certificate_names.py  reads their names
-    token_binding.py  which key a token is bound to       key_proofs.py         proofs that the bearer has that key
     xfcc.py           certificates forwarded by a proxy   spiffe.py             maps SPIFFE IDs to NHIs
+    key_proofs.py     proofs that a token's bearer has the key to which it is bound
     chain_builder.py  joins credentials into one chain (CONTRACT 1.1)
     authenticator.py  runs the steps in order: `Identity.identify(Presented, Audience) -> Caller`
 
@@ -15,7 +15,7 @@ A credential is never forwarded, logged or echoed. An invalid credential is answ
 anonymous.
 """
 
-from sidecar.identity.api_keys import ApiKeys, load_api_keys
+from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.authenticator import Identity, check_caller
 from sidecar.identity.credentials import NOTHING_PRESENTED, UNIX, Audience, Presented
 from sidecar.identity.issuers import ALGORITHMS, KindRule, RoleClaim, TrustedIssuer, with_preset
@@ -36,6 +36,5 @@ __all__ = [
     "TokenBounds",
     "TrustedIssuer",
     "check_caller",
-    "load_api_keys",
     "with_preset",
 ]

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +21,8 @@ from sidecar.errors import CredentialFault, Fault
 from sidecar.identity.credentials import API_KEY_PREFIX, Workload, bad_credential
 from sidecar.identity.names import is_principal
 from sidecar.settings.secrets import read_secret
-from sidecar.settings.yaml_document import Document, read_document
+from sidecar.settings.timestamps import seconds_of
+from sidecar.settings.yaml_document import Document
 from sidecar.vocabulary import Credential, Principal
 
 ISSUER = "api-key"
@@ -33,7 +33,7 @@ _KEY = re.compile(rf"{API_KEY_PREFIX}([A-Za-z0-9]{{4,32}})_[A-Za-z0-9]{{43,86}}"
 _HASH = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}")
 _ID = re.compile(r"[A-Za-z0-9]{4,32}")
 _DOMAIN = b"sidecar/api-key/v1\0"
-_NOBODY = bytes(32)
+_NO_DIGEST = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class KeyEntry(BaseModel):
     scopes: list[str] = Field(default_factory=list)
 
 
-def _listed(given: object) -> object:
-    return [] if given is None else given  # `keys:` without entries
-
-
 class KeyFile(BaseModel):
     """keys.yaml."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     version: Literal[1]
-    keys: Annotated[list[KeyEntry], BeforeValidator(_listed), Field(default_factory=list, max_length=10_000)]
+    keys: Annotated[
+        list[KeyEntry],
+        BeforeValidator(lambda given: [] if given is None else given),  # `keys:` without entries
+        Field(default_factory=list, max_length=10_000),
+    ]
 
 
 class ApiKeys:
@@ -92,7 +92,7 @@ class ApiKeys:
         match = _KEY.fullmatch(text)
         record = self._records.get(match[1]) if match else None
         # An unknown id costs the same HMAC as a known one, so timing does not reveal which ids exist.
-        held = hmac.compare_digest(digest_of(text, self._pepper), record.digest if record else _NOBODY)
+        held = hmac.compare_digest(digest_of(text, self._pepper), record.digest if record else _NO_DIGEST)
         if record is None or not held:
             raise bad_credential("the API key is not valid", CredentialFault.UNKNOWN)
         if not record.lives(now):
@@ -111,19 +111,22 @@ def digest_of(text: str, pepper: bytes) -> bytes:
     return hmac.digest(pepper, _DOMAIN + text.encode("utf-8", "surrogateescape"), "sha256")
 
 
-def load_api_keys(path: Path, pepper: bytes, now: float) -> ApiKeys:
-    """Read keys.yaml. Raises SettingsError with every fault and its position."""
-    document = read_document(path)
-    return ApiKeys(records_of(document, now), pepper)
-
-
 def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
     """The records of a parsed keys.yaml. Raises SettingsError."""
     entries = document.validate(KeyFile).keys
     faults = [fault for place, entry in enumerate(entries) for fault in _entry_faults(document, place, entry)]
     if faults:
         document.refuse(faults)
-    records = tuple(_record(entry) for entry in entries)
+    records = tuple(
+        KeyRecord(
+            entry.id,
+            entry.principal,
+            bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX)),
+            seconds_of(entry.expires_at) if entry.expires_at is not None else None,
+            frozenset(entry.scopes),
+        )
+        for entry in entries
+    )
     faults = list(_set_faults(document, records, now))
     if faults:
         document.refuse(faults)
@@ -133,24 +136,6 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
 def read_pepper(path: Path) -> bytes:
     """Read the pepper. Raises SettingsError, also for a short or trivial one, which would protect nothing."""
     return read_secret(path, "ours").encode()
-
-
-def moment(text: str) -> float:
-    """Parse an RFC 3339 time with an offset to seconds since the epoch. Raises ValueError."""
-    parsed = datetime.fromisoformat(text)
-    if parsed.tzinfo is None or "T" not in text:
-        raise ValueError("write a time as 2027-03-31T00:00:00Z")
-    return parsed.timestamp()
-
-
-def _record(entry: KeyEntry) -> KeyRecord:
-    return KeyRecord(
-        id=entry.id,
-        principal=entry.principal,
-        digest=bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX)),
-        expires_at=moment(entry.expires_at) if entry.expires_at is not None else None,
-        scopes=frozenset(entry.scopes),
-    )
 
 
 def _entry_faults(document: Document, place: int, entry: KeyEntry) -> Iterable[Fault]:
@@ -168,7 +153,7 @@ def _entry_faults(document: Document, place: int, entry: KeyEntry) -> Iterable[F
 
 def _is_moment(text: str | None) -> bool:
     try:
-        return text is None or moment(text) > 0
+        return text is None or seconds_of(text) > 0
     except ValueError:
         return False
 

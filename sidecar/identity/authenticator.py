@@ -38,9 +38,8 @@ from sidecar.identity.credentials import (
 from sidecar.identity.from_settings import aliases_in, api_keys_from, certificates_from, gates_from, issuers_from
 from sidecar.identity.issuers import TrustedIssuer, check_issuers
 from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
-from sidecar.identity.jwt import DEFAULT_BOUNDS, TokenBounds, Verifier
+from sidecar.identity.jwt import DEFAULT_BOUNDS, UNBOUND, TokenBinding, TokenBounds, Verifier
 from sidecar.identity.key_proofs import MAX_AGE_S, KeyProofs, Share, unproven
-from sidecar.identity.token_binding import UNBOUND, TokenBinding
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.sidecar_file import Settings
 from sidecar.vocabulary import ANONYMOUS, SCHEDULE, Caller, Credential, Principal
@@ -105,13 +104,10 @@ class Identity:
         self._verifier = Verifier(self._issuers, self._issuer_keys, bounds, clock)
         self._api_keys = keys or ApiKeys()
         self._certificates = certificates
-        self.gates = gates
-        self._aliases = tuple(aliases)
-        self._schedules = schedules
+        self.gates, self._aliases, self._schedules = gates, tuple(aliases), schedules
         self.added_schedules: dict[str, str] = {}
         self._proofs = KeyProofs(clock, bounds.leeway_s, max_proof_age_s)
-        self._bounds = bounds
-        self._clock = clock
+        self._bounds, self._clock = bounds, clock
         self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
         self._max_remembered = max_remembered
         self._background: asyncio.Task[None] | None = None
@@ -188,7 +184,7 @@ class Identity:
             return presented._replace(forwarded=(), proxy="") if presented.forwarded else presented
         return presented._replace(proxy="first" if proxy.first else "last")
 
-    def is_nobodys(self, presented: Presented) -> bool:
+    def is_unidentified(self, presented: Presented) -> bool:
         """Whether nothing in an admitted request identifies a caller. Raises Refusal for an invalid certificate."""
         if presented.kinds[0] not in (ANONYMOUS, CERTIFICATE):
             return False
@@ -316,14 +312,11 @@ class Identity:
             generation=claims.generation,
             until=claims.expires_at + self._bounds.leeway_s,
         )
-        self._remember(place, remembered)
-        return remembered
-
-    def _remember(self, place: tuple[bytes, str], remembered: Remembered) -> None:
         self._remembered[place] = remembered
         self._remembered.move_to_end(place)
         if len(self._remembered) > self._max_remembered:
             self._remembered.popitem(last=False)
+        return remembered
 
     async def _keep_fresh(self) -> None:
         async with asyncio.TaskGroup() as group:

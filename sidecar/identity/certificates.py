@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
-from types import MappingProxyType
 from typing import Final
 
 from sidecar.errors import CredentialFault
@@ -21,7 +20,6 @@ from sidecar.identity.xfcc import read_forwarded
 from sidecar.vocabulary import Credential, Principal
 
 ISSUER: Final = "certificate"
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 Network = IPv4Network | IPv6Network
 
@@ -50,7 +48,7 @@ class Certificates:
     ignored. `trust` is a digest of the current authorities."""
 
     spiffe: tuple[tuple[SpiffeNames, NamingRule], ...] = ()
-    table: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    table: Mapping[str, str] = field(default_factory=dict)
     refuse_others: bool = True
     proxies: tuple[TrustedProxyRule, ...] = ()
     trust: str = ""
@@ -61,9 +59,12 @@ class Certificates:
         for proxy in self.proxies:
             if not proxy.is_from(presented.peer):
                 continue
-            if proxy.certificate and own is None:
-                own = self._own_names(presented)
-            if not proxy.certificate or proxy.certificate in (own or ()):
+            if not proxy.certificate:
+                return proxy
+            if own is None:
+                shown = self._own(presented)
+                own = () if shown is None else shown.names
+            if proxy.certificate in own:
                 return proxy
         return None
 
@@ -87,9 +88,8 @@ class Certificates:
         if not presented.certificate:
             return None
         if presented.trust != self.trust:
-            raise bad_credential(
-                "the authorities of certificates have changed since this connection was opened", CredentialFault.REVOKED
-            )
+            what = "the authorities of certificates have changed since this connection was opened"
+            raise bad_credential(what, CredentialFault.REVOKED)
         try:
             return replace(read_certificate(presented.certificate), vouched_by=self.trust)
         except CertificateError as error:
@@ -105,7 +105,7 @@ class Certificates:
             raise bad_credential("the certificate names several principals", CredentialFault.SUBJECT)
         if not found:
             if self.refuse_others and not held:
-                raise bad_credential("the certificate is nobody's here", CredentialFault.SUBJECT)
+                raise bad_credential("the certificate names no principal that is known here", CredentialFault.SUBJECT)
             return None
         ((principal, name),) = found.items()
         credential = Credential(ISSUER, name, shown.thumbprint, shown.vouched_by)
@@ -120,10 +120,6 @@ class Certificates:
     @property
     def _proxies_are(self) -> str:
         return repr(self.proxies)
-
-    def _own_names(self, presented: Presented) -> tuple[str, ...]:
-        shown = self._own(presented)
-        return () if shown is None else shown.names
 
     def _principal_of(self, name: str) -> str:
         if name in self.table:

@@ -13,22 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Any
 
-from sidecar.errors import CredentialFault
-from sidecar.identity.credentials import Audience, Workload, bad_credential, client_unknown, conflict
+from sidecar.errors import CredentialFault, Reason
+from sidecar.identity.credentials import Audience, Workload, bad_credential, conflict
 from sidecar.identity.issuers import DIRECT, RoleClaim, TrustedIssuer
-from sidecar.identity.jwt import Claims
-from sidecar.identity.names import Kind, NamingRule, is_id, is_typed
+from sidecar.identity.jwt import UNBOUND, Claims, TokenBinding
+from sidecar.identity.names import KINDS, Kind, NamingRule, is_id, is_typed, parts_of_url
 from sidecar.identity.spiffe import SpiffeNames
-from sidecar.identity.token_binding import UNBOUND, TokenBinding
 from sidecar.vocabulary import Chain, Credential, Principal
 
 MAX_ACTORS = 8
 MAX_SCOPES = 256
 ROUTES = ("mcp", "agents", "a2a")
-_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
 
 
@@ -64,9 +61,9 @@ def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequ
 def chain_of(claims: Claims, naming: NamingRule) -> Chain:
     """The principals that a token names, first to last. Raises Refusal if the issuer may not give one of the names."""
     subject = _subject(claims, naming)
-    actors = _actors(claims, naming)
-    client = _client(claims)
-    names = _with_client([subject, *actors], client, own=_is_clients_own(claims, subject))
+    names = [subject, *_actors(claims, naming)]
+    if client := _client(claims):
+        names = _with_client(names, client, own=bool(claims.issuer.kind_rules) and subject.startswith("nhi:"))
     if len(set(names)) != len(names):
         raise bad_credential("the token names a principal twice in its chain", CredentialFault.SUBJECT)
     scopes, roles = _scopes(claims.values), _roles(claims)
@@ -114,47 +111,31 @@ def _looked_up(claims: Claims) -> str:
 def joined(proven: ProvenChain, workload: Workload | None, *, held: bool = False) -> Chain:
     """Join a token and an optional workload credential into one chain. `held`: the workload's certificate is the one to
     which the token is bound. Raises Refusal if they conflict."""
-    if proven.speaks_for and proven.speaks_for.isdisjoint(_newest(proven, workload)):
+    last, name = proven.chain[-1], None if workload is None else workload.principal.name
+    lent = name in proven.lent_to
+    # The last principal that the token names may act, and the workload to which it was lent and that presents it.
+    if proven.speaks_for and proven.speaks_for.isdisjoint({last.name, name} if lent else {last.name}):
         raise bad_credential("the token's issuer does not speak for the newest actor", CredentialFault.SUBJECT)
-    return _joined(proven, workload, held=held)
-
-
-def _newest(proven: ProvenChain, workload: Workload | None) -> set[str]:
-    """The principals that may act last according to the token: the last one that it names, and the workload to which it
-    was lent, if that presents it."""
-    lent = workload is not None and workload.principal.name in proven.lent_to
-    return {proven.chain[-1].name, workload.principal.name} if workload and lent else {proven.chain[-1].name}
-
-
-def _joined(proven: ProvenChain, workload: Workload | None, *, held: bool) -> Chain:
-    last = proven.chain[-1]
     if workload is None:
         return _here(proven)
-    name = workload.principal.name
     if workload.principal.kind != "nhi":
         raise conflict("a token and a credential of another user")
     if last.name == name and (held or len(proven.chain) > 1):
         return _here(proven)
-    if name in proven.lent_to:
-        return _extended(proven.chain, workload.principal)
-    chain = _here(proven)
-    if len(chain) > 1:
+    chain = proven.chain if lent else _here(proven)
+    if not lent and len(chain) > 1:
         raise conflict("the token's newest actor is another than the caller")
-    if last.kind != "user":
+    if not lent and last.kind != "user":
         raise conflict("the token and another credential both name the caller")
-    return _extended(chain, workload.principal)
+    if any(principal.name == name for principal in chain):
+        raise bad_credential("the caller is in the token's chain already", CredentialFault.SUBJECT)
+    return (*chain, workload.principal)
 
 
 def _here(proven: ProvenChain) -> Chain:
     if not proven.here:
         raise bad_credential("the token is meant for another audience", CredentialFault.AUDIENCE)
     return proven.chain
-
-
-def _extended(chain: Chain, last: Principal) -> Chain:
-    if any(principal.name == last.name for principal in chain):
-        raise bad_credential("the caller is in the token's chain already", CredentialFault.SUBJECT)
-    return (*chain, last)
 
 
 def _subject(claims: Claims, naming: NamingRule) -> str:
@@ -170,7 +151,7 @@ def _subject(claims: Claims, naming: NamingRule) -> str:
 def _workload(spiffe_id: str, names: SpiffeNames, naming: NamingRule) -> str:
     name = names.name(spiffe_id, naming)
     if name is None:
-        raise bad_credential("the token's SPIFFE ID is nobody's here", CredentialFault.SUBJECT)
+        raise bad_credential("the token's SPIFFE ID names no principal that is known here", CredentialFault.SUBJECT)
     return name
 
 
@@ -178,14 +159,10 @@ def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
     issuer, subject = claims.issuer, claims.subject
     if issuer.typed_subjects:
         kind, _, bare = subject.partition(":")
-        if kind == "user":
-            return "user", bare
-        if kind == "nhi":
-            return "nhi", bare
-        raise bad_credential(
-            "the token's sub must begin with user: or nhi:, or its issuer needs kind_claim or subject_kind",
-            CredentialFault.SUBJECT,
-        )
+        if kind in KINDS:
+            return KINDS[kind], bare
+        what = "the token's sub must begin with user: or nhi:, or its issuer needs kind_claim or subject_kind"
+        raise bad_credential(what, CredentialFault.SUBJECT)
     if is_typed(subject):
         raise bad_credential("the token's sub brings a kind, and its issuer's ids are bare", CredentialFault.SUBJECT)
     if not issuer.kind_rules:
@@ -215,9 +192,8 @@ def _actor(act: object, issuer: TrustedIssuer, naming: NamingRule) -> str:
     if act.get("iss", issuer.issuer) != issuer.issuer:
         raise bad_credential("the token names an actor of another issuer", CredentialFault.SUBJECT)
     if "cnf" in act:
-        raise bad_credential(
-            "the token's actor is bound to a key, which cannot be checked here", CredentialFault.NOT_ACCEPTED
-        )
+        what = "the token's actor is bound to a key, which cannot be checked here"
+        raise bad_credential(what, CredentialFault.NOT_ACCEPTED)
     if issuer.spiffe is not None:
         return _workload(subject, issuer.spiffe, naming)
     bare = subject.removeprefix("nhi:") if issuer.typed_subjects else subject
@@ -239,19 +215,15 @@ def _client(claims: Claims) -> str:
     client = claims.values.get(issuer.actor_from)
     target = issuer.clients.get(client) if isinstance(client, str) else None
     if target is None:
-        raise client_unknown("the token's client is not in the issuer's table")
+        raise conflict("the token's client is not in the issuer's table", Reason.CLIENT_UNKNOWN)
     return "" if target == DIRECT else target
 
 
-def _is_clients_own(claims: Claims, subject: str) -> bool:
-    """Whether the token is a client's own (client credentials), by the issuer's rules."""
-    return bool(claims.issuer.kind_rules) and subject.startswith("nhi:")
-
-
 def _with_client(names: list[str], client: str, *, own: bool) -> list[str]:
-    if own and client:
+    """`own`: the token is the client's own (client credentials), by the issuer's rules."""
+    if own:
         names = [client, *names[1:]]  # the configured name replaces the issuer's internal id
-    if not client or names[-1] == client or (own and len(names) > 1):
+    if names[-1] == client or (own and len(names) > 1):
         return names
     if len(names) > 1:
         raise conflict("the token's actor and its client are not the same")
@@ -265,9 +237,8 @@ def _scopes(values: Mapping[str, Any]) -> frozenset[str]:
         value = values.get(claim, ())
         items = value.split(" ") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise bad_credential(
-                f"the token's {claim} must be a string or a list of strings", CredentialFault.MALFORMED
-            )
+            what = f"the token's {claim} must be a string or a list of strings"
+            raise bad_credential(what, CredentialFault.MALFORMED)
         found |= {item for item in items if isinstance(item, str) and _SCOPE.fullmatch(item)}
     if len(found) > MAX_SCOPES:
         raise bad_credential(f"the token carries more than {MAX_SCOPES} scopes", CredentialFault.NOT_ACCEPTED)
@@ -295,11 +266,8 @@ def _is_role(value: str, source: RoleClaim) -> bool:
     # A value outside the grammar is skipped: no policy rule can name it, to allow or to deny.
     if not value or not is_id(f"{source.namespace}/{value}"):
         return False
-    return not source.only or any(_matches(pattern, value) for pattern in source.only)
-
-
-def _matches(pattern: str, value: str) -> bool:
-    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), value) is not None
+    patterns = [".*".join(map(re.escape, pattern.split("*"))) for pattern in source.only]
+    return not patterns or any(re.fullmatch(pattern, value) for pattern in patterns)
 
 
 def _at_path(values: Mapping[str, Any], path: str) -> object:
@@ -315,18 +283,8 @@ def _at_path(values: Mapping[str, Any], path: str) -> object:
 
 
 def _is_another_route(audience: str, resource: str, aliases: Sequence[str]) -> bool:
-    theirs = urlsplit(audience)
-    if _origin_of(theirs) != _origin_of(urlsplit(resource)):
+    theirs = parts_of_url(audience)
+    if theirs[:3] != parts_of_url(resource)[:3]:
         return False
-    # Anywhere in the path: the public URL may have a prefix.
-    path = f"{theirs.path}/"
+    path = f"{theirs[3]}/"  # anywhere in the path: the public URL may have a prefix
     return any(part in ROUTES for part in path.split("/")) or any(f"{alias}/" in path for alias in aliases)
-
-
-def _origin_of(url: SplitResult) -> tuple[str, str, int | None]:
-    """The origin of a URL in canonical form."""
-    try:
-        port = url.port
-    except ValueError:  # an invalid port matches no origin
-        port = None
-    return url.scheme, url.hostname or "", port or _PORTS.get(url.scheme)

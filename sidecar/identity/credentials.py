@@ -6,7 +6,6 @@ and a repeated header is refused, because two parsers could choose different lin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sidecar.errors import CredentialFault, Reason, Refusal
@@ -78,8 +77,7 @@ class Audience(NamedTuple):
     alias: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """The principal that a credential other than a token proves. `expires_at` is in seconds since the epoch."""
 
     principal: Principal
@@ -106,7 +104,9 @@ def read_credentials(presented: Presented, gate: AgentTokenRule | None = None) -
     rest = _without_own(presented, gate)
     shown = _shown(presented if rest is None else rest)
     if rest is None and gate.required:
-        raise _not_shown(presented)
+        if presented.kinds == (ANONYMOUS,):
+            raise Refusal(Reason.UNAUTHENTICATED)  # RFC 6750 3.1; see `unauthenticated`
+        raise bad_credential("this address has a token of its own, and it was not shown", CredentialFault.UNKNOWN)
     return shown._replace(opens=rest is not None)
 
 
@@ -125,17 +125,13 @@ def _without_own(presented: Presented, gate: AgentTokenRule) -> Presented | None
     return presented if presented.own else None
 
 
-def _not_shown(presented: Presented) -> Refusal:
-    if presented.kinds == (ANONYMOUS,):
-        return Refusal(Reason.UNAUTHENTICATED)  # RFC 6750 3.1; see `unauthenticated`
-    return bad_credential("this address has a token of its own, and it was not shown", CredentialFault.UNKNOWN)
-
-
 def _shown(presented: Presented) -> ShownToken:
     if len(presented.authorization) > 1 or len(presented.api_key) > 1:
         raise bad_credential("a credential header is there more than once", CredentialFault.MALFORMED)
     scheme, token = _read_line(presented.authorization[0]) if presented.authorization else ("bearer", "")
-    key = _key_from(presented.api_key[0]) if presented.api_key else ""
+    key = presented.api_key[0] if presented.api_key else ""
+    if presented.api_key and not key.startswith(API_KEY_PREFIX):
+        raise bad_credential("the API key is not one of ours", CredentialFault.MALFORMED)
     if presented.proofs and scheme != "dpop":
         raise bad_credential("a DPoP proof is there, and no token that is shown as DPoP", CredentialFault.PROOF)
     if not token.startswith(API_KEY_PREFIX):
@@ -156,14 +152,9 @@ def bad_credential(
     return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=challenge, scheme=scheme, credential_fault=fault)
 
 
-def conflict(detail: str) -> Refusal:
+def conflict(detail: str, reason: Reason = Reason.CREDENTIAL_CONFLICT) -> Refusal:
     """401: two credentials claim the same position in the chain."""
-    return Refusal(Reason.CREDENTIAL_CONFLICT, detail, challenge=_challenge(detail))
-
-
-def client_unknown(detail: str) -> Refusal:
-    """401: the token was issued to a client that the issuer's table does not name."""
-    return Refusal(Reason.CLIENT_UNKNOWN, detail, challenge=_challenge(detail))
+    return Refusal(reason, detail, challenge=_challenge(detail))
 
 
 def unauthenticated(audience: Audience) -> Refusal:
@@ -189,12 +180,6 @@ def _read_line(line: str) -> tuple[str, str]:
     if scheme.lower() not in ("bearer", "dpop") or not token:
         raise bad_credential("Authorization must be one Bearer credential", CredentialFault.MALFORMED)
     return scheme.lower(), token
-
-
-def _key_from(line: str) -> str:
-    if not line.startswith(API_KEY_PREFIX):
-        raise bad_credential("the API key is not one of ours", CredentialFault.MALFORMED)
-    return line
 
 
 def _looks_like_key(line: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from pathlib import Path
 
 from sidecar.errors import SettingsError, Together, fault_in
 from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules, digest_of
@@ -13,8 +12,8 @@ from sidecar.identity.credentials import UNIX
 from sidecar.identity.issuers import DEFAULT_TYP, KindRule, RoleClaim, TrustedIssuer, with_preset
 from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
 from sidecar.identity.names import NamingRule
-from sidecar.identity.spiffe import KeyUse, SpiffeNames
-from sidecar.settings.identity import IdentitySettings, SpiffeSettings, TrustedProxy
+from sidecar.identity.spiffe import SpiffeNames
+from sidecar.settings.identity import IdentitySettings, SpiffeSettings
 from sidecar.settings.identity import IssuerSettings as IssuerSettings
 from sidecar.settings.secrets import check_private
 from sidecar.settings.sidecar_file import Settings
@@ -28,7 +27,11 @@ def issuers_from(settings: IdentitySettings) -> tuple[TrustedIssuer, ...]:
     issuers = tuple(_issuer(entry) for entry in settings.issuers)
     for issuer in issuers:
         if issuer.jwks_path is not None:
-            _check_key_set(issuer.jwks_path, issuer.key_use)
+            try:
+                parse_jwks(read_jwks_file(issuer.jwks_path), issuer.key_use)
+            except (OSError, JwksError) as error:
+                fault = fault_in(issuer.jwks_path, f"no usable key set: {error}", code="S316")
+                raise SettingsError([fault]) from None
     return issuers
 
 
@@ -43,14 +46,17 @@ def certificates_from(settings: IdentitySettings, trust: str) -> Certificates:
         ),
         table=chosen.names if chosen else {},
         refuse_others=chosen is None or chosen.others == "refuse",
-        proxies=tuple(_proxy(entry) for entry in settings.trusted_proxies),
+        proxies=tuple(
+            TrustedProxyRule(
+                None if entry.address in (None, UNIX) else ip_network(str(entry.address)),
+                entry.address == UNIX,
+                entry.certificate or "",
+                entry.element == "first",
+            )
+            for entry in settings.trusted_proxies
+        ),
         trust=trust,
     )
-
-
-def _proxy(entry: TrustedProxy) -> TrustedProxyRule:
-    network = None if entry.address in (None, UNIX) else ip_network(str(entry.address))
-    return TrustedProxyRule(network, entry.address == UNIX, entry.certificate or "", entry.element == "first")
 
 
 def api_keys_from(settings: Settings, now: float) -> ApiKeys:
@@ -118,10 +124,3 @@ def _rules(entry: IssuerSettings) -> tuple[KindRule, ...]:
         return (KindRule(entry.subject_kind, "sub"),)  # every token has `sub`
     claim = entry.kind_claim
     return (KindRule("user", claim, "user"), KindRule("nhi", claim, "nhi")) if claim else ()
-
-
-def _check_key_set(path: Path, use: KeyUse) -> None:
-    try:
-        parse_jwks(read_jwks_file(path), use)
-    except (OSError, JwksError) as error:
-        raise SettingsError([fault_in(path, f"no usable key set: {error}", code="S316")]) from None

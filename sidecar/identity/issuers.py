@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.identity.names import Kind, NamingRule, is_namespace, is_principal, namespace_of
@@ -29,7 +28,6 @@ ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "E
 DIRECT = "direct"
 DEFAULT_TYP = ("at+jwt", "JWT")
 NO_TYP = ""
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +76,10 @@ class TrustedIssuer:
     namespace: str = ""
     typ: tuple[str, ...] = DEFAULT_TYP
     actor_from: str = ""
-    clients: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    clients: Mapping[str, str] = field(default_factory=dict)
     roles_from: RoleClaim | None = None
     kind_rules: tuple[KindRule, ...] = ()
-    must_claim: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    must_claim: Mapping[str, str] = field(default_factory=dict)
     actors: frozenset[str] = frozenset()
     relays: frozenset[str] = frozenset()
     spiffe: SpiffeNames | None = None

@@ -118,17 +118,13 @@ class IssuerKeys:
         mono: Callable[[], float],
         use: KeyUse = "sig",
     ) -> None:
-        self.issuer = issuer
-        self.source = source
-        self.use = use
+        self.issuer, self.source, self.use = issuer, source, use
         self.generation = 0
         """Increases when the content changes; cached verifications are then repeated."""
-        self._read = read
-        self._mono = mono
+        self._read, self._mono = read, mono
         self._keys: tuple[VerificationKey, ...] = ()
         self._digest = b""
-        self._fetched_mono_s = -inf
-        self._attempted_mono_s = -inf
+        self._fetched_mono_s = self._attempted_mono_s = -inf
         self._flight: asyncio.Task[None] | None = None
 
     @property
@@ -148,7 +144,8 @@ class IssuerKeys:
     async def find(self, kid: str, algorithm: str) -> VerificationKey:
         """The only key with this id ("" if the token names none) and algorithm. Raises Refusal."""
         key = self._pick(kid, algorithm) if self.usable else None
-        if key is None and self._may_ask():
+        may_ask = self._flight is not None or self._mono() - self._attempted_mono_s >= MIN_INTERVAL_S
+        if key is None and may_ask:
             await self.refresh()
             key = self._pick(kid, algorithm)
         if not self.usable:
@@ -187,13 +184,13 @@ class IssuerKeys:
             self._flight.cancel()
             await asyncio.gather(self._flight, return_exceptions=True)
 
-    def _may_ask(self) -> bool:
-        return self._flight is not None or self._mono() - self._attempted_mono_s >= MIN_INTERVAL_S
-
     def _pick(self, kid: str, algorithm: str) -> VerificationKey | None:
         fitting = [key for key in self._keys if key.fits(algorithm) and (not kid or key.kid == kid)]
         # Two matching keys count as none: verification must not try keys in turn.
         return fitting[0] if len(fitting) == 1 else None
+
+    def _landed(self, _: asyncio.Task[None]) -> None:
+        self._flight = None
 
     async def _fetch(self) -> None:
         self._attempted_mono_s = self._mono()
@@ -210,28 +207,18 @@ class IssuerKeys:
             self._keys, self._digest = keys, digest
             self.generation += 1
 
-    def _landed(self, _: asyncio.Task[None]) -> None:
-        self._flight = None
-
 
 def _key_from(entry: Any, use: KeyUse) -> VerificationKey | None:
-    if not isinstance(entry, dict) or not _is_for_signatures(entry, use):
+    # SPIFFE Trust Domain and Bundle 4.2.2: an entry without a use is ignored.
+    if not isinstance(entry, dict) or entry.get("use", "sig" if use == "sig" else None) != use:
         return None
-    kid, algorithm = entry.get("kid", ""), entry.get("alg", "")
-    if not isinstance(kid, str) or not isinstance(algorithm, str):
+    kid, algorithm, operations = entry.get("kid", ""), entry.get("alg", ""), entry.get("key_ops", ["verify"])
+    if not isinstance(operations, list) or "verify" not in operations:
         return None
-    if use == "jwt-svid" and not kid:
+    if not isinstance(kid, str) or not isinstance(algorithm, str) or (use == "jwt-svid" and not kid):
         return None
     public = public_key_from(entry)
     return None if public is None else VerificationKey(kid, algorithm, public, thumbprint(public))
-
-
-def _is_for_signatures(entry: dict[str, Any], use: KeyUse) -> bool:
-    # SPIFFE Trust Domain and Bundle 4.2.2: an entry without a use is ignored.
-    if entry.get("use", "sig" if use == "sig" else None) != use:
-        return False
-    operations = entry.get("key_ops", ["verify"])
-    return isinstance(operations, list) and "verify" in operations
 
 
 def public_key_from(entry: dict[str, Any]) -> PublicKey | None:

@@ -19,7 +19,6 @@ from sidecar.identity.credentials import bad_credential
 from sidecar.identity.issuers import TrustedIssuer
 from sidecar.identity.jwks import IssuerKeys
 from sidecar.identity.spiffe import trust_domain_of
-from sidecar.identity.token_binding import UNBOUND, TokenBinding, bound_to
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import parse_json
 
@@ -34,6 +33,7 @@ _KID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
 # Only ID tokens (OpenID Connect Core 3.1.3.6), logout tokens and security events carry these.
 _FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
+_SHA256 = re.compile(r"[A-Za-z0-9_-]{43}")
 _JWS = jwt.PyJWS()
 
 
@@ -46,6 +46,17 @@ class TokenBounds:
 
 
 DEFAULT_BOUNDS = TokenBounds()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBinding:
+    """The thumbprints of the key and of the certificate; "" for none. If both are set, both are required."""
+
+    key: str = ""
+    certificate: str = ""
+
+
+UNBOUND = TokenBinding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +84,14 @@ class Verifier:
         bounds: TokenBounds,
         clock: Callable[[], float],
     ) -> None:
-        self._issuers = issuers
+        self._issuers, self._keys, self._bounds, self._clock = issuers, keys, bounds, clock
         self._of_domain = {one.spiffe.trust_domain: one for one in issuers.values() if one.svid and one.spiffe}
-        self._keys = keys
-        self._bounds = bounds
-        self._clock = clock
 
     async def verify(self, token: str) -> Claims:
         """Verify a token of bounded length and return its claims. Raises Refusal(BAD_CREDENTIAL)."""
         header, values = read_compact(token)
         issuer = self._issuer_of(values)
-        algorithm = _algorithm_of(header, issuer)
-        kid = _checked_kid(header)
-        _check_type(header, issuer)
+        algorithm, kid = _algorithm_and_kid(header, issuer)
         keys = self._keys[issuer.issuer]
         key = await keys.find(kid, algorithm)
         generation = keys.generation
@@ -147,33 +153,22 @@ def _object(segment: str) -> dict[str, Any]:
     try:
         value = parse_json(base64url.decode(segment))
     except (Refusal, ValueError):
-        raise bad_credential("the token is not a JSON Web Token", CredentialFault.MALFORMED) from None
+        value = None
     if not isinstance(value, dict):
         raise bad_credential("the token is not a JSON Web Token", CredentialFault.MALFORMED)
     return value
 
 
-def _algorithm_of(header: dict[str, Any], issuer: TrustedIssuer) -> str:
-    algorithm = header.get("alg")
+def _algorithm_and_kid(header: dict[str, Any], issuer: TrustedIssuer) -> tuple[str, str]:
+    algorithm, kid, typ = header.get("alg"), header.get("kid", ""), header.get("typ", "")
     if not isinstance(algorithm, str) or algorithm not in issuer.algorithms:
         raise bad_credential("the token's algorithm is not accepted from its issuer", CredentialFault.NOT_ACCEPTED)
-    return algorithm
-
-
-def _checked_kid(header: dict[str, Any]) -> str:
-    if "kid" not in header:
-        return ""
-    kid = header["kid"]
-    if not isinstance(kid, str) or _KID.fullmatch(kid) is None:
+    if "kid" in header and (not isinstance(kid, str) or _KID.fullmatch(kid) is None):
         raise bad_credential("the token's kid is malformed", CredentialFault.MALFORMED)
-    return kid
-
-
-def _check_type(header: dict[str, Any], issuer: TrustedIssuer) -> None:
-    typ = header.get("typ", "")
     # RFC 7515 4.1.9: the prefix may be omitted, and media types are case-insensitive.
-    if not isinstance(typ, str) or _plain(typ) not in {_plain(accepted) for accepted in issuer.typ}:
+    if not isinstance(typ, str) or _plain(typ) not in map(_plain, issuer.typ):
         raise bad_credential("the token's typ is not accepted from its issuer", CredentialFault.NOT_ACCEPTED)
+    return algorithm, kid
 
 
 def _plain(typ: str) -> str:
@@ -191,8 +186,25 @@ def time_of(values: Mapping[str, Any], claim: str, whose: str = "token") -> floa
 
 def _audiences(value: object) -> frozenset[str]:
     values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not 0 < len(values) <= MAX_AUDIENCES:
-        raise bad_credential("the token's aud must be a string or a list of strings", CredentialFault.MALFORMED)
-    if not all(isinstance(item, str) and item for item in values):
-        raise bad_credential("the token's aud must be a string or a list of strings", CredentialFault.MALFORMED)
-    return frozenset(values)
+    if (
+        isinstance(values, list)
+        and 0 < len(values) <= MAX_AUDIENCES
+        and all(isinstance(one, str) and one for one in values)
+    ):
+        return frozenset(values)
+    raise bad_credential("the token's aud must be a string or a list of strings", CredentialFault.MALFORMED)
+
+
+def bound_to(values: Mapping[str, Any]) -> TokenBinding:
+    """The key that a token is bound to: the claim `cnf` (RFC 7800) has the thumbprint of a key whose owner signs a
+    proof with each request (`jkt`, RFC 9449 6.1), or of a certificate presented in the handshake (`x5t#S256`, RFC 8705
+    3.1). Raises Refusal for a token that is bound in any other way: it may be stolen."""
+    if "cnf" not in values:
+        return UNBOUND
+    cnf = values["cnf"]
+    if not isinstance(cnf, dict) or not cnf or not cnf.keys() <= {"jkt", "x5t#S256"}:
+        what = "the token is bound to a key in a way that is not checked here"
+        raise bad_credential(what, CredentialFault.NOT_ACCEPTED)
+    if not all(isinstance(value, str) and _SHA256.fullmatch(value) for value in cnf.values()):
+        raise bad_credential("the token's cnf is malformed", CredentialFault.MALFORMED)
+    return TokenBinding(cnf.get("jkt", ""), cnf.get("x5t#S256", ""))

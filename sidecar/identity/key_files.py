@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from sidecar.errors import ConfigError, SettingsError, fault_in
@@ -19,6 +18,7 @@ from sidecar.identity.api_keys import HASH_PREFIX, KeyEntry, KeyFile, digest_of,
 from sidecar.identity.credentials import API_KEY_PREFIX
 from sidecar.identity.names import is_principal
 from sidecar.settings.secrets import keep_once
+from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
 from sidecar.settings.yaml_document import read_document
 
@@ -40,8 +40,8 @@ def make_key(
         id=key_id,
         principal=principal,
         hash=HASH_PREFIX + digest_of(text, pepper).hex(),
-        expires_at=None if expires_at is None else written_moment(expires_at),
-        created_at=written_moment(now),
+        expires_at=None if expires_at is None else rfc3339(expires_at),
+        created_at=rfc3339(now),
         scopes=list(scopes),
     )
     return text, entry
@@ -84,11 +84,6 @@ def write_secret(path: Path, text: str) -> None:
         file.write(text)
 
 
-def written_moment(seconds: float) -> str:
-    """Format as RFC 3339 in UTC, whole seconds."""
-    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
-
-
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -120,17 +115,13 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None:
     """Write the edited text if it parses to `meant`, else rewrite the keys. Raises SettingsError before writing."""
-    anew = _EMPTY + "".join(f"{_line(entry)}\n" for entry in meant)
-    text = edited if _says(path, edited, meant) else anew
+    try:
+        said = _entries(path, edited)
+    except ConfigError:
+        said = None
+    text = edited if said == meant else _EMPTY + "".join(f"{_line(entry)}\n" for entry in meant)
     records_of(read_document(path, text=text), now)
     write_whole(path, text.encode(), mode=None if path.exists() else 0o600)
-
-
-def _says(path: Path, text: str, meant: list[KeyEntry]) -> bool:
-    try:
-        return read_document(path, text=text).validate(KeyFile).keys == meant
-    except ConfigError:
-        return False
 
 
 def _line(entry: KeyEntry) -> str:

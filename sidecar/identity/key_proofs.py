@@ -8,7 +8,7 @@ the store that replicas share; a proof whose id cannot be remembered is refused.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, Final
@@ -22,6 +22,7 @@ from sidecar.identity.credentials import Presented, bad_credential
 from sidecar.identity.issuers import ALGORITHMS
 from sidecar.identity.jwks import VerificationKey, public_key_from
 from sidecar.identity.jwt import read_compact, time_of
+from sidecar.identity.names import parts_of_url
 from sidecar.protocols import base64url
 
 TYP: Final = "dpop+jwt"
@@ -32,7 +33,6 @@ MAX_KEPT: Final = 100_000  # about 100 bytes each
 KEY: Final = "dpop:"
 # One key per id: the first SET succeeds.
 SCRIPT: Final = "return redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) and 1 or 0"
-_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _JWS: Final = jwt.PyJWS()
 
 Share = Callable[[str, int], Awaitable[bool | None]]
@@ -40,15 +40,11 @@ Share = Callable[[str, int], Awaitable[bool | None]]
 Refusal(STORE_UNAVAILABLE)."""
 
 
-async def alone(_name: str, _for_ms: int) -> None:
-    """Shares nothing."""
-
-
 class SeenProofs:
     """The ids that were used. `clock` returns seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
-        self.share: Share = alone
+        self.share: Share | None = None  # None: nothing is shared
         self._clock = clock
         self._max_kept = max_kept
         self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -69,19 +65,15 @@ class SeenProofs:
             raise Refusal(Reason.STORE_UNAVAILABLE, "too many proofs are remembered")
         self._kept[name] = now + for_s, owner
         self._shares[owner] += 1
-        return await self.share(name, int(for_s * 1000)) is not False
+        return self.share is None or await self.share(name, int(for_s * 1000)) is not False
 
 
 class KeyProofs:
     """Verifies proofs. `leeway_s` is the allowed clock difference, `max_age_s` the maximum age of a proof."""
 
-    def __init__(
-        self, clock: Callable[[], float], leeway_s: float, max_age_s: float, seen: SeenProofs | None = None
-    ) -> None:
-        self.seen = seen or SeenProofs(clock)
-        self._clock = clock
-        self._leeway_s = leeway_s
-        self._max_age_s = max_age_s
+    def __init__(self, clock: Callable[[], float], leeway_s: float, max_age_s: float) -> None:
+        self.seen = SeenProofs(clock)
+        self._clock, self._leeway_s, self._max_age_s = clock, leeway_s, max_age_s
 
     async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
         """Raises Refusal unless the request has a proof for this token by the key with this thumbprint; `owner` is the
@@ -147,14 +139,10 @@ def _same(one: object, other: str) -> bool:
 
 def _plain(url: object) -> str:
     """A URL without query and fragment (RFC 9449 4.3), its origin in canonical form; "?" for an invalid URL."""
-    if not isinstance(url, str):
-        return "?"
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        if not isinstance(url, str) or urlsplit(url).username is not None:
+            return "?"
+        scheme, host, port, path = parts_of_url(url)
     except ValueError:
         return "?"
-    host, scheme = (parts.hostname or "").lower(), parts.scheme.lower()
-    if not host or parts.username is not None:
-        return "?"
-    return f"{scheme}://{host}:{port or _PORTS.get(scheme, 0)}{parts.path or '/'}"
+    return f"{scheme}://{host}:{port}{path or '/'}" if host and port else "?"

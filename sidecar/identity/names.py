@@ -7,12 +7,16 @@ audit lines and logs use as punctuation. An issuer may only use its own namespac
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from sidecar.vocabulary import ANONYMOUS
 
 Kind = Literal["user", "nhi"]
+KINDS: Mapping[str, Kind] = {"user": "user", "nhi": "nhi"}
+_PORTS = {"http": 80, "https": 443}
 
 _ID = re.compile(r"[!#-&(-)+\-./0-{}~]{1,256}")
 _NAMESPACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -27,7 +31,7 @@ def is_id(text: str) -> bool:
 def is_principal(text: str) -> bool:
     """Whether this is the full name of a principal that can call: `user:<id>` or `nhi:<id>`."""
     kind, _, rest = text.partition(":")
-    return kind in ("user", "nhi") and is_id(rest)
+    return kind in KINDS and is_id(rest)
 
 
 def is_namespace(text: str) -> bool:
@@ -65,3 +69,22 @@ class NamingRule:
         """Whether the issuer may give this full name."""
         found = namespace_of(name)
         return found == self.namespace if self.namespace else found not in self.foreign
+
+
+class UrlParts(NamedTuple):
+    """A URL's origin in canonical form, and its path."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+
+def parts_of_url(url: str) -> UrlParts:
+    """The parts of a URL that may be compared. An invalid port is 0, which fits no origin."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError:
+        port = 0
+    return UrlParts(parts.scheme, parts.hostname or "", port, parts.path)

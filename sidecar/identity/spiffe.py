@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from sidecar.identity.names import NamingRule
@@ -26,7 +25,6 @@ ID: Final = "{id}"
 _DOMAIN: Final = r"[a-z0-9._-]{1,255}"
 _SEGMENT: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+"
 _SPIFFE_ID: Final = re.compile(rf"spiffe://({_DOMAIN})((?:/{_SEGMENT})+)\Z")
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SpiffeId(NamedTuple):
@@ -46,13 +44,11 @@ def parse_spiffe_id(text: str) -> SpiffeId | None:
 @dataclass(frozen=True, slots=True)
 class SpiffeNames:
     """The NHIs of one trust domain. `workloads` maps paths to full names and takes precedence. For a path that matches
-    `pattern`, the segment `{id}` is the NHI's id, in `namespace` if the domain has its own ("": none, or the
-    issuer's)."""
+    `pattern`, the segment `{id}` is the NHI's id."""
 
     trust_domain: str
     pattern: str = ""
-    workloads: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    namespace: str = ""
+    workloads: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, spiffe_id: str, naming: NamingRule) -> str | None:
         """`nhi:<name>`, or None if no mapping matches."""
@@ -73,10 +69,5 @@ def trust_domain_of(subject: object) -> str:
 
 def _id_in(path: str, pattern: str) -> str:
     ours, theirs = pattern.split("/"), path.split("/")
-    if len(ours) != len(theirs) or not all(map(_fits, ours, theirs)):
-        return ""
-    return theirs[ours.index(ID)]
-
-
-def _fits(ours: str, theirs: str) -> bool:
-    return ours in ("*", ID) or ours == theirs
+    fits = len(ours) == len(theirs) and all(own in ("*", ID, their) for own, their in zip(ours, theirs, strict=True))
+    return theirs[ours.index(ID)] if fits else ""

@@ -25,27 +25,19 @@ Element = Mapping[str, list[str]]
 
 def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
     """The certificate of the last element, or of the first. Raises CertificateError."""
-    elements = list(_elements(line))
-    return _certificate(elements[0 if first else -1])
-
-
-def _certificate(element: Element) -> ClientCertificate:
+    element = list(_elements(line))[0 if first else -1]
     told = _hash(element)
     if pem := _one(element, "cert"):
-        whole = _whole(pem)
+        try:
+            read = x509.load_pem_x509_certificate(unquote_to_bytes(pem))
+        except (ValueError, x509.InvalidVersion):
+            raise CertificateError("the forwarded certificate cannot be read") from None
+        whole = read_certificate(read.public_bytes(Encoding.DER))
         if told and told != whole.thumbprint:
             raise CertificateError("the forwarded certificate is not the one whose hash is told")
         return whole
     names = names_of(element.get("uri", ()), element.get("dns", ()), _one(element, "subject"))
     return ClientCertificate(names, told)
-
-
-def _whole(pem: str) -> ClientCertificate:
-    try:
-        read = x509.load_pem_x509_certificate(unquote_to_bytes(pem))
-    except (ValueError, x509.InvalidVersion):
-        raise CertificateError("the forwarded certificate cannot be read") from None
-    return read_certificate(read.public_bytes(Encoding.DER))
 
 
 def _hash(element: Element) -> str:

@@ -144,7 +144,7 @@ async def test_each_goes_on_with_their_own_after_a_restart(tmp_path: Path) -> No
     assert names[:2] == names[2:] and names[0] == "daily" != names[1]
 
 
-async def test_a_name_that_is_too_long_to_be_ones_own_is_nobodys(tmp_path: Path) -> None:
+async def test_a_name_that_is_too_long_to_be_ones_own_is_unidentified(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         for who in WHO:
             for length, fits in ((991, True), (992, False), (100_000, False)):

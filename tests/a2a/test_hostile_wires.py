@@ -333,7 +333,7 @@ async def test_a_name_that_leads_elsewhere_does_not_reach_an_agent_that_is_addre
         assert {end["reason"] for end in world.ends()} == {"malformed-call"}
 
 
-async def test_an_answer_to_another_request_is_nobodys(tmp_path: Path) -> None:
+async def test_an_answer_to_another_request_is_unidentified(tmp_path: Path) -> None:
     async def answer(number: Any) -> web.Response:
         return web.json_response({"jsonrpc": "2.0", "id": number, "result": WORKING})
 

@@ -255,7 +255,7 @@ async def test_an_agent_that_asks_for_no_credential_is_for_anonymous_by_that_wor
             assert told.get("securityRequirements", []) == [] and "security" not in told
 
 
-async def test_what_nobody_began_is_nobodys(tmp_path: Path) -> None:
+async def test_what_nobody_began_is_unidentified(tmp_path: Path) -> None:
     """Threats G2: everybody could be anonymous."""
     everybody = f"p, anonymous, nhi:researcher, {EVERYTHING}, -, -, -, allow\n"
     rules = {**RULES, "user_to_nhi": RULES["user_to_nhi"] + everybody}

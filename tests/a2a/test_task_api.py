@@ -395,7 +395,7 @@ async def test_who_is_disabled_loses_the_task_here_and_at_the_agent(tmp_path: Pa
         assert (found["state"], found["error_code"]) == ("failed", "Unauthorized")
 
 
-async def test_what_came_of_it_after_the_permission_ended_is_nobodys(tmp_path: Path) -> None:
+async def test_what_came_of_it_after_the_permission_ended_is_unidentified(tmp_path: Path) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(method: str, params: dict[str, Any]) -> Any:

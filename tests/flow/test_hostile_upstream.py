@@ -433,7 +433,7 @@ async def test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filter
                 await ear.message(within_s=0.2)
 
 
-async def test_an_answer_on_another_clients_stream_is_nobodys(tmp_path: Path) -> None:
+async def test_an_answer_on_another_clients_stream_is_unidentified(tmp_path: Path) -> None:
     """Threats S5: what is said there to a question that was asked elsewhere answers nothing."""
     old = HostileOld()
     async with (

@@ -313,7 +313,7 @@ async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None
         assert "reason" not in refused["error"]["data"]
 
 
-async def test_a_log_beside_the_configuration_is_nobodys_change(tmp_path: Path) -> None:
+async def test_a_log_beside_the_configuration_is_unidentified_change(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         looks = 0
         look_at = sidecar.app.file_watcher.look_at

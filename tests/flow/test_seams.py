@@ -230,7 +230,7 @@ async def test_progress_is_its_own_calls_though_both_chose_one_token(tmp_path: P
             assert [one["params"]["progressToken"] for one in heard[:-1]] == ["p"]
 
 
-async def test_a_log_line_on_a_line_of_strangers_is_nobodys() -> None:
+async def test_a_log_line_on_a_line_of_strangers_is_unidentified() -> None:
     for name, expected in (("nhi:planner", ["notifications/message", None]), ("anonymous", [None])):
         far = Far()
         asked = far.ask(call(), who=name, version=STATELESS)

@@ -698,7 +698,7 @@ async def test_a_body_that_trickles_has_one_deadline_for_all_of_it() -> None:
     ],
     ids=["badly framed", "connection reset", "broken pipe"],
 )
-async def test_a_body_that_breaks_off_is_nobodys_bug(failure: Exception, reason: Reason) -> None:
+async def test_a_body_that_breaks_off_is_unidentified_bug(failure: Exception, reason: Reason) -> None:
     content = stream(b'{"a":', ends=False)
     content.set_exception(failure)
     assert await body_of(content) is reason

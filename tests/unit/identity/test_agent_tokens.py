@@ -127,7 +127,7 @@ async def test_nobody_is_anonymous_with_a_bad_token(world: World) -> None:
     assert await who(world, Presented(), open_to_all) == ["anonymous"]
     for bad in (Presented(own=(OTHER,)), Presented(own=("",)), Presented((f"Bearer {TOKEN}",))):
         assert await who(world, bad, open_to_all) is BAD
-        assert not world.identity.is_nobodys(bad)
+        assert not world.identity.is_unidentified(bad)
 
 
 async def test_a_token_for_one_address_of_an_agent_is_for_all_of_them_and_for_no_other_agents() -> None:

@@ -211,7 +211,7 @@ async def test_there_is_one_proof_where_one_is_needed_and_none_where_none_is() -
     ):
         await refused(identity, presented)
         await refused(identity, presented, OPEN)
-        assert not identity.is_nobodys(presented)
+        assert not identity.is_unidentified(presented)
 
 
 async def test_the_address_is_the_one_that_callers_know_in_any_of_its_spellings() -> None:
@@ -333,7 +333,7 @@ async def test_a_token_that_is_bound_to_a_certificate_needs_it() -> None:
         await refused(identity, presented, OPEN)
 
 
-async def test_a_certificate_that_is_nobodys_serves_for_the_token_that_is_bound_to_it_alone() -> None:
+async def test_a_certificate_that_is_unidentified_serves_for_the_token_that_is_bound_to_it_alone() -> None:
     identity = identity_of(now())
     await refused(identity, bearer(dated(), certificate=MINE.der, **CA))
     await refused(identity, bearer(held(PLANNERS.der), certificate=MINE.der, **CA))

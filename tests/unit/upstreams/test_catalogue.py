@@ -77,7 +77,7 @@ async def test_one_bad_schema_quarantines_its_tool_alone(clock: Clock) -> None:
         assert list(catalogue.summary()["quarantined"]) == ["bad"]
 
 
-async def test_a_tool_that_is_listed_twice_is_nobodys(clock: Clock) -> None:
+async def test_a_tool_that_is_listed_twice_is_unidentified(clock: Clock) -> None:
     other = {"type": "object", "properties": {"path": {"type": "string"}}}
     async with learning(Peer(pages=[[tool("a")], [tool("a", other), tool("b")]]), clock) as catalogue:
         assert await reason_of(catalogue, "a") is Reason.SCHEMA_UNAVAILABLE

@@ -108,7 +108,7 @@ def test_what_counts_is_the_callers_own_doing(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.UPSTREAM_TIMEOUT, Reason.TOO_MANY_REFUSALS, Reason.DRAINING])
-def test_that_something_is_out_is_nobodys_doing(reason: Reason) -> None:
+def test_that_something_is_out_is_unidentified_doing(reason: Reason) -> None:
     assert reason not in OWN_DOING
 
 

@@ -149,7 +149,7 @@ async def test_it_can_ask_for_input_and_say_whose_fault_it_was(processes: Proces
 
 
 @pytest.mark.parametrize(("source", "said", "more"), [(LINES, "more", {}), (RPC, "late", JSON_RPC)])
-async def test_what_it_says_beside_its_turns_is_nobodys_answer(
+async def test_what_it_says_beside_its_turns_is_unidentified_answer(
     processes: Processes, source: str, said: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -198,7 +198,7 @@ async def test_the_store_has_that_a_run_begins_before_it_does(valkey: Valkey) ->
         assert (await stage.over(second)).status is RunStatus.SUCCESS
 
 
-async def test_what_is_asked_for_while_it_is_nobodys_is_what_becomes_of_it(tmp_path: Path) -> None:
+async def test_what_is_asked_for_while_it_is_unidentified_is_what_becomes_of_it(tmp_path: Path) -> None:
     kept = SqliteRecordStore(tmp_path / "runs.sqlite", RUNS)
     stage = staged(Working(), store=kept, holder="file")
     left = await stage.begin()
