@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.protocols.a2a.v03 import STATES as SAID
+from sidecar.protocols.a2a.messages import STATES as SAID
 from tests.a2a.test_one_operation import OF_A_TASK, PARAMS, PUSH, without_id
 from tests.a2a.world import ALICE, BOB, HELLO, IDP, PLANNER, RULES, SPOKEN, ScriptedAgent, agent_world, ask, task
 from tests.flow.idp import bearer
 
-STATES = sorted(set(SAID.values()) - {"TASK_STATE_UNSPECIFIED"})
+STATES = sorted(set(SAID) - {"TASK_STATE_UNSPECIFIED"})
 NAMESAKE = bearer(IDP.api_key("user:corp/alice"))
 STRANGERS = {
     "of the same tenant": BOB,

@@ -18,8 +18,8 @@ from sidecar.app.application import Application
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.operations import BY_ACTION, BY_RPC, CARD, LIST, SEND, STREAM, Binding, Operation, Version
-from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.status import DETAILS, infos_in
+from sidecar.protocols.a2a.v03 import request_name, response_name
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.settings.shipped_files import shipped
 from tests.flow.idp import SETTINGS, Idp, bearer
@@ -257,8 +257,8 @@ async def _ask_grpc(
     agent: str,
 ) -> Answered:
     form, wire = form_of(version, "grpc"), WIRES[version]
-    asked = operation.request if version == "1.0" else request_name(operation)
-    said = operation.response if version == "1.0" else response_name(operation, streamed=operation.streams)
+    asked = request_name(operation, version)
+    said = response_name(operation, version)
     body = wire.encode(asked, form.write_params(operation, params))
     service = "lf.a2a.v1.A2AService" if version == "1.0" else "a2a.v1.A2AService"
     metadata = tuple((name.lower(), value) for name, value in who.items())

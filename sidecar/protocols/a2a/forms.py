@@ -1,10 +1,10 @@
 """The form of parameters and results in each version and binding.
 
     1.0                  ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
-    0.3, JSON-RPC        JSON of its own (`v03.py`)
-    0.3, everywhere else ProtoJSON of its own Protocol Buffers (`proto03.py`)
+    0.3, JSON-RPC        JSON of its own
+    0.3, everywhere else ProtoJSON of its own Protocol Buffers
 
-A form converts messages to the canonical one when reading, and from it when writing.
+A form converts messages to the canonical one when reading, and from it when writing; `v03.py` has those of 0.3.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from sidecar.protocols.a2a import proto03, v03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import CARD, Binding, Operation, Version
-from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM, ProtoForm
 
 Params = dict[str, Any]
 
@@ -24,19 +23,19 @@ class WireForm(Protocol):
     """One form. What is read is checked; what is written is not, because the sidecar made it."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
-        """A caller's parameters. Raises UnreadableError."""
+        """A caller's parameters. Raises UnreadableMessage."""
 
     def write_params(self, operation: Operation, params: Params) -> Params:
         """Parameters for an agent."""
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        """An agent's result; of an operation that streams, one event. Raises UnreadableError."""
+        """An agent's result; of an operation that streams, one event. Raises UnreadableMessage."""
 
     def write_result(self, operation: Operation, result: Params) -> Any:
         """A result for a caller; of an operation that streams, one event."""
 
 
-class Canonical:
+class CanonicalForm:
     """The form of 1.0."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
@@ -46,72 +45,30 @@ class Canonical:
         return params
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        if not operation.response:
-            return {}
-        return V10.read(operation.response, given, defaults=True)
+        return V10.read(operation.response, given, defaults=True) if operation.response else {}
 
     def write_result(self, operation: Operation, result: Params) -> Any:
         return result
 
 
-class OfJsonRpc03:
-    """The form of 0.3 in JSON-RPC."""
-
-    def read_params(self, operation: Operation, given: object) -> Params:
-        return v03.params_from_03(operation, given)
-
-    def write_params(self, operation: Operation, params: Params) -> Params:
-        return v03.params_to_03(operation, _below_no_tenant(params))
+class HttpJsonForm(ProtoForm):
+    """Like `ProtoForm`, but cards are JSON of 0.3, as in the official SDK."""
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        return v03.result_from_03(operation, given, streamed=operation.streams)
+        return (JSON_FORM if operation is CARD else PROTO_FORM).read_result(operation, given)
 
-    def write_result(self, operation: Operation, result: Params) -> Any:
-        return v03.result_to_03(operation, result, streamed=operation.streams)
-
-
-class OfProto03:
-    """The form of 0.3 in HTTP+JSON and in gRPC."""
-
-    def read_params(self, operation: Operation, given: object) -> Params:
-        return proto03.params_from_03(operation, given)
-
-    def write_params(self, operation: Operation, params: Params) -> Params:
-        return proto03.params_to_03(operation, _below_no_tenant(params))
-
-    def read_result(self, operation: Operation, given: object) -> Params:
-        return proto03.result_from_03(operation, given, streamed=operation.streams)
-
-    def write_result(self, operation: Operation, result: Params) -> Any:
-        return proto03.result_to_03(operation, result, streamed=operation.streams)
+    def write_result(self, operation: Operation, result: Mapping[str, Any]) -> Any:
+        return (JSON_FORM if operation is CARD else PROTO_FORM).write_result(operation, result)
 
 
-class OfHttpJson03(OfProto03):
-    """Like `OfProto03`, but cards are JSON of 0.3, as in the official SDK."""
-
-    def read_result(self, operation: Operation, given: object) -> Params:
-        return (_RPC_03 if operation is CARD else _PROTO_03).read_result(operation, given)
-
-    def write_result(self, operation: Operation, result: Params) -> Any:
-        return (_RPC_03 if operation is CARD else _PROTO_03).write_result(operation, result)
-
-
-def _below_no_tenant(params: Params) -> Params:
-    """Refuse a tenant: rules and audit records saw it, but an agent of 0.3 would act for any tenant alike."""
-    if params.get("tenant"):
-        raise UnreadableMessage("/tenant", "means nothing in A2A 0.3")
-    return params
-
-
-_RPC_03: Final = OfJsonRpc03()
-_PROTO_03: Final = OfProto03()
+_CANONICAL: Final = CanonicalForm()
 _FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
-    ("1.0", "jsonrpc"): Canonical(),
-    ("1.0", "http_json"): Canonical(),
-    ("1.0", "grpc"): Canonical(),
-    ("0.3", "jsonrpc"): _RPC_03,
-    ("0.3", "http_json"): OfHttpJson03(),
-    ("0.3", "grpc"): _PROTO_03,
+    ("1.0", "jsonrpc"): _CANONICAL,
+    ("1.0", "http_json"): _CANONICAL,
+    ("1.0", "grpc"): _CANONICAL,
+    ("0.3", "jsonrpc"): JSON_FORM,
+    ("0.3", "http_json"): HttpJsonForm(),
+    ("0.3", "grpc"): PROTO_FORM,
 }
 
 

@@ -6,7 +6,8 @@ in a notation of its own, one message to a line:
     Part: 1 text:string/content, 4 data:Value/content, 5 metadata:Struct, 7 media_type:string
 
 number, name, `:` type; `[type]` is a list, `{type}` a map from strings, `/group` says that at most one field of the
-group is set, `?` that "absent" differs from "empty", and `=json` gives the JSON name if it is not the camel case.
+group is set, `?` that "absent" differs from "empty", `!` that a field, or one field of the group, must be set, and
+`=json` gives the JSON name if it is not the camel case. A line `= Part, Task` takes these messages from another schema.
 
 `read` takes untrusted JSON and gives the canonical form: names in camel case, enumerations by their names, bytes in
 padded base64, times in UTC, no unset fields. Refused are a field in both its spellings, two fields of a group, an
@@ -19,7 +20,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -27,12 +28,10 @@ from typing import Any, Final
 Json = dict[str, Any]  # a message being built
 Read = Mapping[str, Any]  # a message that was read
 INT32_MAX: Final = 2**31 - 1
-_FIELD = re.compile(r"(\d+) ([a-z0-9_]+)(?:=(\w+))?:(\[?\{?)(\w+)[\]}]?(\?)?(?:/(\w+))?\Z")
+_FIELD = re.compile(r"(\d+) ([a-z0-9_]+)(?:=(\w+))?:(\[?\{?)(\w+)[\]}]?(\?)?(?:/(\w+))?(!)?\Z")
 _HUMP = re.compile(r"_([a-z0-9])")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
-_MESSAGES_OF_GOOGLE: Final = frozenset(
-    {"Struct", "Value", "Timestamp"}
-)  # absent differs from empty, as for any message
+GOOGLES: Final = frozenset({"Struct", "Value", "Timestamp"})  # absent differs from empty, as for any message
 _INTEGER = re.compile(r"-?\d{1,10}\Z")
 
 
@@ -56,6 +55,7 @@ class FieldSpec:
     many: str = ""
     presence: bool = False
     group: str = ""
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +69,38 @@ class MessageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All messages and enumerations of one version. `package` is their Protocol Buffers package."""
+    """All messages and enumerations of one version. `package` is their Protocol Buffers package, "" if they have none;
+    then enumerations have no numbers.
+    """
 
     package: str
     messages: Mapping[str, MessageSpec]
     enums: Mapping[str, tuple[str, ...]]
 
-    def read(self, name: str, given: object, *, defaults: bool = False) -> dict[str, Any]:
-        """The canonical form of a message. With `defaults`, fields that are set but empty are kept. Raises
-        UnreadableMessage.
+    def read(self, name: str, given: object, at: str = "", *, defaults: bool = False) -> dict[str, Any]:
+        """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are kept.
+        Raises UnreadableMessage.
         """
-        return _SchemaReader(self, defaults).message(self.messages[name], given, "")
+        return _SchemaReader(self, defaults).message(self.messages[name], given, at)
 
 
-def schema_from(package: str, text: str, enums: Mapping[str, tuple[str, ...]]) -> Schema:
+def schema_from(
+    package: str, text: str, enums: Mapping[str, tuple[str, ...]], shared: Mapping[str, MessageSpec] | None = None
+) -> Schema:
     """A schema in the notation above. Raises ValueError for invalid notation."""
-    messages = {message.name: message for message in map(_message, _lines(text))}
+    messages: dict[str, MessageSpec] = {}
+    for line in re.sub(r"\n\s+", " ", text.strip()).split("\n"):
+        if line.startswith("= "):
+            messages |= {name: (shared or {})[name] for name in line[2:].split(", ")}
+        else:
+            message = _message(line)
+            messages[message.name] = message
     known = messages.keys() | enums.keys() | _SCALARS.keys()
     for message in messages.values():
         for one in message.fields:
             if one.type not in known:
                 raise ValueError(f"{message.name}.{one.name} has the unknown type {one.type}")
     return Schema(package, messages, enums)
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Lines, with indented ones joined to the line above."""
-    for line in re.sub(r"\n\s+", " ", text.strip()).split("\n"):
-        if line:
-            yield line
 
 
 def _message(line: str) -> MessageSpec:
@@ -111,10 +114,10 @@ def _field(text: str) -> FieldSpec:
     match = _FIELD.match(text)
     if match is None:
         raise ValueError(f"no field: {text!r}")
-    number, name, json, bracket, type_, presence, group = match.groups()
+    number, name, json, bracket, type_, presence, group, required = match.groups()
     many = {"": "", "[": "list", "{": "map"}[bracket]
-    there = bool(presence or group) or (not many and type_ in _MESSAGES_OF_GOOGLE)
-    return FieldSpec(int(number), name, json or camel(name), type_, many, there, group or "")
+    there = bool(presence or group) or (not many and type_ in GOOGLES)
+    return FieldSpec(int(number), name, json or camel(name), type_, many, there, group or "", bool(required))
 
 
 def camel(name: str) -> str:
@@ -144,6 +147,8 @@ class _SchemaReader:
         read: dict[str, Any] = {}
         for one in message.fields:
             if one.name not in found:
+                if one.required and not one.group:
+                    raise UnreadableMessage(f"{at}/{one.json}", "is missing")
                 continue
             _, key, value = found[one.name]
             place = f"{at}/{key}"
@@ -154,6 +159,9 @@ class _SchemaReader:
             said = self._many(one, value, place)
             if self._defaults or one.presence or said or (one.type in self._schema.messages and not one.many):
                 read[one.json] = said
+        for one in message.fields:
+            if one.required and one.group and one.group not in groups:
+                raise UnreadableMessage(at, f"holds no {one.group}")
         return read
 
     def _many(self, one: FieldSpec, given: object, at: str) -> Any:
@@ -180,7 +188,7 @@ class _SchemaReader:
         words = self._schema.enums[enum]
         if isinstance(given, str) and given in words:
             word = given
-        elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(words):
+        elif self._schema.package and type(given) is int and 0 <= given < len(words):
             word = words[given]
         else:
             raise UnreadableMessage(at, f"is no word of {enum}")

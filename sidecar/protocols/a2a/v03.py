@@ -1,110 +1,59 @@
-"""Converts A2A 0.3 JSON messages to 1.0, and back.
+"""Converts messages of A2A 0.3 to 1.0, and back.
 
-0.3 distinguishes its objects by `kind`, writes states and roles in lower case, and has `blocking` where 1.0 has
-`returnImmediately`. It is read as strictly as 1.0: every value by its type, every enumeration by its list, one content
-to a part, and all members that the official models require. What 1.0 has and 0.3 has not (a text's media type, a device
-flow) is not converted; the official compatibility layer, which is the reference for all of this, does the same. A
-tenant, which it drops as well, is refused before (`forms.py`).
+0.3 has two forms. Both share the tree of messages; each class below holds what its form has of its own.
 
-`kind` may be missing, as it is with the oldest peers: the type then follows from the members. A wrong `kind` is
-refused.
+- JSON-RPC has JSON that distinguishes its objects by `kind`, writes states and roles in lower case, and requires
+  members. It is read as strictly as 1.0. `kind` may be missing, as it is with the oldest peers: the type then follows
+  from the members. A wrong `kind` is refused.
+- HTTP+JSON and gRPC have Protocol Buffers, in which tasks and configurations have resource names (`tasks/{id}`), a
+  message's parts are `content`, and a file is a message of its own.
+
+The official compatibility layer is the reference, with its peculiarities: the bytes of a file in Protocol Buffers are
+the *text* of their base64, and what 0.3 has not (a text's media type, a device flow) is not converted. Members that
+both versions have, but that it loses, are kept: the pages of a list, and `blocking` of a call that does not set it. An
+id with a slash is refused if it would be part of a resource name, because parsing that name would give another task. A
+tenant, which it drops, is refused: rules and audit records saw it, but an agent of 0.3 would act for any tenant alike.
 """
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from sidecar.protocols.a2a import cards03
-from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.operations import Operation
-from sidecar.protocols.a2a.schema import Json, MessageSpec, Read, Schema, UnreadableMessage, schema_from
+from sidecar.protocols.a2a.messages import JSON03, JSON_STATES, PROTO03, STATES, STATES_03, V10
+from sidecar.protocols.a2a.operations import Operation, Version
+from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableMessage
 
-STATES: Final[Mapping[str, str]] = {
-    "unknown": "TASK_STATE_UNSPECIFIED",
-    "submitted": "TASK_STATE_SUBMITTED",
-    "working": "TASK_STATE_WORKING",
-    "completed": "TASK_STATE_COMPLETED",
-    "failed": "TASK_STATE_FAILED",
-    "canceled": "TASK_STATE_CANCELED",
-    "input-required": "TASK_STATE_INPUT_REQUIRED",
-    "rejected": "TASK_STATE_REJECTED",
-    "auth-required": "TASK_STATE_AUTH_REQUIRED",
-}
-ROLES: Final[Mapping[str, str]] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
-_STATES_03: Final = {state: word for word, state in STATES.items()}
 # Terminal, or waiting for the caller: 1.0 ends a stream there, and 0.3 marks the last event.
-LAST: Final = frozenset(STATES.values()) - {"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
+LAST: Final = frozenset(STATES) - {"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
 
 # A data part of 0.3 is an object. Another value of 1.0 is wrapped in one, and this mark in the metadata says so.
 _PACKED: Final = "data_part_compat"
+_TASK: Final = re.compile(r"tasks/([^/]+)\Z")
+_CONFIG: Final = re.compile(r"tasks/([^/]+)/pushNotificationConfigs/([^/]+)\Z")
+_NO_ID: Final = "-"  # for a configuration whose id its agent does not send
 
-# The field numbers are not used: this form has no Protocol Buffers.
-V03: Final[Schema] = schema_from(
-    "",
-    """
-MessageSendParams: 1 message:Message, 2 configuration:MessageSendConfiguration, 3 metadata:Struct
-MessageSendConfiguration: 1 accepted_output_modes:[string], 2 blocking:bool, 3 history_length:int32,
-    4 push_notification_config:PushNotificationConfig
-PushNotificationConfig: 1 id:string, 2 url:string, 3 token:string, 4 authentication:AuthenticationInfo
-AuthenticationInfo: 1 schemes:[string], 2 credentials:string
-TaskPushNotificationConfig: 1 task_id:string, 2 push_notification_config:PushNotificationConfig
-TaskQueryParams: 1 id:string, 2 history_length:int32
-TaskIdParams: 1 id:string, 2 metadata:Struct
-GetConfigParams: 1 id:string, 2 push_notification_config_id:string
-DeleteConfigParams: 1 id:string, 2 push_notification_config_id:string
-ListTasksParams: 1 context_id:string, 2 status:string, 3 page_size:int32, 4 page_token:string, 5 history_length:int32,
-    6 status_timestamp_after:Timestamp, 7 include_artifacts:bool
-ListTasksResult: 1 tasks:[Task], 2 next_page_token:string, 3 page_size:int32, 4 total_size:int32
-Nothing:
-Part: 1 kind:string, 2 text:string/content, 3 file:File/content, 4 data:Struct/content, 5 metadata:Struct
-File: 1 bytes:bytes/content, 2 uri:string/content, 3 mime_type:string, 4 name:string
-Message: 1 kind:string, 2 message_id:string, 3 context_id:string, 4 task_id:string, 5 role:string, 6 parts:[Part],
-    7 metadata:Struct, 8 extensions:[string], 9 reference_task_ids:[string]
-Artifact: 1 artifact_id:string, 2 name:string, 3 description:string, 4 parts:[Part], 5 metadata:Struct,
-    6 extensions:[string]
-TaskStatus: 1 state:string, 2 message:Message, 3 timestamp:Timestamp
-Task: 1 kind:string, 2 id:string, 3 context_id:string, 4 status:TaskStatus, 5 artifacts:[Artifact],
-    6 history:[Message], 7 metadata:Struct
-StatusUpdate: 1 kind:string, 2 task_id:string, 3 context_id:string, 4 status:TaskStatus, 5 metadata:Struct,
-    6 final:bool
-ArtifactUpdate: 1 kind:string, 2 task_id:string, 3 context_id:string, 4 artifact:Artifact, 5 append:bool,
-    6 last_chunk:bool, 7 metadata:Struct
-""",
-    {},
-)
-_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
-    "MessageSendParams": ("message",),
-    "PushNotificationConfig": ("url",),
-    "AuthenticationInfo": ("schemes",),
-    "TaskPushNotificationConfig": ("taskId", "pushNotificationConfig"),
-    "TaskQueryParams": ("id",),
-    "TaskIdParams": ("id",),
-    "GetConfigParams": ("id",),
-    "DeleteConfigParams": ("id", "pushNotificationConfigId"),
-    "ListTasksResult": ("tasks",),
-    "Message": ("messageId", "role", "parts"),
-    "Artifact": ("artifactId", "parts"),
-    "TaskStatus": ("state",),
-    "Task": ("id", "contextId", "status"),
-    # `final` is required too, but follows from the state.
-    "StatusUpdate": ("taskId", "contextId", "status"),
-    "ArtifactUpdate": ("taskId", "contextId", "artifact"),
-}
-_CONTENTS: Final = ("text", "file", "data")
-_WORDS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
-    ("Message", "kind"): frozenset({"message"}),
-    ("Message", "role"): frozenset(ROLES),
-    ("Part", "kind"): frozenset(_CONTENTS),
-    ("TaskStatus", "state"): frozenset(STATES),
-    ("ListTasksParams", "status"): frozenset(STATES),
-    ("Task", "kind"): frozenset({"task"}),
-    ("StatusUpdate", "kind"): frozenset({"status-update"}),
-    ("ArtifactUpdate", "kind"): frozenset({"artifact-update"}),
-}
+Convert = Callable[[Read, str], Json]  # a message and its place
 
 
-# --- values other than objects ----------------------------------------------------------------------------------------
+class V03Params(NamedTuple):
+    """The type of an operation's parameters in 0.3, and the conversions in both directions."""
+
+    name: str
+    to_10: Callable[[Read], Json]
+    to_03: Callable[[Read], Json]
+
+
+class V03Object(NamedTuple):
+    """A type that results and events hold: its member in 1.0, its name in 0.3, and the conversions."""
+
+    member: str
+    name: str
+    to_10: Convert
+    to_03: Convert
 
 
 def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
@@ -126,438 +75,540 @@ def unpacked(data: Json, metadata: Json | None, at: str) -> tuple[Any, Json | No
     return data["value"], rest or None
 
 
-# --- reading 0.3 ------------------------------------------------------------------------------------------------------
-
-
-def _read(name: str, given: object, at: str = "") -> Json:
-    """A message of 0.3, checked completely; empty members are kept."""
-    try:
-        read = V03.read(name, given, defaults=True)
-        _check(V03.messages[name], read, "")
-    except UnreadableMessage as wrong:
-        raise UnreadableMessage(at + wrong.pointer, wrong.problem) from None
-    return read
-
-
-def _check(message: MessageSpec, read: Read, at: str) -> None:
-    for name in _REQUIRED.get(message.name, ()):
-        if name not in read:
-            raise UnreadableMessage(f"{at}/{name}", "is missing")
-    if message.name == "Part":
-        _check_part(read, at)
-    if message.name == "File" and not {"bytes", "uri"} & read.keys():
-        raise UnreadableMessage(f"{at}/bytes", "is missing, and so is a uri")
-    for one in message.fields:
-        if one.json not in read:
-            continue
-        words = _WORDS.get((message.name, one.json))
-        if words is not None and read[one.json] not in words:
-            raise UnreadableMessage(f"{at}/{one.json}", "is no word of A2A 0.3")
-        inner = V03.messages.get(one.type)
-        if inner is None:
-            continue
-        if one.many:
-            for index, value in enumerate(read[one.json]):
-                _check(inner, value, f"{at}/{one.json}/{index}")
-        else:
-            _check(inner, read[one.json], f"{at}/{one.json}")
-
-
-def _check_part(part: Read, at: str) -> None:
-    held = next((content for content in _CONTENTS if content in part), None)
-    if held is None:
-        raise UnreadableMessage(at, "holds no text, no file and no data")
-    if part.get("kind", held) != held:
-        raise UnreadableMessage(f"{at}/kind", "is not what the part holds")
-    if held == "data":
-        unpacked(part["data"], part.get("metadata"), f"{at}/data")
-
-
-# --- 0.3 to 1.0: what is None or empty is left out by the reader of 1.0 -----------------------------------------------
-
-
-def _part_10(part: Read) -> Json:
-    metadata = part.get("metadata")
-    if "text" in part:
-        return {"text": part["text"], "metadata": metadata}
-    if "file" in part:
-        file: Read = part["file"]
-        content = {"raw": file["bytes"]} if "bytes" in file else {"url": file["uri"]}
-        return {**content, "mediaType": file.get("mimeType"), "filename": file.get("name"), "metadata": metadata}
-    data, metadata = unpacked(part["data"], metadata, "")
-    return {"data": data, "metadata": metadata}
-
-
-def _message_10(message: Read) -> Json:
-    return {
-        **message,
-        "role": ROLES[message["role"]],
-        "parts": [_part_10(part) for part in message["parts"]],
-        "metadata": message.get("metadata") or None,
-    }
-
-
-def _status_10(status: Read) -> Json:
-    message = status.get("message")
-    return {
-        "state": STATES[status["state"]],
-        "message": None if message is None else _message_10(message),
-        "timestamp": status.get("timestamp"),
-    }
-
-
-def _artifact_10(artifact: Read) -> Json:
-    return {
-        **artifact,
-        "parts": [_part_10(part) for part in artifact["parts"]],
-        "metadata": artifact.get("metadata") or None,
-    }
-
-
-def _task_10(task: Read) -> Json:
-    return {
-        **task,
-        "status": _status_10(task["status"]),
-        "history": [_message_10(message) for message in task.get("history", ())],
-        "artifacts": [_artifact_10(artifact) for artifact in task.get("artifacts", ())],
-        "metadata": task.get("metadata") or None,
-    }
-
-
-def _status_update_10(event: Read) -> Json:
-    return {**event, "status": _status_10(event["status"]), "metadata": event.get("metadata") or None}
-
-
-def _artifact_update_10(event: Read) -> Json:
-    return {**event, "artifact": _artifact_10(event["artifact"]), "metadata": event.get("metadata") or None}
-
-
-def _config_10(config: Read) -> Json:
-    authentication = config.get("authentication")
-    if authentication is not None:
-        # 1.0 has one scheme; the first is the one that 0.3 prefers.
-        scheme = next(iter(authentication["schemes"]), None)
-        authentication = {"scheme": scheme, "credentials": authentication.get("credentials")}
-    return {**config, "authentication": authentication}
-
-
-def _task_config_10(config: Read) -> Json:
-    return {**_config_10(config["pushNotificationConfig"]), "taskId": config["taskId"]}
-
-
-def _send_10(params: Read) -> Json:
-    configuration = params.get("configuration")
-    return {
-        "message": _message_10(params["message"]),
-        "configuration": None if configuration is None else _configuration_10(configuration),
-        "metadata": params.get("metadata") or None,
-    }
-
-
-def _configuration_10(configuration: Read) -> Json:
-    config = configuration.get("pushNotificationConfig")
-    return {
-        "acceptedOutputModes": configuration.get("acceptedOutputModes"),
-        "taskPushNotificationConfig": None if config is None else _config_10(config),
-        "historyLength": configuration.get("historyLength") or None,  # in 0.3, unset and 0 both mean all of it
-        "returnImmediately": not configuration.get("blocking", True),
-    }
-
-
-def _query_10(params: Read) -> Json:
-    return {**params, "historyLength": params.get("historyLength") or None}
-
-
-def _cancel_10(params: Read) -> Json:
-    return {**params, "metadata": params.get("metadata") or None}
-
-
-def _config_ids_10(params: Read) -> Json:
-    return {"taskId": params["id"], "id": params.get("pushNotificationConfigId")}
-
-
-def _list_10(params: Read) -> Json:
-    status = params.get("status")
-    return {**_query_10(params), "status": None if status is None else STATES[status]}
-
-
-# --- 1.0 to 0.3 -------------------------------------------------------------------------------------------------------
-
-
-def said(**members: Any) -> Json:
+def _present(**members: Any) -> Json:
     """The members that are not None."""
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _part_03(part: Read, at: str) -> Json:
-    metadata = part.get("metadata")
-    if "text" in part:
-        return said(kind="text", text=part["text"], metadata=metadata)
-    if "data" in part:
-        data, metadata = packed(part["data"], metadata)
-        return said(kind="data", data=data, metadata=metadata)
-    if "raw" not in part and "url" not in part:
-        raise UnreadableMessage(at, "holds nothing, which A2A 0.3 cannot say")
-    file = said(bytes=part.get("raw"), uri=part.get("url"), mimeType=part.get("mediaType"), name=part.get("filename"))
-    return said(kind="file", file=file, metadata=metadata)
-
-
-def _parts_03(holder: Read, at: str) -> list[Json]:
-    return [_part_03(part, f"{at}/parts/{index}") for index, part in enumerate(holder.get("parts", ()))]
-
-
-def _message_03(message: Read, at: str) -> Json:
-    return said(
-        kind="message",
-        messageId=message.get("messageId", ""),
-        role="user" if message.get("role") == "ROLE_USER" else "agent",
-        contextId=message.get("contextId"),
-        taskId=message.get("taskId"),
-        referenceTaskIds=message.get("referenceTaskIds"),
-        metadata=message.get("metadata") or None,
-        extensions=message.get("extensions"),
-        parts=_parts_03(message, at),
-    )
-
-
-def _status_03(status: Read, at: str) -> Json:
-    message = status.get("message")
-    return said(
-        state=_STATES_03.get(status.get("state", ""), "unknown"),
-        message=None if message is None else _message_03(message, f"{at}/message"),
-        timestamp=status.get("timestamp"),
-    )
-
-
-def _artifact_03(artifact: Read, at: str) -> Json:
-    return said(
-        artifactId=artifact.get("artifactId", ""),
-        name=artifact.get("name"),
-        description=artifact.get("description"),
-        parts=_parts_03(artifact, at),
-        metadata=artifact.get("metadata"),
-        extensions=artifact.get("extensions"),
-    )
-
-
-def _task_03(task: Read, at: str) -> Json:
-    history = [_message_03(one, f"{at}/history/{index}") for index, one in enumerate(task.get("history", ()))]
-    artifacts = [_artifact_03(one, f"{at}/artifacts/{index}") for index, one in enumerate(task.get("artifacts", ()))]
-    return said(
-        kind="task",
-        id=task.get("id", ""),
-        contextId=task.get("contextId", ""),
-        status=_status_03(task.get("status", {}), f"{at}/status"),
-        history=history or None,
-        artifacts=artifacts or None,
-        metadata=task.get("metadata"),
-    )
-
-
-def _status_update_03(event: Read, at: str) -> Json:
-    status = _status_03(event.get("status", {}), f"{at}/status")
-    return said(
-        kind="status-update",
-        taskId=event.get("taskId", ""),
-        contextId=event.get("contextId", ""),
-        status=status,
-        final=event.get("status", {}).get("state") in LAST,
-        metadata=event.get("metadata"),
-    )
-
-
-def _artifact_update_03(event: Read, at: str) -> Json:
-    return said(
-        kind="artifact-update",
-        taskId=event.get("taskId", ""),
-        contextId=event.get("contextId", ""),
-        artifact=_artifact_03(event.get("artifact", {}), f"{at}/artifact"),
-        append=event.get("append", False),
-        lastChunk=event.get("lastChunk", False),
-        metadata=event.get("metadata"),
-    )
-
-
-def _config_03(config: Read) -> Json:
+def _scheme_10(config: Read) -> Json:
+    """1.0 has one authentication scheme; the first is the one that 0.3 prefers."""
     authentication = config.get("authentication")
     if authentication is not None:
-        schemes = [authentication["scheme"]] if "scheme" in authentication else []
-        authentication = said(schemes=schemes, credentials=authentication.get("credentials"))
-    return said(
-        url=config.get("url", ""), id=config.get("id"), token=config.get("token"), authentication=authentication
-    )
+        scheme = next(iter(authentication.get("schemes", ())), None)
+        authentication = {"scheme": scheme, "credentials": authentication.get("credentials")}
+    return {**config, "authentication": authentication}
 
 
-def _task_config_03(config: Read, _at: str = "") -> Json:
-    return {"taskId": config.get("taskId", ""), "pushNotificationConfig": _config_03(config)}
+class _Form03:
+    """What both forms share. What a conversion to 1.0 leaves None or empty is left out by the reader of 1.0."""
+
+    schema: Schema
+    states: ClassVar[Mapping[str, str]]
+    roles: ClassVar[Mapping[str, str]]
+    parts = "parts"  # the member of a message with its parts
+    push_config: str  # the member of a call's configuration with a push configuration
+    blocks: bool  # whether a call waits for its task if it does not say
+    params: Mapping[str, V03Params]  # of each request of 1.0
+
+    def __init__(self) -> None:
+        self._states_03 = {state: word for word, state in self.states.items()}
+        self._roles_03 = {role: word for word, role in self.roles.items()}
+        self.objects = (
+            V03Object("task", "Task", self.task_10, self.task_03),
+            V03Object("message", "Message", self.message_10, self.message_03),
+            V03Object("statusUpdate", "StatusUpdate", self.status_update_10, self.status_update_03),
+            V03Object("artifactUpdate", "ArtifactUpdate", self.artifact_update_10, self.artifact_update_03),
+        )
+
+    def read_params(self, operation: Operation, given: object) -> Json:
+        """The canonical parameters of a caller. Raises UnreadableMessage."""
+        form = self.params[operation.request]
+        return V10.read(operation.request, form.to_10(self._read(form.name, {} if given is None else given)))
+
+    def write_params(self, operation: Operation, params: Read) -> Json:
+        """Canonical parameters for an agent. Raises UnreadableMessage for what 0.3 cannot express."""
+        if params.get("tenant"):
+            raise UnreadableMessage("/tenant", "means nothing in A2A 0.3")
+        return self.params[operation.request].to_03(params)
+
+    def _read(self, name: str, given: object, at: str = "") -> Json:
+        """A message of 0.3, checked completely."""
+        raise NotImplementedError
+
+    def _made(self, name: str, members: Json) -> Json:
+        """A message of 0.3 with these members, where None stands for none."""
+        raise NotImplementedError
+
+    def part_10(self, part: Read, at: str) -> Json:
+        raise NotImplementedError
+
+    def part_03(self, part: Read, at: str) -> Json:
+        raise NotImplementedError
+
+    # --- 0.3 to 1.0 ---
+
+    def message_10(self, message: Read, at: str) -> Json:
+        return {
+            **message,
+            "role": self.roles.get(message.get("role", ""), "ROLE_AGENT"),
+            "parts": _each(self.part_10, message, self.parts, at),
+            "metadata": message.get("metadata") or None,
+        }
+
+    def artifact_10(self, artifact: Read, at: str) -> Json:
+        parts = _each(self.part_10, artifact, "parts", at)
+        return {**artifact, "parts": parts, "metadata": artifact.get("metadata") or None}
+
+    def status_10(self, status: Read, at: str) -> Json:
+        message = self.message_10(status["message"], f"{at}/message") if "message" in status else None
+        return {**status, "state": self.states.get(status.get("state", "")), "message": message}
+
+    def task_10(self, task: Read, at: str) -> Json:
+        return {
+            **task,
+            "status": self.status_10(task.get("status", {}), f"{at}/status"),
+            "history": _each(self.message_10, task, "history", at),
+            "artifacts": _each(self.artifact_10, task, "artifacts", at),
+            "metadata": task.get("metadata") or None,
+        }
+
+    def status_update_10(self, event: Read, at: str) -> Json:
+        status = self.status_10(event.get("status", {}), f"{at}/status")
+        return {**event, "status": status, "metadata": event.get("metadata") or None}
+
+    def artifact_update_10(self, event: Read, at: str) -> Json:
+        artifact = self.artifact_10(event.get("artifact", {}), f"{at}/artifact")
+        return {**event, "artifact": artifact, "metadata": event.get("metadata") or None}
+
+    def send_10(self, params: Read) -> Json:
+        configuration = params.get("configuration")
+        return {
+            "message": self.message_10(params["message"], "/message") if "message" in params else None,
+            "configuration": None if configuration is None else self._configuration_10(configuration),
+            "metadata": params.get("metadata") or None,
+        }
+
+    def _configuration_10(self, configuration: Read) -> Json:
+        config = configuration.get(self.push_config)
+        return {
+            "acceptedOutputModes": configuration.get("acceptedOutputModes"),
+            "taskPushNotificationConfig": None if config is None else _scheme_10(config),
+            "historyLength": configuration.get("historyLength") or None,  # in 0.3, unset and 0 both mean all of it
+            "returnImmediately": not configuration.get("blocking", self.blocks),
+        }
+
+    # --- 1.0 to 0.3 ---
+
+    def message_03(self, message: Read, at: str) -> Json:
+        members = {**message, self.parts: _each(self.part_03, message, "parts", at)}
+        members["role"] = self._roles_03["ROLE_USER" if message.get("role") == "ROLE_USER" else "ROLE_AGENT"]
+        return self._made("Message", {**members, "metadata": message.get("metadata") or None})
+
+    def artifact_03(self, artifact: Read, at: str) -> Json:
+        return self._made("Artifact", {**artifact, "parts": _each(self.part_03, artifact, "parts", at)})
+
+    def status_03(self, status: Read, at: str) -> Json:
+        message = self.message_03(status["message"], f"{at}/message") if "message" in status else None
+        state = self._states_03.get(status.get("state", STATES[0]))
+        return self._made("TaskStatus", {**status, "state": state, "message": message})
+
+    def task_03(self, task: Read, at: str) -> Json:
+        members = {
+            **task,
+            "status": self.status_03(task.get("status", {}), f"{at}/status"),
+            "history": _each(self.message_03, task, "history", at) or None,
+            "artifacts": _each(self.artifact_03, task, "artifacts", at) or None,
+        }
+        return self._made("Task", members)
+
+    def status_update_03(self, event: Read, at: str) -> Json:
+        status = event.get("status", {})
+        members = {"status": self.status_03(status, f"{at}/status"), "final": status.get("state") in LAST}
+        return self._made("StatusUpdate", {**event, **members})
+
+    def artifact_update_03(self, event: Read, at: str) -> Json:
+        artifact = self.artifact_03(event.get("artifact", {}), f"{at}/artifact")
+        return self._made("ArtifactUpdate", {"append": False, "lastChunk": False, **event, "artifact": artifact})
+
+    def config_03(self, config: Read) -> Json:
+        authentication = config.get("authentication")
+        if authentication is not None:
+            schemes = [authentication["scheme"]] if "scheme" in authentication else []
+            members = {"schemes": schemes, "credentials": authentication.get("credentials")}
+            authentication = self._made("AuthenticationInfo", members)
+        members = {name: config.get(name) for name in ("id", "url", "token")}
+        return self._made("PushNotificationConfig", {**members, "authentication": authentication})
+
+    def send_03(self, params: Read) -> Json:
+        configuration = params.get("configuration")
+        return _present(
+            message=self.message_03(params.get("message", {}), "/message"),
+            configuration=None if configuration is None else self._configuration_03(configuration),
+            metadata=params.get("metadata"),
+        )
+
+    def _configuration_03(self, configuration: Read) -> Json:
+        config = configuration.get("taskPushNotificationConfig")
+        members = {
+            "acceptedOutputModes": configuration.get("acceptedOutputModes"),
+            self.push_config: None if config is None else self.config_03(config),
+            "historyLength": configuration.get("historyLength"),
+            "blocking": not configuration.get("returnImmediately", False),
+        }
+        return self._made("", members)
+
+    def list_03(self, params: Read) -> Json:
+        members = {name: value for name, value in params.items() if name != "tenant"}
+        return members | ({"status": self._states_03[params["status"]]} if "status" in params else {})
 
 
-def _send_03(params: Read) -> Json:
-    configuration = params.get("configuration")
-    return said(
-        message=_message_03(params.get("message", {}), "/message"),
-        configuration=None if configuration is None else _configuration_03(configuration),
-        metadata=params.get("metadata"),
-    )
+def _each(convert: Convert, holder: Read, member: str, at: str) -> list[Json]:
+    return [convert(one, f"{at}/{member}/{index}") for index, one in enumerate(holder.get(member, ()))]
 
 
-def _configuration_03(configuration: Read) -> Json:
-    config = configuration.get("taskPushNotificationConfig")
-    return said(
-        acceptedOutputModes=configuration.get("acceptedOutputModes"),
-        pushNotificationConfig=None if config is None else _config_03(config),
-        historyLength=configuration.get("historyLength"),
-        blocking=not configuration.get("returnImmediately", False),
-    )
+class JsonForm(_Form03):
+    """The form of JSON-RPC. Empty members are kept when reading, and required ones written."""
 
+    schema = JSON03
+    states: ClassVar = dict(zip(JSON_STATES, STATES, strict=True))
+    roles: ClassVar = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+    push_config = "pushNotificationConfig"
+    blocks = True
+    _kinds: ClassVar = {
+        "Task": "task",
+        "Message": "message",
+        "StatusUpdate": "status-update",
+        "ArtifactUpdate": "artifact-update",
+    }
 
-def _query_03(params: Read) -> Json:
-    return said(id=params.get("id", ""), historyLength=params.get("historyLength"))
+    def __init__(self) -> None:
+        super().__init__()
+        task_id = self._task_id_03
+        self.params = {
+            "SendMessageRequest": V03Params("MessageSendParams", self.send_10, self.send_03),
+            "GetTaskRequest": V03Params("TaskQueryParams", self._query_10, self._query_03),
+            "ListTasksRequest": V03Params("ListTasksParams", self._list_10, self.list_03),
+            "CancelTaskRequest": V03Params("TaskIdParams", self._cancel_10, self._cancel_03),
+            "SubscribeToTaskRequest": V03Params("TaskIdParams", dict, lambda params: {"id": params.get("id", "")}),
+            "TaskPushNotificationConfig": V03Params(
+                "TaskPushNotificationConfig", self._task_config_10, self._task_config_03
+            ),
+            "GetTaskPushNotificationConfigRequest": V03Params("GetConfigParams", self._ids_10, self._get_config_03),
+            "ListTaskPushNotificationConfigsRequest": V03Params("TaskIdParams", self._ids_10, task_id),
+            "DeleteTaskPushNotificationConfigRequest": V03Params(
+                "DeleteConfigParams",
+                self._ids_10,
+                lambda params: {**task_id(params), "pushNotificationConfigId": params.get("id", "")},
+            ),
+            "GetExtendedAgentCardRequest": V03Params("Nothing", dict, lambda _: {}),
+        }
 
+    def _read(self, name: str, given: object, at: str = "") -> Json:
+        return self.schema.read(name, given, at, defaults=True)
 
-def _cancel_03(params: Read) -> Json:
-    return said(id=params.get("id", ""), metadata=params.get("metadata"))
+    def _made(self, name: str, members: Json) -> Json:
+        made: Json = {"kind": self._kinds[name]} if name in self._kinds else {}
+        for one in self.schema.messages[name].fields if name else ():
+            if one.required and one.type == "string":
+                made[one.json] = [] if one.many else ""
+        return made | _present(**members)
 
+    def part_10(self, part: Read, at: str) -> Json:
+        metadata = part.get("metadata")
+        held = next(content for content in ("text", "file", "data") if content in part)
+        if part.get("kind", held) != held:
+            raise UnreadableMessage(f"{at}/kind", "is not what the part holds")
+        if held == "data":
+            data, metadata = unpacked(part["data"], metadata, f"{at}/data")
+            return {"data": data, "metadata": metadata}
+        if held == "text":
+            return {"text": part["text"], "metadata": metadata}
+        file: Read = part["file"]
+        content = {"raw": file["bytes"]} if "bytes" in file else {"url": file["uri"]}
+        return {**content, "mediaType": file.get("mimeType"), "filename": file.get("name"), "metadata": metadata}
 
-def _id_03(params: Read) -> Json:
-    return {"id": params.get("id", "")}
+    def part_03(self, part: Read, at: str) -> Json:
+        metadata = part.get("metadata")
+        if "text" in part:
+            return _present(kind="text", text=part["text"], metadata=metadata)
+        if "data" in part:
+            data, metadata = packed(part["data"], metadata)
+            return _present(kind="data", data=data, metadata=metadata)
+        if "raw" not in part and "url" not in part:
+            raise UnreadableMessage(at, "holds nothing, which A2A 0.3 cannot say")
+        file = {"bytes": part.get("raw"), "uri": part.get("url")}
+        file |= {"mimeType": part.get("mediaType"), "name": part.get("filename")}
+        return _present(kind="file", file=_present(**file), metadata=metadata)
 
+    def _query_10(self, params: Read) -> Json:
+        return {**params, "historyLength": params.get("historyLength") or None}
 
-def _task_id_03(params: Read) -> Json:
-    return {"id": params.get("taskId", "")}
+    def _query_03(self, params: Read) -> Json:
+        return _present(id=params.get("id", ""), historyLength=params.get("historyLength"))
 
+    def _list_10(self, params: Read) -> Json:
+        return {**self._query_10(params), "status": self.states.get(params.get("status", ""))}
 
-def _got_config_03(params: Read) -> Json:
-    return said(id=params.get("taskId", ""), pushNotificationConfigId=params.get("id"))
+    def _cancel_10(self, params: Read) -> Json:
+        return {**params, "metadata": params.get("metadata") or None}
 
+    def _cancel_03(self, params: Read) -> Json:
+        return _present(id=params.get("id", ""), metadata=params.get("metadata"))
 
-def _deleted_config_03(params: Read) -> Json:
-    return {"id": params.get("taskId", ""), "pushNotificationConfigId": params.get("id", "")}
+    def _ids_10(self, params: Read) -> Json:
+        return {"taskId": params["id"], "id": params.get("pushNotificationConfigId")}
 
+    def _task_id_03(self, params: Read) -> Json:
+        return {"id": params.get("taskId", "")}
 
-def _list_03(params: Read) -> Json:
-    members = {name: value for name, value in params.items() if name != "tenant"}
-    return members | ({"status": _STATES_03[params["status"]]} if "status" in params else {})
+    def _get_config_03(self, params: Read) -> Json:
+        return self._task_id_03(params) | _present(pushNotificationConfigId=params.get("id"))
 
+    def _task_config_10(self, config: Read) -> Json:
+        return {**_scheme_10(config["pushNotificationConfig"]), "taskId": config["taskId"]}
 
-# --- the operations ---------------------------------------------------------------------------------------------------
+    def _task_config_03(self, config: Read) -> Json:
+        return {"taskId": config.get("taskId", ""), "pushNotificationConfig": self.config_03(config)}
 
+    def read_result(self, operation: Operation, given: object) -> Json:
+        """The canonical result of an agent, or the `StreamResponse` of one event. Raises UnreadableMessage."""
+        name = operation.response
+        match name:
+            case "SendMessageResponse" | "StreamResponse":
+                one = self._object(given, self.objects if operation.streams else self.objects[:2])
+                converted: Json = {one.member: one.to_10(self._read(one.name, given), "")}
+            case "Task":
+                converted = self.task_10(self._read("Task", given), "")
+            case "ListTasksResponse":
+                listed = self._read("ListTasksResult", given)
+                converted = {**listed, "tasks": _each(self.task_10, listed, "tasks", "")}
+            case "TaskPushNotificationConfig":
+                converted = self._task_config_10(self._read(name, given))
+            case "ListTaskPushNotificationConfigsResponse":
+                if not isinstance(given, list):
+                    raise UnreadableMessage("", "must be a list")
+                one_name = "TaskPushNotificationConfig"
+                configs = [self._read(one_name, one, f"/{index}") for index, one in enumerate(given)]
+                converted = {"configs": [self._task_config_10(config) for config in configs]}
+            case "AgentCard":
+                return cards03.from_json(given)
+            case _:  # of a deletion
+                if given is not None and given != {}:
+                    raise UnreadableMessage("", "must be null")
+                return {}
+        return V10.read(name, converted)
 
-class V03Params(NamedTuple):
-    """The type of an operation's parameters in 0.3, and the conversions in both directions."""
-
-    name: str
-    to_10: Callable[[Read], Json]
-    to_03: Callable[[Read], Json]
-
-
-_PARAMS: Final[Mapping[str, V03Params]] = {
-    "SendMessageRequest": V03Params("MessageSendParams", _send_10, _send_03),
-    "GetTaskRequest": V03Params("TaskQueryParams", _query_10, _query_03),
-    "ListTasksRequest": V03Params("ListTasksParams", _list_10, _list_03),
-    "CancelTaskRequest": V03Params("TaskIdParams", _cancel_10, _cancel_03),
-    "SubscribeToTaskRequest": V03Params("TaskIdParams", _id_03, _id_03),
-    "TaskPushNotificationConfig": V03Params("TaskPushNotificationConfig", _task_config_10, _task_config_03),
-    "GetTaskPushNotificationConfigRequest": V03Params("GetConfigParams", _config_ids_10, _got_config_03),
-    "ListTaskPushNotificationConfigsRequest": V03Params("TaskIdParams", _config_ids_10, _task_id_03),
-    "DeleteTaskPushNotificationConfigRequest": V03Params("DeleteConfigParams", _config_ids_10, _deleted_config_03),
-    "GetExtendedAgentCardRequest": V03Params("Nothing", dict, lambda _: {}),
-}
-
-
-class _Object(NamedTuple):
-    """A result type: its `kind`, its message of 0.3, its member in 1.0."""
-
-    kind: str
-    name: str
-    member: str
-    to_10: Callable[[Read], Json]
-    to_03: Callable[[Read, str], Json]
-
-
-_OBJECTS: Final = (
-    _Object("task", "Task", "task", _task_10, _task_03),
-    _Object("message", "Message", "message", _message_10, _message_03),
-    _Object("status-update", "StatusUpdate", "statusUpdate", _status_update_10, _status_update_03),
-    _Object("artifact-update", "ArtifactUpdate", "artifactUpdate", _artifact_update_10, _artifact_update_03),
-)
-_BY_KIND: Final[Mapping[str, _Object]] = {one.kind: one for one in _OBJECTS}
-
-
-def params_from_03(operation: Operation, params: object) -> Json:
-    """The canonical parameters. Raises UnreadableMessage."""
-    form = _PARAMS[operation.request]
-    return V10.read(operation.request, form.to_10(_read(form.name, {} if params is None else params)))
-
-
-def params_to_03(operation: Operation, canonical: Read) -> Json:
-    """The parameters in 0.3's form. Raises UnreadableMessage for what 0.3 cannot express."""
-    return _PARAMS[operation.request].to_03(canonical)
-
-
-def result_from_03(operation: Operation, result: object, *, streamed: bool) -> Json:
-    """The canonical result, or the `StreamResponse` of one event of a stream. Raises UnreadableMessage."""
-    name = "StreamResponse" if streamed else operation.response
-    if name in ("SendMessageResponse", "StreamResponse"):
-        one = _object(result, _OBJECTS if name == "StreamResponse" else _OBJECTS[:2])
-        return V10.read(name, {one.member: one.to_10(_read(one.name, result))})
-    if name == "Task":
-        return V10.read(name, _task_10(_read("Task", result)))
-    if name == "ListTasksResponse":
-        listed = _read("ListTasksResult", result)
-        return V10.read(name, {**listed, "tasks": [_task_10(task) for task in listed["tasks"]]})
-    if name == "TaskPushNotificationConfig":
-        return V10.read(name, _task_config_10(_read(name, result)))
-    if name == "ListTaskPushNotificationConfigsResponse":
-        if not isinstance(result, list):
-            raise UnreadableMessage("", "must be a list")
-        configs = [_read("TaskPushNotificationConfig", one, f"/{index}") for index, one in enumerate(result)]
-        return V10.read(name, {"configs": [_task_config_10(config) for config in configs]})
-    if name == "AgentCard":
-        return cards03.from_json(result)
-    if result is not None and result != {}:
-        raise UnreadableMessage("", "must be null")  # of a deletion
-    return {}
-
-
-def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> Any:
-    """The result in 0.3's form. Raises UnreadableMessage for what 0.3 cannot express."""
-    name = "StreamResponse" if streamed else operation.response
-    if name:
-        canonical = V10.read(name, canonical)  # 0.3 omits the members that an agent of 1.0 sent empty
-    if name in ("SendMessageResponse", "StreamResponse"):
-        for one in _OBJECTS:
+    def write_result(self, operation: Operation, result: Read) -> Any:
+        """A result or an event for a caller. Raises UnreadableMessage for what 0.3 cannot express."""
+        if not operation.response:
+            return None
+        canonical = V10.read(operation.response, result)  # 0.3 omits the members that an agent of 1.0 sent empty
+        match operation.response:
+            case "Task":
+                return self.task_03(canonical, "")
+            case "ListTasksResponse":
+                return {**canonical, "tasks": _each(self.task_03, canonical, "tasks", "")}
+            case "TaskPushNotificationConfig":
+                return self._task_config_03(canonical)
+            case "ListTaskPushNotificationConfigsResponse":
+                return [self._task_config_03(config) for config in canonical.get("configs", ())]
+            case "AgentCard":
+                return cards03.to_json(canonical)
+        for one in self.objects:
             if one.member in canonical:
                 return one.to_03(canonical[one.member], f"/{one.member}")
         raise UnreadableMessage("", "holds nothing, which A2A 0.3 cannot say")
-    if name == "Task":
-        return _task_03(canonical, "")
-    if name == "ListTasksResponse":
-        tasks = [_task_03(task, f"/tasks/{index}") for index, task in enumerate(canonical.get("tasks", ()))]
-        return {**canonical, "tasks": tasks}
-    if name == "TaskPushNotificationConfig":
-        return _task_config_03(canonical)
-    if name == "ListTaskPushNotificationConfigsResponse":
-        return [_task_config_03(config) for config in canonical.get("configs", ())]
-    if name == "AgentCard":
-        return cards03.to_json(canonical)
-    return None
 
-
-def _object(given: object, among: tuple[_Object, ...]) -> _Object:
-    if not isinstance(given, dict):
-        raise UnreadableMessage("", "must be an object")
-    kind = given.get("kind")
-    found = _guessed(given) if kind is None else _BY_KIND.get(kind) if isinstance(kind, str) else None
-    if found is None or found not in among:
+    def _object(self, given: object, among: tuple[V03Object, ...]) -> V03Object:
+        if not isinstance(given, dict):
+            raise UnreadableMessage("", "must be an object")
+        kind = given.get("kind")
+        for one in among:
+            if kind == self._kinds[one.name] if kind is not None else one is self._without_kind(given):
+                return one
         raise UnreadableMessage("/kind", "is no kind of result that belongs here")
-    return found
+
+    def _without_kind(self, given: Mapping[str, object]) -> V03Object | None:
+        """The type of an object without `kind`. The members that are required differ from type to type, but a message
+        has a role as well."""
+        for one in self.objects:
+            message = self.schema.messages[one.name]
+            members = {message.spelled[key].json for key in given if key in message.spelled}
+            if members >= {field.json for field in message.fields if field.required}:
+                return one
+        return None
 
 
-def _guessed(given: Mapping[str, object]) -> _Object | None:
-    """The type of an object without `kind`, as the oldest peers send it. No two types require the same members."""
-    for one in _OBJECTS:
-        spelled = V03.messages[one.name].spelled
-        if {spelled[key].json for key in given if key in spelled} >= set(_REQUIRED[one.name]):
-            return one
-    return None
+class ProtoForm(_Form03):
+    """The form of HTTP+JSON and gRPC, where empty and absent are the same."""
+
+    schema = PROTO03
+    states: ClassVar = dict(zip(STATES_03, STATES, strict=True))
+    roles: ClassVar = {"ROLE_USER": "ROLE_USER", "ROLE_AGENT": "ROLE_AGENT"}
+    parts = "content"
+    push_config = "pushNotification"
+    blocks = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params = {
+            "SendMessageRequest": V03Params("SendMessageRequest", self.send_10, self.send_03),
+            "GetTaskRequest": V03Params("GetTaskRequest", self._query_10, self._query_03),
+            "ListTasksRequest": V03Params("ListTasksRequest", self._list_10, self.list_03),
+            "CancelTaskRequest": V03Params("CancelTaskRequest", self._query_10, self._id_03),
+            "SubscribeToTaskRequest": V03Params("TaskSubscriptionRequest", self._query_10, self._id_03),
+            "TaskPushNotificationConfig": V03Params(
+                "CreateTaskPushNotificationConfigRequest", self._created_config_10, self._created_config_03
+            ),
+            "GetTaskPushNotificationConfigRequest": V03Params(
+                "GetTaskPushNotificationConfigRequest", self._ids_10, self._ids_03
+            ),
+            "ListTaskPushNotificationConfigsRequest": V03Params(
+                "ListTaskPushNotificationConfigRequest", self._configs_of_10, self._configs_of_03
+            ),
+            "DeleteTaskPushNotificationConfigRequest": V03Params(
+                "DeleteTaskPushNotificationConfigRequest", self._ids_10, self._ids_03
+            ),
+            "GetExtendedAgentCardRequest": V03Params("GetAgentCardRequest", dict, lambda _: {}),
+        }
+        self._results: Mapping[str, tuple[Convert, Convert]] = {
+            "Task": (self.task_10, self.task_03),
+            "TaskPushNotificationConfig": (self._task_config_10, self._task_config_03),
+            "SendMessageResponse": (self._held_10, self._held_03),
+            "StreamResponse": (self._held_10, self._held_03),
+            "ListTasksResponse": (
+                lambda page, at: self._page("tasks", self.task_10, page, at),
+                lambda page, at: self._page("tasks", self.task_03, page, at),
+            ),
+            "ListTaskPushNotificationConfigsResponse": (
+                lambda page, at: self._page("configs", self._task_config_10, page, at),
+                lambda page, at: self._page("configs", self._task_config_03, page, at),
+            ),
+            "AgentCard": (lambda card, _: cards03.from_proto(card), lambda card, _: cards03.to_proto(card)),
+        }
+
+    def _read(self, name: str, given: object, at: str = "") -> Json:
+        return self.schema.read(name, given, at)
+
+    def _made(self, name: str, members: Json) -> Json:
+        known = self.schema.messages[name].spelled if name in ("Message", "TaskStatus") else members
+        return {one: value for one, value in members.items() if (value or isinstance(value, dict)) and one in known}
+
+    def part_10(self, part: Read, at: str) -> Json:
+        metadata = part.get("metadata") or None
+        if "text" in part:
+            return {"text": part["text"], "metadata": metadata}
+        if "data" in part:
+            value, rest = unpacked(part["data"].get("data", {}), metadata, f"{at}/data/data")
+            return {"data": value, "metadata": rest}
+        file: Read = part.get("file", {})
+        if "fileWithUri" in file:
+            content = {"url": file["fileWithUri"]}
+        elif "fileWithBytes" in file:
+            content = {"raw": base64.b64decode(file["fileWithBytes"]).decode("latin-1")}  # text; the reader checks it
+        else:
+            raise UnreadableMessage(at, "holds no text, no file and no data")
+        return {**content, "mediaType": file.get("mimeType"), "filename": file.get("name"), "metadata": metadata}
+
+    def part_03(self, part: Read, at: str) -> Json:
+        metadata = part.get("metadata")
+        if "text" in part:
+            return _present(text=part["text"], metadata=metadata)
+        if "data" in part:
+            data, metadata = packed(part["data"], metadata)
+            return _present(data={"data": data}, metadata=metadata)
+        if "raw" not in part and "url" not in part:
+            raise UnreadableMessage(at, "holds nothing, which A2A 0.3 cannot say")
+        raw = base64.b64encode(part["raw"].encode()).decode() if "raw" in part else None
+        file = {"fileWithBytes": raw, "fileWithUri": part.get("url")}
+        file |= {"mimeType": part.get("mediaType"), "name": part.get("filename")}
+        return _present(file=_present(**file), metadata=metadata)
+
+    def _query_10(self, params: Read) -> Json:
+        return {"id": _ids(params, "name", _TASK)[0], "historyLength": params.get("historyLength")}
+
+    def _query_03(self, params: Read) -> Json:
+        return self._made("", {**self._id_03(params), "historyLength": params.get("historyLength")})
+
+    def _id_03(self, params: Read) -> Json:
+        return {"name": _name(params.get("id", ""))}
+
+    def _list_10(self, params: Read) -> Json:
+        return {**params, "status": self.states.get(params.get("status", ""))}
+
+    def _ids_10(self, params: Read) -> Json:
+        task, config = _ids(params, "name", _CONFIG)
+        return {"taskId": task, "id": config}
+
+    def _ids_03(self, params: Read) -> Json:
+        return {"name": _name(params.get("taskId", ""), params.get("id", ""))}
+
+    def _configs_of_10(self, params: Read) -> Json:
+        return {**params, "taskId": _ids(params, "parent", _TASK)[0]}
+
+    def _configs_of_03(self, params: Read) -> Json:
+        parent = _name(params.get("taskId", ""), at="/taskId")
+        return _present(parent=parent, pageSize=params.get("pageSize"), pageToken=params.get("pageToken"))
+
+    def _created_config_10(self, params: Read) -> Json:
+        found = _scheme_10(params.get("config", {}).get("pushNotificationConfig", {}))
+        return {**found, "id": found.get("id") or params.get("configId"), "taskId": _ids(params, "parent", _TASK)[0]}
+
+    def _created_config_03(self, params: Read) -> Json:
+        parent = _name(params.get("taskId", ""), at="/taskId")
+        return _present(parent=parent, configId=params.get("id"), config=self._task_config_03(params, ""))
+
+    def _task_config_10(self, config: Read, at: str) -> Json:
+        task, _ = _ids(config, "name", _CONFIG, at)
+        return {**_scheme_10(config.get("pushNotificationConfig", {})), "taskId": task}
+
+    def _task_config_03(self, config: Read, at: str) -> Json:
+        name = _name(config.get("taskId", ""), config.get("id", _NO_ID), f"{at}/taskId")
+        return {"name": name, "pushNotificationConfig": self.config_03(config)}
+
+    def _page(self, member: str, convert: Convert, page: Read, at: str) -> Json:
+        return self._made("", {**page, member: _each(convert, page, member, at)})
+
+    def _held_10(self, answer: Read, at: str) -> Json:
+        return self._held(answer, lambda one: one.to_10(answer[one.member], f"{at}/{one.member}"))
+
+    def _held_03(self, answer: Read, at: str) -> Json:
+        return self._held(answer, lambda one: one.to_03(answer[one.member], f"{at}/{one.member}"))
+
+    def _held(self, answer: Read, convert: Callable[[V03Object], Json]) -> Json:
+        for one in self.objects:
+            if one.member in answer:
+                return {one.member: convert(one)}
+        raise UnreadableMessage("", "holds nothing")
+
+    def read_result(self, operation: Operation, given: object) -> Json:
+        """The canonical result of an agent, or the `StreamResponse` of one event. Raises UnreadableMessage."""
+        if not operation.response:
+            return {}  # a deletion has an empty result
+        to_10, _ = self._results[operation.response]
+        return V10.read(operation.response, to_10(self._read(response_name(operation, "0.3"), given), ""))
+
+    def write_result(self, operation: Operation, result: Read) -> Json:
+        """A result or an event for a caller. Raises UnreadableMessage for what 0.3 cannot express."""
+        if not operation.response:
+            return {}
+        _, to_03 = self._results[operation.response]
+        return to_03(V10.read(operation.response, result), "")  # without the members that an agent of 1.0 sent empty
+
+
+def _ids(read: Read, field: str, pattern: re.Pattern[str], at: str = "") -> tuple[str, ...]:
+    match = pattern.match(read.get(field, ""))
+    if match is None:
+        raise UnreadableMessage(f"{at}/{field}", "is not such a resource name")
+    return match.groups()
+
+
+def _name(task: Any, config: Any = None, at: str = "/id") -> str:
+    for one in (task, config):
+        if one is not None and (not one or "/" in one):
+            raise UnreadableMessage(at, "cannot stand in a resource name of A2A 0.3")
+    return f"tasks/{task}" if config is None else f"tasks/{task}/pushNotificationConfigs/{config}"
+
+
+JSON_FORM: Final = JsonForm()
+PROTO_FORM: Final = ProtoForm()
+
+
+def request_name(operation: Operation, version: Version) -> str:
+    """The Protocol Buffers message with an operation's parameters."""
+    return operation.request if version == "1.0" else PROTO_FORM.params[operation.request].name
+
+
+def response_name(operation: Operation, version: Version) -> str:
+    """The Protocol Buffers message with a result or an event, "" for none."""
+    return operation.response if version == "1.0" else operation.response.replace("ConfigsResponse", "ConfigResponse")

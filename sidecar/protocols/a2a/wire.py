@@ -18,10 +18,9 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.operations import Version
-from sidecar.protocols.a2a.proto03 import PROTO03
-from sidecar.protocols.a2a.schema import FieldSpec, MessageSpec, Schema, UnreadableMessage
+from sidecar.protocols.a2a.schema import GOOGLES, FieldSpec, MessageSpec, Schema, UnreadableMessage
 from sidecar.protocols.a2a.status import pieces
 from sidecar.protocols.jsonrpc import MAX_VALUES
 
@@ -29,7 +28,6 @@ _GOOGLE: Final = (struct_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR)
 # An object within an object is three messages on the wire and two calls of the writer; readers stop at 100 messages.
 _MAX_WRITTEN: Final = 66
 _MAX_FIELDS: Final = 64  # of one message, of which a list has one for each entry
-_GOOGLES: Final = frozenset({"Struct", "Value", "Timestamp"})
 _SCALARS: Final = {
     "string": FieldDescriptorProto.TYPE_STRING,
     "bool": FieldDescriptorProto.TYPE_BOOL,
@@ -183,7 +181,7 @@ def _type(schema: Schema, type_: str, field: FieldDescriptorProto) -> None:
         field.type_name = f".{schema.package}.{type_}"
     else:
         field.type = FieldDescriptorProto.TYPE_MESSAGE
-        field.type_name = f".google.protobuf.{type_}" if type_ in _GOOGLES else f".{schema.package}.{type_}"
+        field.type_name = f".google.protobuf.{type_}" if type_ in GOOGLES else f".{schema.package}.{type_}"
 
 
 def _entry(name: str) -> str:

@@ -20,9 +20,9 @@ from sidecar.http.client import Deadline
 from sidecar.protocols.a2a.errors import BY_NAME, BY_REASON, AgentError
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.operations import Operation, Version
-from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import DETAILS, infos_in
+from sidecar.protocols.a2a.v03 import request_name, response_name
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
 from sidecar.upstreams.agents.transport import (
@@ -114,7 +114,7 @@ class GrpcAgent:
     ) -> tuple[str, bytes, tuple[tuple[str, str], ...], Header | None, float]:
         operation = outgoing.operation
         method = operation.grpc(version)
-        name = operation.request if version == "1.0" else request_name(operation)
+        name = request_name(operation, version)
         params = written(form_of(version, "grpc"), outgoing)
         try:
             body = WIRES[version].encode(name, params)
@@ -229,7 +229,7 @@ def _unsendable() -> Refusal:
 
 def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
     """A result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
-    name = operation.response if version == "1.0" else response_name(operation, streamed=operation.streams)
+    name = response_name(operation, version)
     if not name:
         return {}
     if raw is None:

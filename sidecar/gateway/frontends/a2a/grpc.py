@@ -41,9 +41,9 @@ from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.protocols.a2a.errors import AgentError, AgentErrorKind
 from sidecar.protocols.a2a.operations import BY_GRPC, Operation, Version
-from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import DETAILS, encode_status
+from sidecar.protocols.a2a.v03 import request_name, response_name
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, has_nul, malformed
 
@@ -74,7 +74,7 @@ class GrpcWriter(ResponseWriter):
         return ErrorResponse(200, self.event(operation, result), "application/grpc")
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        name = operation.response if self.version == "1.0" else response_name(operation, streamed=operation.streams)
+        name = response_name(operation, self.version)
         said = written(self.form, operation, event) if name else {}
         try:
             return WIRES[self.version].encode(name, said)
@@ -136,7 +136,7 @@ class GrpcRequest(CalledName):
     def params(self) -> dict[str, Any]:
         if self.broken:
             raise malformed(self.broken)
-        name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
+        name = request_name(self.operation, self.dialect.version)
         try:
             given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH, MAX_SENT_VALUES)
             params = self.dialect.form.read_params(self.operation, given)

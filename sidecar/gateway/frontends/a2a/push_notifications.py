@@ -25,10 +25,10 @@ import orjson
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.a2a import v03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import GET, STREAM, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.a2a.v03 import JSON_FORM
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage.webhooks.delivery import Headers, Kind, OnBehalfOf
 from sidecar.storage.webhooks.push_config import PushRecord
@@ -218,7 +218,7 @@ def _event(body: bytes) -> dict[str, Any]:
             member in given for member in ("status_update", "artifact_update", *_MEMBERS)
         ):
             return V10.read("StreamResponse", given, defaults=True)
-        return v03.result_from_03(STREAM, given, streamed=True)
+        return JSON_FORM.read_result(STREAM, given)
     except UnreadableMessage as error:
         raise Refusal(Reason.MALFORMED_CALL, f"this is no push notification of A2A: {error}") from None
 
@@ -243,7 +243,7 @@ def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
     else:
         return None
     try:
-        return orjson.dumps(v03.result_to_03(GET, task, streamed=False))
+        return orjson.dumps(JSON_FORM.write_result(GET, task))
     except UnreadableMessage as error:
         raise Refusal(Reason.MALFORMED_CALL, f"A2A 0.3 cannot say this: {error}") from None
 

@@ -21,7 +21,7 @@ from sidecar.http.server.event_stream import EventStream
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.forms import form_of
-from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.operations import (
     BY_RPC,
     CARD,
@@ -37,8 +37,8 @@ from sidecar.protocols.a2a.operations import (
     Version,
     version_meant,
 )
-from sidecar.protocols.a2a.proto03 import PROTO03, request_name
 from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.a2a.v03 import request_name
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
 from sidecar.vocabulary import SKILL, Call, Question
 
@@ -155,7 +155,7 @@ def _given(
     """Returns the parameters of body or query with those of the path, which they must not contradict."""
     if route.has_body and not isinstance(body, dict):
         raise UnreadableMessage("", "must be an object")
-    schema, message = (V10, operation.request) if version == "1.0" else (PROTO03, request_name(operation))
+    schema, message = V10 if version == "1.0" else PROTO03, request_name(operation, version)
     given = dict(body) if isinstance(body, dict) else http.typed(schema, message, query)
     named = _named_10(operation, address) if version == "1.0" else _named_03(operation, address.ids)
     for name, value in named:

@@ -23,10 +23,11 @@ from jwt import PyJWK
 from jwt.algorithms import get_default_algorithms
 
 from sidecar.http import signing_keys
-from sidecar.protocols.a2a import cards, cards03, proto03, v03
+from sidecar.protocols.a2a import cards, cards03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import CARD
 from sidecar.protocols.a2a.schema import UnreadableMessage
+from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM
 from sidecar.protocols.a2a.wire import WIRES
 from tests.unit.protocols.a2a.test_schema import of, whole
 
@@ -117,8 +118,8 @@ GIVEN = {"of 0.3": OLD, "of 1.0": NEW, "with little": LEAST}
 WRITERS = {
     "everybody": lambda card: cards.document(card),
     "the seed": cards.seed_card,
-    "0.3 over JSON-RPC": lambda card: v03.result_to_03(CARD, card, streamed=False),
-    "0.3 over gRPC": lambda card: proto03.result_to_03(CARD, card, streamed=False),
+    "0.3 over JSON-RPC": lambda card: JSON_FORM.write_result(CARD, card),
+    "0.3 over gRPC": lambda card: PROTO_FORM.write_result(CARD, card),
 }
 
 
@@ -228,9 +229,9 @@ def test_a_version_that_we_do_not_offer_is_not_in_the_card() -> None:
 
 
 def test_the_extended_card_of_an_agent_of_0_3_is_read_like_any_other() -> None:
-    assert v03.result_from_03(CARD, OLD, streamed=False) == cards.read(OLD)
-    sent = proto03.result_to_03(CARD, cards.read(OLD), streamed=False)
-    assert proto03.result_from_03(CARD, sent, streamed=False)["skills"] == cards.read(OLD)["skills"]
+    assert JSON_FORM.read_result(CARD, OLD) == cards.read(OLD)
+    sent = PROTO_FORM.write_result(CARD, cards.read(OLD))
+    assert PROTO_FORM.read_result(CARD, sent)["skills"] == cards.read(OLD)["skills"]
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.protocols.a2a import cards03
-from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.proto03 import PROTO03
+from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from tests.unit.protocols.a2a.test_schema import of, whole
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from sidecar.protocols.a2a import v03
-from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.messages import JSON03, V10
 from sidecar.protocols.a2a.operations import (
     CANCEL,
     CARD,
@@ -32,6 +31,7 @@ from sidecar.protocols.a2a.operations import (
     Operation,
 )
 from sidecar.protocols.a2a.schema import FieldSpec, UnreadableMessage
+from sidecar.protocols.a2a.v03 import JSON_FORM, packed, unpacked
 from tests.unit.protocols.a2a.test_schema import JSON, VALUES, of, whole
 
 JUDGED = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -120,8 +120,9 @@ def test_parameters_of_1_0_are_said_in_0_3_as_the_official_layer_says_them(
     operation: Operation, data: st.DataObject
 ) -> None:
     canonical = V10.read(operation.request, data.draw(of(V10, operation.request)))
+    canonical.pop("tenant", None)  # refused, where the official layer drops it
     ours, theirs = said_by_both(
-        lambda: v03.params_to_03(operation, canonical), lambda: theirs_params_03(operation, canonical)
+        lambda: JSON_FORM.write_params(operation, canonical), lambda: theirs_params_03(operation, canonical)
     )
     assert whole(ours) == whole(theirs)
 
@@ -137,7 +138,7 @@ def test_results_of_1_0_are_said_in_0_3_as_the_official_layer_says_them(
 ) -> None:
     canonical = V10.read(operation.response, data.draw(of(V10, operation.response)))
     ours, theirs = said_by_both(
-        lambda: v03.result_to_03(operation, canonical, streamed=streamed),
+        lambda: JSON_FORM.write_result(operation, canonical),
         lambda: theirs_result_03(operation, canonical, streamed),
     )
     if operation is SEND and not canonical:  # the official layer makes an empty message of an empty answer
@@ -166,12 +167,11 @@ def without_final(said: Any) -> Any:
 )
 def test_the_last_event_of_a_stream_says_so(state: str, final: bool) -> None:
     event = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": {"state": state}}}
-    assert v03.result_to_03(STREAM, event, streamed=True)["final"] is final
+    assert JSON_FORM.write_result(STREAM, event)["final"] is final
 
 
 # --- 0.3 to 1.0 -------------------------------------------------------------------------------------------------------
 
-MODELS_DEMAND = {**v03._REQUIRED, "StatusUpdate": (*v03._REQUIRED["StatusUpdate"], "final")}
 SCALARS = {**VALUES, "bytes": st.sampled_from(["", "AA==", "AP8="])}
 PACKED = st.fixed_dictionaries(
     {"kind": st.just("data"), "data": st.fixed_dictionaries({"value": JSON | st.none()})}
@@ -181,21 +181,21 @@ PACKED = st.fixed_dictionaries(
 def of_03(name: str, depth: int = 4) -> st.SearchStrategy[dict[str, Any]]:
     """A message as a peer of 0.3 may write it: in either spelling, with nulls, without `kind`, and with what nobody
     knows."""
-    message = v03.V03.messages[name]
+    message = JSON03.messages[name]
 
     def value(one: FieldSpec) -> st.SearchStrategy[Any]:
-        words = v03._WORDS.get((name, one.json))
+        words = JSON03.enums.get(one.type)
         if words is not None:
-            single: st.SearchStrategy[Any] = st.sampled_from(sorted(words))
+            single: st.SearchStrategy[Any] = st.sampled_from(words)
         elif one.type == "Part":
             single = of_03("Part", depth - 1) | PACKED
         else:
-            single = of_03(one.type, depth - 1) if one.type in v03.V03.messages else SCALARS[one.type]
+            single = of_03(one.type, depth - 1) if one.type in JSON03.messages else SCALARS[one.type]
         return st.lists(single, max_size=2) if one.many else single
 
     @st.composite
     def spoken(draw: st.DrawFn) -> dict[str, Any]:
-        wanted = MODELS_DEMAND.get(name, ())
+        wanted = {one.json for one in message.fields if one.required and not one.group} | {"final"}
         contents = [one for one in message.fields if one.group]
         chosen = draw(st.sampled_from(contents)) if contents else None
         said: dict[str, Any] = {}
@@ -221,8 +221,8 @@ def of_03(name: str, depth: int = 4) -> st.SearchStrategy[dict[str, Any]]:
 @JUDGED
 @given(data=st.data())
 def test_parameters_of_0_3_are_read_as_the_official_layer_reads_them(operation: Operation, data: st.DataObject) -> None:
-    said = data.draw(of_03(v03._PARAMS[operation.request].name))
-    assert whole(v03.params_from_03(operation, said)) == whole(theirs_params_10(operation, said))
+    said = data.draw(of_03(JSON_FORM.params[operation.request].name))
+    assert whole(JSON_FORM.read_params(operation, said)) == whole(theirs_params_10(operation, said))
 
 
 RESULTS = [
@@ -244,7 +244,7 @@ def test_results_of_0_3_are_read_as_the_official_layer_reads_them(
 ) -> None:
     said = data.draw(of_03(name))
     theirs = theirs_result_10(operation, said, streamed)
-    assert whole(v03.result_from_03(operation, said, streamed=streamed)) == whole(theirs)
+    assert whole(JSON_FORM.read_result(operation, said)) == whole(theirs)
 
 
 # --- what no model knows ----------------------------------------------------------------------------------------------
@@ -252,30 +252,30 @@ def test_results_of_0_3_are_read_as_the_official_layer_reads_them(
 
 def test_tasks_are_listed_in_0_3_with_its_words() -> None:
     asked = {"contextId": "c", "status": "input-required", "pageSize": 5, "pageToken": "p", "includeArtifacts": False}
-    canonical = v03.params_from_03(LIST, asked)
+    canonical = JSON_FORM.read_params(LIST, asked)
     assert canonical == {**asked, "status": "TASK_STATE_INPUT_REQUIRED"}
-    assert v03.params_to_03(LIST, {**canonical, "tenant": "x"}) == asked
+    assert JSON_FORM.write_params(LIST, canonical) == asked
     task = {"kind": "task", "id": "t", "contextId": "c", "status": {"state": "working"}}
     listed = {"tasks": [task], "nextPageToken": "", "pageSize": 5, "totalSize": 1}
-    read = v03.result_from_03(LIST, listed, streamed=False)
+    read = JSON_FORM.read_result(LIST, listed)
     assert read["tasks"] == [{"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_WORKING"}}]
-    assert v03.result_to_03(LIST, read, streamed=False)["tasks"] == [task]
+    assert JSON_FORM.write_result(LIST, read)["tasks"] == [task]
 
 
 def test_a_deletion_answers_null() -> None:
-    assert v03.result_to_03(PUSH_DELETE, {}, streamed=False) is None
-    assert v03.result_from_03(PUSH_DELETE, None, streamed=False) == {}
+    assert JSON_FORM.write_result(PUSH_DELETE, {}) is None
+    assert JSON_FORM.read_result(PUSH_DELETE, None) == {}
     with pytest.raises(UnreadableMessage):
-        v03.result_from_03(PUSH_DELETE, {"task": 1}, streamed=False)
+        JSON_FORM.read_result(PUSH_DELETE, {"task": 1})
 
 
 def test_the_card_is_asked_for_with_nothing() -> None:
-    assert v03.params_from_03(CARD, None) == v03.params_from_03(CARD, {"tenant": "x"}) == {}
-    assert v03.params_to_03(CARD, {"tenant": "x"}) == {}
+    assert JSON_FORM.read_params(CARD, None) == JSON_FORM.read_params(CARD, {"tenant": "x"}) == {}
+    assert JSON_FORM.write_params(CARD, {}) == {}
 
 
 def test_every_operation_is_translated() -> None:
-    assert {one.request for one in OPERATIONS} == v03._PARAMS.keys()
+    assert {one.request for one in OPERATIONS} == JSON_FORM.params.keys()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def part(**members: Any) -> dict[str, Any]:
         (part(kind="text", text="a", data={}), "/message/parts/1/data"),
         (part(kind="data", data=[]), "/message/parts/1/data"),
         (part(kind="data", data={}, metadata={"data_part_compat": True}), "/message/parts/1/data/value"),
-        (part(kind="file", file={}), "/message/parts/1/file/bytes"),
+        (part(kind="file", file={}), "/message/parts/1/file"),
         (part(kind="file", file={"bytes": "*"}), "/message/parts/1/file/bytes"),
         (part(kind="file", file={"bytes": "", "uri": "a"}), "/message/parts/1/file/uri"),
         ({**message(), "configuration": {"blocking": "yes"}}, "/configuration/blocking"),
@@ -332,7 +332,7 @@ def part(**members: Any) -> dict[str, Any]:
 )
 def test_a_wrong_call_is_told_with_its_place(said: Any, where: str) -> None:
     with pytest.raises(UnreadableMessage) as caught:
-        v03.params_from_03(SEND, said)
+        JSON_FORM.read_params(SEND, said)
     assert caught.value.pointer == where
 
 
@@ -357,25 +357,23 @@ STATUS = {"state": "working"}
 )
 def test_a_wrong_answer_is_told_with_its_place(operation: Operation, result: Any, where: str) -> None:
     with pytest.raises(UnreadableMessage) as caught:
-        v03.result_from_03(operation, result, streamed=False)
+        JSON_FORM.read_result(operation, result)
     assert caught.value.pointer == where
 
 
 def test_a_part_that_holds_nothing_cannot_be_said_in_0_3() -> None:
     with pytest.raises(UnreadableMessage) as caught:
-        v03.params_to_03(SEND, {"message": {"parts": [{"text": "a"}, {"filename": "b"}]}})
+        JSON_FORM.write_params(SEND, {"message": {"parts": [{"text": "a"}, {"filename": "b"}]}})
     assert caught.value.pointer == "/message/parts/1"
 
 
 def test_what_an_agent_of_1_0_left_empty_is_not_said_in_0_3() -> None:
     task = {"id": "t", "contextId": "", "status": {"state": "TASK_STATE_UNSPECIFIED"}, "history": [], "artifacts": []}
     empty = V10.read("Task", task, defaults=True)
-    assert v03.result_to_03(GET, empty, streamed=False) == v03.result_to_03(
-        GET, {"id": "t", "status": {}}, streamed=False
-    )
+    assert JSON_FORM.write_result(GET, empty) == JSON_FORM.write_result(GET, {"id": "t", "status": {}})
 
 
 def test_what_looks_packed_is_not_unpacked_by_who_reads_it() -> None:
     """Else the official compatibility layer would hand an agent the value inside, where rules saw the object."""
-    data, metadata = v03.packed({"value": "inside"}, {"data_part_compat": True, "own": 1})
-    assert v03.unpacked(data, metadata, "") == ({"value": "inside"}, {"own": 1})
+    data, metadata = packed({"value": "inside"}, {"data_part_compat": True, "own": 1})
+    assert unpacked(data, metadata, "") == ({"value": "inside"}, {"own": 1})

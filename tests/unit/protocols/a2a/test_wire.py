@@ -13,8 +13,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.proto03 import PROTO03
+from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.schema import Schema, UnreadableMessage
 from sidecar.protocols.a2a.wire import WIRES, ProtobufWire
 from tests.unit.protocols.a2a.test_schema import of, whole
