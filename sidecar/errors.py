@@ -9,7 +9,7 @@ Errors are of three kinds, which are never mixed:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -337,6 +337,11 @@ class Together:
             yield
         except ConfigError as error:
             self.errors.append(error)
+
+    def call(self, read: Callable[..., object], *given: object) -> None:
+        """Calls a reader whose result is not needed, as in `noted`."""
+        with self.noted():
+            read(*given)
 
     def refuse(self) -> None:
         """Raises the collected faults, each once, as an error of the first one's class. Does nothing if there are

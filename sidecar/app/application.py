@@ -23,7 +23,6 @@ from sidecar.admin.operator_api import OperatorApi
 from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
-from sidecar.app.endpoints import base_url_of, take
 from sidecar.app.enforcement import EnforcementMode
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
 from sidecar.app.loader import executions_from, next_snapshot, record_store, snapshot_of
@@ -31,7 +30,7 @@ from sidecar.app.policy_sources import SourcePoller
 from sidecar.app.preflight import check_keeping
 from sidecar.app.reload import Reloader
 from sidecar.app.sampled_gauges import SampledGauges
-from sidecar.app.servers import Servers
+from sidecar.app.servers import Servers, base_url_of, take
 from sidecar.app.shared_store import SharedStore
 from sidecar.app.status import StatusReport
 from sidecar.app.tool_drift import ToolDrift

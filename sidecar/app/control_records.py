@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -22,7 +22,6 @@ from sidecar.audit.chain import ChainEnd
 from sidecar.audit.checkpoint_publisher import (
     EVERY_S,
     CheckpointPublisher,
-    Place,
     to_descriptor,
     to_store,
     told_to_store,
@@ -68,7 +67,9 @@ class ControlRecords:
 
     def publish_at(self, store: CounterStore) -> None:
         """Start to publish checkpoints, including to `store` if it is configured."""
-        self.herald, self._store = CheckpointPublisher(_places(self.settings, store)), store
+        known = {"stdout": to_descriptor(STDOUT), "store": to_store(store.run)}
+        self.herald = CheckpointPublisher({name: known[name] for name in self.settings.audit.checkpoints.to})
+        self._store = store
 
     async def look_back(self) -> None:
         """Compare the log with the newest published checkpoint, and record a rollback if the log is behind it. Runs
@@ -98,7 +99,7 @@ class ControlRecords:
             return
         if not facts or ROLLED_BACK in self.audit.found:
             return
-        log.error("the evidence is not that which was attested: it was put back", extra=dict(facts))
+        log.error("the audit log is behind a published checkpoint: it was rolled back", extra=dict(facts))
         self.audit.found += (ROLLED_BACK,)
         await self.witness(RECOVERED, "sidecar", **facts)
         with suppress(OSError):  # the new checkpoint is newer, and the next start compares with it
@@ -130,7 +131,7 @@ class ControlRecords:
             await self.audit.control(what, by, **facts)
         except Refusal:
             log.error("the audit cannot be written", extra={"control": what})
-            hint = "is its disk full, or read-only? Is who takes it awake?"
+            hint = "check that its disk is not full or read-only, and that its receiver answers"
             place = place_of(self.settings)
             raise SettingsError([fault_in(place, "the audit cannot be written", code="A111", hint=hint)]) from None
 
@@ -190,9 +191,3 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
     if audit.found:
         log.warning("the audit was not in order", extra={"found": audit.found})
     return audit
-
-
-def _places(settings: Settings, store: CounterStore) -> Mapping[str, Place]:
-    """The places where checkpoints are published, by name."""
-    known = {"stdout": to_descriptor(STDOUT), "store": to_store(store.run)}
-    return {name: known[name] for name in settings.audit.checkpoints.to}

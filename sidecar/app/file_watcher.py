@@ -15,6 +15,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -67,7 +69,8 @@ class FileWatcher:
     settings: Callable[[], Settings]
     seen: WatchLook
     _hint: asyncio.Event = field(default_factory=asyncio.Event)
-    _ears: _Ears | None = None
+    _places: _Places | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
     _listening_since: float = -math.inf
 
     async def run(self, changed: Callable[[], Awaitable[bool]]) -> None:
@@ -84,7 +87,7 @@ class FileWatcher:
                 if self.settings().policy.watch and (await self._settled() != self.seen or not done):
                     done = await changed()
         finally:
-            self._stop_listening()
+            self._stop.set()
 
     async def look(self) -> WatchLook:
         """Scan in a thread: folders may be large and file systems slow."""
@@ -114,19 +117,18 @@ class FileWatcher:
         """Subscribe to the operating system's events for the current files."""
         settings = self.settings()
         wanted = await asyncio.to_thread(_Places.of, self.config, settings) if settings.policy.watch else None
-        if self._ears is not None and self._ears.places == wanted:
+        if self._places == wanted:
             return
-        self._stop_listening()
+        self._stop.set()
+        self._places, self._stop = wanted, threading.Event()
         if wanted is not None:
             loop = asyncio.get_running_loop()
-            self._ears = _Ears(wanted, lambda: loop.call_soon_threadsafe(self._hint.set))
-            self._ears.open()
+            hear = partial(loop.call_soon_threadsafe, self._hint.set)
+            for paths, names in ((wanted.deep, None), (wanted.flat, wanted.names)):
+                if paths:
+                    given = paths, names, hear, self._stop
+                    threading.Thread(target=_hear_changes, args=given, name="sidecar-watch", daemon=True).start()
             self._listening_since = loop.time()
-
-    def _stop_listening(self) -> None:
-        if self._ears is not None:
-            self._ears.stop.set()
-            self._ears = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,42 +152,32 @@ class _Places:
         return cls(deep, flat, names, tuple(_stamp(Path(path))[:2] for path in (*deep, *flat)))
 
 
-@dataclass(slots=True)
-class _Ears:
-    """Two threads that receive events and end shortly after `stop`. They call `hear`."""
+def _hear_changes(
+    paths: tuple[str, ...], names: frozenset[str] | None, hear: Callable[[], object], stop: threading.Event
+) -> None:
+    """Call `hear` at each event in these folders until `stop`: for these `names`, or for policies in the whole tree."""
+    import watchfiles  # imported here to keep the start fast
 
-    places: _Places
-    hear: Callable[[], object]
-    stop: threading.Event = field(default_factory=threading.Event)
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
 
-    def open(self) -> None:
-        for paths, deep in ((self.places.deep, True), (self.places.flat, False)):
-            if paths:
-                threading.Thread(target=self._run, args=(paths, deep), name="sidecar-watch", daemon=True).start()
+    def matters(_: watchfiles.Change, path: str) -> bool:
+        name = Path(path).name
+        return name == KUBERNETES_LINK or _is_policy(name) if names is None else name in names
 
-    def _run(self, paths: tuple[str, ...], deep: bool) -> None:
-        import watchfiles  # imported here to keep the start fast
-
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)
-        matters = _tells_of_policy if deep else self.places.names.__contains__
-        try:
-            for _ in watchfiles.watch(
-                *paths,
-                watch_filter=lambda change, path: matters(Path(path).name),
-                recursive=deep,
-                step=STEP_MS,
-                debounce=int(STILL_S * 1000),
-                stop_event=self.stop,
-                raise_interrupt=False,
-            ):
-                self.hear()
-        except (OSError, RuntimeError) as error:  # no inotify, its limit is reached, or the loop is closed
-            if not self.stop.is_set():
-                log.warning(f"files are looked at every {POLL_S:.0f} s only", extra={"error": str(error)})
-
-
-def _tells_of_policy(name: str) -> bool:
-    return name == KUBERNETES_LINK or _is_policy(name)
+    try:
+        for _ in watchfiles.watch(
+            *paths,
+            watch_filter=matters,
+            recursive=names is None,
+            step=STEP_MS,
+            debounce=int(STILL_S * 1000),
+            stop_event=stop,
+            raise_interrupt=False,
+        ):
+            hear()
+    except (OSError, RuntimeError) as error:  # no inotify, its limit is reached, or the loop is closed
+        if not stop.is_set():
+            log.warning(f"files are looked at every {POLL_S:.0f} s only", extra={"error": str(error)})
 
 
 def _is_policy(name: str) -> bool:
@@ -242,12 +234,12 @@ def _links_in(path: Path, deep: int = 8) -> Iterator[Path]:
 
 def _paths_in(value: object) -> Iterator[Path]:
     """All paths in a part of the settings."""
-    if isinstance(value, Path):
-        yield value
-    elif isinstance(value, BaseModel):
-        yield from _paths_in([getattr(value, name) for name in type(value).model_fields])
-    elif isinstance(value, Mapping):
-        yield from _paths_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _paths_in(entry)
+    match value:
+        case Path():
+            yield value
+        case BaseModel():
+            yield from _paths_in([getattr(value, name) for name in type(value).model_fields])
+        case Mapping():
+            yield from _paths_in(list(value.values()))
+        case list() | tuple():
+            yield from chain.from_iterable(map(_paths_in, value))

@@ -94,8 +94,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     kept, missing = list(keeping_faults(loaded)), file_faults(loaded, environ)
     if faults := missing + [fault for fault in kept if fault.severity == "error"]:
         together.errors.append(SettingsError(in_file_order(faults)))
-    with together.noted():
-        open_store(settings.store, time.time)
+    together.call(open_store, settings.store, time.time)
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
     if missing:  # already reported; what depends on them cannot be built
@@ -116,19 +115,13 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
 
 def _check_data(settings: Settings, together: Together) -> None:
     """Check what earlier runs left in the data folder."""
-    with together.noted():
-        SwitchLedger.open(settings.data / LEDGER_FILE)
     unshared = open_store(StoreSettings(), time.time)
-    with together.noted():
-        tasks_from(settings, unshared, b"")
-    with together.noted():
-        check_callbacks(settings)
-    with together.noted():
-        record_store(TASKS, settings, settings.task_api_path, unshared)
-    with together.noted():
-        record_store(RUNS, settings, settings.runs_path, unshared)
-    with together.noted():
-        record_store(SCHEDULES, settings, settings.schedules_path, unshared)
+    together.call(SwitchLedger.open, settings.data / LEDGER_FILE)
+    together.call(tasks_from, settings, unshared, b"")
+    together.call(check_callbacks, settings)
+    together.call(record_store, TASKS, settings, settings.task_api_path, unshared)
+    together.call(record_store, RUNS, settings, settings.runs_path, unshared)
+    together.call(record_store, SCHEDULES, settings, settings.schedules_path, unshared)
     with together.noted(), suppress(OSError):  # missing, already reported, or readable only by the serving user
         load_key(settings.audit_key_path, ours=True)
     for path in settings.previous_audit_key_paths:
@@ -146,10 +139,8 @@ def _with_attesting_key(signer: TokenSigner, settings: Settings) -> TokenSigner:
 
 def _check_policy(settings: Settings, together: Together) -> None:
     if settings.policy.models.is_dir() and settings.policy.path.is_dir():
-        with together.noted():
-            Engine(read_policy(settings))
-        with together.noted():
-            Beside.read(settings.policy.path)
+        together.call(lambda: Engine(read_policy(settings)))
+        together.call(Beside.read, settings.policy.path)
 
 
 def tasks_from(settings: Settings, shared: CounterStore, secret: bytes) -> TaskOwners:
@@ -363,8 +354,7 @@ def snapshot_of(
         signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
         services = services_from(settings, known.services if known else {}, processes, signer)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
-    with together.noted():
-        _check_schedules(settings, document)
+    together.call(_check_schedules, settings, document)
     tls: TlsContexts | None = None
     with together.noted():
         tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None

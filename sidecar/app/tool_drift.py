@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -118,11 +119,9 @@ class ToolDrift:
             await self._put_on_record({**held, "more": len(fresh) - MAX_TOLD})
 
     async def _put_on_record(self, facts: Mapping[str, object]) -> None:
-        log.warning("a tool is not what it was", extra=dict(facts))
-        try:
+        log.warning("a tool differs from its pin, or from the first list", extra=dict(facts))
+        with suppress(ConfigError):  # logged; calls of the tool are refused anyway, and each refusal is recorded
             await self.witness("pin-drift", "sidecar", **facts)
-        except ConfigError:
-            pass  # logged; calls of the tool are refused anyway, and each refusal is recorded
 
 
 def _mode(now: Snapshot, service: Service) -> Mode:

@@ -11,9 +11,10 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from sidecar.audit.checkpoints import MAX_LINE_BYTES, Checkpoint, published_in
+from sidecar.storage.redis_script import Run
 
 EVERY_S: Final = 1.0
 DEADLINE_S: Final = 2.0
@@ -30,9 +31,6 @@ READ: Final = "return redis.call('LRANGE', KEYS[1], -tonumber(ARGV[1]), -1)"
 
 Place = Callable[[Checkpoint], Awaitable[object]]
 """Publishes a checkpoint to one place. Raises OSError."""
-Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""Runs a Lua script on one key of the store; returns None for a store that is not shared. Raises OSError."""
-
 log = logging.getLogger("sidecar.audit")
 
 

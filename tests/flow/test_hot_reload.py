@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import watchfiles
 from click.testing import CliRunner
 
 import sidecar.app.file_watcher
@@ -273,7 +274,7 @@ async def test_whoever_is_stopped_while_looking_stops(tmp_path: Path) -> None:
 async def test_what_no_event_tells_a_look_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that tells nobody of what others write (NFS)."""
     monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
-    monkeypatch.setattr(sidecar.app.file_watcher._Ears, "open", lambda self: None)
+    monkeypatch.setattr(watchfiles, "watch", lambda *paths, **options: ())
     async with world(tmp_path) as running:
         plain(tmp_path / "policies", WIDER)
         await taken(running)
@@ -283,8 +284,6 @@ async def test_what_no_event_tells_a_look_finds_out(tmp_path: Path, monkeypatch:
 async def test_where_the_system_tells_nothing_the_looks_remain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import watchfiles
-
     def no_more_watches(*paths: str, **options: Any) -> None:
         raise OSError(28, "inotify watch limit reached")
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import watchfiles
 
 import sidecar.app.file_watcher
 import sidecar.app.loader
@@ -153,7 +154,7 @@ async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, mo
 async def test_what_is_written_before_the_system_listens_is_seen_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.app.file_watcher._Ears, "open", lambda self: None)  # it never will
+    monkeypatch.setattr(watchfiles, "watch", lambda *paths, **options: ())  # it never will
     async with world(tmp_path) as running:
         await asyncio.sleep(0.3)  # after the look of the start
         plain(tmp_path / "policies", WIDER)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import watchfiles
 
 from sidecar.app import file_watcher
 from sidecar.gateway.kill_switch import switch
@@ -157,7 +158,7 @@ async def test_what_one_loaded_the_other_looks_for_at_once(
     """A mount that tells of no change: only the word of the other can have it looked at so soon."""
     monkeypatch.setattr(file_watcher, "POLL_S", 60.0)
     monkeypatch.setattr(file_watcher, "SOON_S", 0.0)
-    monkeypatch.setattr(file_watcher._Ears, "open", lambda ears: None)
+    monkeypatch.setattr(watchfiles, "watch", lambda *paths, **options: ())
     monkeypatch.setattr(peers, "EVERY_S", 0.05)
     async with two(tmp_path, valkey) as (a, b):
         for one in (a, b):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,13 +88,7 @@ def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
     """Build an unsigned bundle from a folder's `policies` and `models`. Raises BadBundle, OSError."""
     files = dict(_files_of(folder))
     entries = {path: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for path, raw in files.items()}
-    manifest = {
-        "v": VERSION,
-        "name": name,
-        "version": version,
-        "created_at": created_at,
-        "files": entries,
-    }
+    manifest = {"v": VERSION, "name": name, "version": version, "created_at": created_at, "files": entries}
     raw = orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
     _manifest(raw)  # refuse to build what no reader accepts
     return archive_of({MANIFEST: raw, **files})
@@ -141,16 +136,16 @@ def read_keys(path: Path) -> Keys:
         raw = file.read(MAX_KEY_FILE + 1)
     try:
         listed = [read_public_jwk(path)] if b"-----BEGIN" in raw else orjson.loads(raw[:MAX_KEY_FILE])["keys"]
-        keys = {str(one["kid"]): _public(one) for one in listed if one.get("crv") == "Ed25519"}
+        keys = {
+            str(one["kid"]): Ed25519PublicKey.from_public_bytes(base64url.decode(str(one["x"])))
+            for one in listed
+            if one.get("crv") == "Ed25519"
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadBundle(f"{path} holds no public keys: it is a JWKS, or one key in PEM") from None
     if not keys or len(listed) > MAX_KEYS:
         raise BadBundle(f"{path} holds no Ed25519 key, or more than {MAX_KEYS} keys")
     return keys
-
-
-def _public(jwk: Mapping[str, Any]) -> Ed25519PublicKey:
-    return Ed25519PublicKey.from_public_bytes(base64url.decode(str(jwk["x"])))
 
 
 def _files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -226,27 +221,21 @@ def _unpack(found: Iterator[TarMember], manifest: Manifest, into: Path | None) -
         if entry is None or entry.size != member.size:
             raise BadBundle(f"{member.name[:128]} is not as the manifest says")
         digest = hashlib.sha256()
-        checked = _hashing(member, digest)
+        content = _hashing(member.content, digest)
         if into is None:
-            for _ in checked.content:
-                pass
+            deque(content, maxlen=0)
         else:
-            write_member(into, checked)
+            write_member(into, member._replace(content=content))
         if digest.hexdigest() != entry.sha256:
             raise BadBundle(f"{member.name} is not as the manifest says")
     if left:
         raise BadBundle(f"{next(iter(left))[:128]} is missing")
 
 
-def _hashing(member: TarMember, digest: Any) -> TarMember:
-    """The same member; its content is hashed as it is read."""
-
-    def read() -> Iterator[bytes]:
-        for chunk in member.content:
-            digest.update(chunk)
-            yield chunk
-
-    return member._replace(content=read())
+def _hashing(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
+    for chunk in content:
+        digest.update(chunk)
+        yield chunk
 
 
 class _Hashed:

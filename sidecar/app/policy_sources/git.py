@@ -64,7 +64,6 @@ class GitOrigin:
     _looked_at: tuple[str, GitSource] | None = None
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """See `PolicyOrigin.look`."""
         chosen = settings.policy.source.git if settings.policy.source else None
         assert chosen is not None
         try:
@@ -78,12 +77,10 @@ class GitOrigin:
             raise SourceError(f"it cannot be kept: {error}") from None
 
     def refuse(self, why: str) -> None:
-        """See `PolicyOrigin.refuse`."""
         if self._looked_at is not None:
             self._refused = {self._looked_at: why}
 
     def forget(self) -> None:
-        """See `PolicyOrigin.forget`."""
         self._refused = {}
 
     async def _look(self, settings: Settings, chosen: GitSource) -> StoredPolicy | None:

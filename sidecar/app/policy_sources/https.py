@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidecar.app.policy_sources.bundle import BadBundle, Bundle, opened, read_keys
+from sidecar.app.policy_sources.bundle import BadBundle, opened, read_keys
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions, objection
 from sidecar.http.client import EgressError
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
@@ -53,23 +53,32 @@ class BundleOrigin:
         return kept
 
     def refuse(self, why: str) -> None:
-        """See `PolicyOrigin.refuse`."""
         self._refused = why
 
     def forget(self) -> None:
-        """See `PolicyOrigin.forget`. The settings or keys that it was judged by may have changed."""
-        self._seen, self._refused = None, ""
+        self._seen, self._refused = None, ""  # the settings or keys that it was judged by may have changed
 
     def _take(self, settings: Settings, chosen: BundleSource, raw: bytes) -> StoredPolicy | None:
         old, shelf = kept_for(settings), StoredRevisions(settings)
         try:
             with shelf.aside() as made:
                 found = opened(io.BytesIO(raw), read_keys(chosen.keys_path), into=made)
-                new = self._kept(found)
+                said = found.manifest
+                new = StoredPolicy(
+                    name=found.digest,
+                    kind="bundle",
+                    of=said.name,
+                    version=said.version,
+                    size=said.size,
+                    signer=found.key_id,
+                    created_at=said.created_at,
+                    taken_at=self.clock(),
+                    manifest=found.manifest_digest,
+                )
                 if old is not None and (old.name == new.name or old.manifest == new.manifest):
                     return None  # or signed by another key, with the same content
-                if found.manifest.name != chosen.name:
-                    raise SourceError(f"it is the policy of {found.manifest.name!r:.80}", refused=True)
+                if said.name != chosen.name:
+                    raise SourceError(f"it is the policy of {said.name!r:.80}", refused=True)
                 if why := objection(new, old, chosen.accept):
                     raise SourceError(f"{why} (its digest is {new.name})", refused=True)
                 shelf.name(made, new.name)
@@ -78,20 +87,6 @@ class BundleOrigin:
             raise SourceError(str(error), refused=True) from None
         except OSError as error:
             raise SourceError(f"it cannot be kept: {error}") from None
-
-    def _kept(self, found: Bundle) -> StoredPolicy:
-        said = found.manifest
-        return StoredPolicy(
-            name=found.digest,
-            kind="bundle",
-            of=said.name,
-            version=said.version,
-            size=said.size,
-            signer=found.key_id,
-            created_at=said.created_at,
-            taken_at=self.clock(),
-            manifest=found.manifest_digest,
-        )
 
 
 def _read(path: Path) -> bytes:

@@ -91,17 +91,13 @@ class SourcePoller:
             await asyncio.to_thread(prove, placed(settings, taken))
             await keep()
 
-        failed = await self._look(settings, adopt, BY_SOURCE)
+        failed = await self.look(settings, adopt)
         if failed is not None and kept_for(settings) is None:
             if isinstance(failed, ConfigError):
                 raise failed
             hint = "a start without any policy waits for its source; the next one needs it no more"
             fault = fault_in(shelf_of(settings), f"no policy: {failed}", code=NOTHING_TAKEN, hint=hint)
             raise SettingsError([fault])
-
-    async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = BY_SOURCE) -> None:
-        """Poll now. Errors are reported and change nothing."""
-        await self._look(settings, adopt, by)
 
     async def run(self, settings: Callable[[], Settings], adopt: AdoptPolicy) -> None:
         """Poll at the configured interval. `settings` returns those in force. Runs as long as the process."""
@@ -144,7 +140,8 @@ class SourcePoller:
             self._origin.forget()
             self._wake.set()
 
-    async def _look(self, settings: Settings, adopt: AdoptPolicy, by: str) -> Exception | None:
+    async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = BY_SOURCE) -> Exception | None:
+        """Poll now. Errors are returned and reported, and change nothing."""
         async with self._one_at_a_time:
             origin = self._origin_for(settings)
             if origin is None:
