@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Literal
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.patterns import glob
+from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.uris import normal_object
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
@@ -22,52 +22,20 @@ Per = Literal["subject", "origin", "rule"]
 
 # CONTRACT 1.4: the actions of calls, and the actions that `use` includes.
 USED = (
-    "tools/call",
-    "prompts/get",
-    "resources/read",
-    "message/send",
-    "message/stream",
-    "tasks/get",
-    "tasks/list",
-    "tasks/cancel",
-    "tasks/resubscribe",
-    DELEGATE,
+    *("tools/call", "prompts/get", "resources/read", "message/send", "message/stream"),
+    *("tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe", DELEGATE),
 )
 # CONTRACT 1.4: these need no row of their own; any grant on the server opens them.
 SESSION_ACTIONS = frozenset(
-    {
-        "initialize",
-        "ping",
-        "server/discover",
-        "tools/list",
-        "prompts/list",
-        "resources/list",
-        "resources/templates/list",
-        "logging/setLevel",
-        "subscriptions/listen",
-        "notifications/initialized",
-        "notifications/cancelled",
-        "notifications/progress",
-        "notifications/roots/list_changed",
-    }
+    {"initialize", "ping", "server/discover", "logging/setLevel", "subscriptions/listen"}
+    | {"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+    | {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
+    | {"notifications/roots/list_changed"}
 )
 # The same actions on an MCP server; on an agent, A2A actions of the same name need their own row.
 MCP_TASK_ACTIONS = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/update", "tasks/cancel"})
-ACTIONS = frozenset(
-    {
-        *USED,
-        *SESSION_ACTIONS,
-        *MCP_TASK_ACTIONS,
-        "push/set",
-        "push/get",
-        "push/list",
-        "push/delete",
-        "card/extended",
-        "sampling/createMessage",
-        "elicitation/create",
-        "roots/list",
-    }
-)
+ACTIONS = frozenset(USED) | SESSION_ACTIONS | MCP_TASK_ACTIONS | {"push/set", "push/get", "push/list", "push/delete"}
+ACTIONS |= {"card/extended", "sampling/createMessage", "elicitation/create", "roots/list"}
 USE = "use"
 STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does not apply to it
 ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server
@@ -95,7 +63,6 @@ _URI_PATTERN = re.compile(r"[!#-{}~]{1,2048}")
 _RULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/\-]{0,127}")
 _DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,127}")
 _LIMIT = re.compile(r"[1-9][0-9]{0,8}")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 class Wrong(Exception):
@@ -197,14 +164,11 @@ def effect(text: str) -> Literal["allow", "deny"]:
 
 def expires_at(text: str) -> float | None:
     """Parse an expiry time into seconds since the epoch; None for `-`. Its year in UTC must be 1 to 9999."""
-    if text == NONE:
-        return None
-    if _TIME.fullmatch(text):
-        try:
-            return datetime.fromisoformat(text).astimezone(UTC).timestamp()
-        except (ValueError, OverflowError):
-            pass
-    raise Wrong("P106", f"{shown(text)} is no RFC 3339 time with a zone", "write 2027-03-31T00:00:00Z, or -")
+    try:
+        return None if text == NONE else seconds_of(text)
+    except ValueError:
+        hint = "write 2027-03-31T00:00:00Z, or -"
+        raise Wrong("P106", f"{shown(text)} is no RFC 3339 time with a zone", hint) from None
 
 
 def domain(text: str) -> str:

@@ -6,12 +6,12 @@ faults. It reads files and nothing else: no clock, no network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Final, overload
+from typing import Final
 
 from sidecar.errors import Fault, PolicyError
 from sidecar.policy.builder import MAX_ROWS, Place, PolicyBuilder
@@ -55,7 +55,7 @@ class PolicySource:
     warnings: tuple[Fault, ...] = ()
 
     @property
-    def rules(self) -> Sequence[RuleRef]:
+    def rules(self) -> Collection[RuleRef]:
         """All rules, kind by kind, in the order of their files; each is created on access."""
         return _Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
 
@@ -67,8 +67,8 @@ class PolicySource:
         return tuple(table.rule(row) for table, row in islice(rows, most))
 
 
-class _Rules(Sequence[RuleRef]):
-    """Several tables as one sequence."""
+class _Rules(Collection[RuleRef]):
+    """Several tables as one collection."""
 
     def __init__(self, tables: list[RowTable]) -> None:
         self._tables = tables
@@ -77,22 +77,10 @@ class _Rules(Sequence[RuleRef]):
         return sum(map(len, self._tables))
 
     def __iter__(self) -> Iterator[RuleRef]:
-        for table in self._tables:
-            yield from table
+        return chain.from_iterable(self._tables)
 
-    @overload
-    def __getitem__(self, at: int) -> RuleRef: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[RuleRef]: ...
-    def __getitem__(self, at: int | slice) -> RuleRef | Sequence[RuleRef]:
-        if isinstance(at, slice):
-            return list(self)[at]
-        at = range(len(self))[at]
-        for table in self._tables:
-            if at < len(table):
-                return table[at]
-            at -= len(table)
-        raise IndexError(at)
+    def __contains__(self, rule: object) -> bool:
+        return any(rule in table for table in self._tables)
 
 
 NO_IDS: Final[Mapping[str, str]] = {}

@@ -9,10 +9,10 @@ afterwards; their arrays and lists of texts are what the loading process sends t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 from sidecar.policy.grammar import NONE, Per
 from sidecar.vocabulary import PermissionKind, RuleRef
@@ -90,8 +90,8 @@ class TextPool:
         return moved
 
 
-class RowTable(Sequence[RuleRef]):
-    """The rows of one permission kind, in file order, as arrays, and as a sequence of `RuleRef`s.
+class RowTable(Collection[RuleRef]):
+    """The rows of one permission kind, in file order, as arrays, and as a collection of `RuleRef`s.
 
     `sub` and `obj` are text numbers, `shape` are shape numbers; `flags` has the bits above; `notes` is by row.
     """
@@ -168,14 +168,8 @@ class RowTable(Sequence[RuleRef]):
     def __iter__(self) -> Iterator[RuleRef]:
         return map(self._made, range(len(self)))
 
-    @overload
-    def __getitem__(self, row: int) -> RuleRef: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[RuleRef]: ...
-    def __getitem__(self, row: int | slice) -> RuleRef | Sequence[RuleRef]:
-        if isinstance(row, slice):
-            return [self._made(one) for one in range(*row.indices(len(self)))]
-        return self._made(range(len(self))[row])
+    def __contains__(self, rule: object) -> bool:
+        return any(rule == one for one in self)
 
     def rule(self, row: int) -> RuleRef:
         """Return the rule of a row; those of the rows that decide are cached."""

@@ -1,7 +1,7 @@
 """Reads large policies in a separate process, so that calls are not delayed.
 
 Reading a million rows takes seconds of one core, and a thread would take them from the event loop. The process reads,
-checks and sorts, and sends back the finished arrays (`serialization`). It ends with its parent, however the parent
+checks and sorts, and sends back the finished arrays. It ends with its parent, however the parent
 ends: Linux ends it with the thread that waits for it; elsewhere it exits when its input is closed, as soon as its
 interpreter is free. A small policy is read in this process.
 """
@@ -13,18 +13,21 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from sidecar.errors import Fault, PolicyError, fault_in
+from sidecar.policy.conditions import Language
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
-from sidecar.policy.serialization import pack, unpack
+from sidecar.policy.roles import RoleLinks
 from sidecar.policy.source import NO_IDS, PolicySource, load_policy
+from sidecar.policy.table import RowTable, TextPool
 from sidecar.settings.policy import PolicyScope
+from sidecar.vocabulary import PermissionKind
 
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
@@ -64,17 +67,6 @@ class PolicyReading:
             self._process.kill()
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What the process is to read."""
-
-    models: Path
-    policies: Path
-    scopes: tuple[PolicyScope, ...]
-    names: frozenset[str] | None
-    agent_ids: Mapping[str, str]
-
-
 def load_policy_aside(
     models: Path,
     policies: Path,
@@ -92,42 +84,33 @@ def load_policy_aside(
     """
     if _size(policies) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
-    order = _Order(models.absolute(), policies.absolute(), tuple(scopes), names, dict(agent_ids))
+    order = (models.absolute(), policies.absolute()), {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids)}
     # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
     command = [sys.executable, "-P", "-c", _BEGINNING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
     killer = threading.Timer(DEADLINE_S, process.kill)
     killer.start()
     try:
         if reading is not None:
             reading.begun_by(process)
-        return _carried_out(process, order)
+        pickle.dump(order, process.stdin)
+        process.stdin.flush()  # left open: the process exits when it is closed
+        faults: list[Fault] | None = pickle.load(process.stdout)
+        if faults is not None:
+            raise PolicyError(faults)
+        return unpack(process.stdout)
     except (EOFError, OSError, pickle.UnpicklingError):
         hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
         raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
     finally:
         killer.cancel()
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
             with suppress(OSError):  # what the process did not read
                 pipe.close()
-    process.wait()
-
-
-def _carried_out(process: subprocess.Popen[bytes], order: _Order) -> PolicySource:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    pickle.dump(order, process.stdin)
-    process.stdin.flush()  # left open: the process exits when it is closed
-    faults: list[Fault] | None = pickle.load(process.stdout)
-    if faults is not None:
-        raise PolicyError(faults)
-    return unpack(process.stdout)
+        process.wait()
 
 
 def _size(policies: Path) -> int:
@@ -142,13 +125,12 @@ def _size(policies: Path) -> int:
 
 
 def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
-    order: _Order = pickle.load(orders)
+    folders, options = pickle.load(orders)
     threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
     with suppress(OSError):
         os.nice(NICENESS)
     try:
-        folders, ids = (order.models, order.policies), order.agent_ids
-        source = load_policy(*folders, scopes=order.scopes, names=order.names, agent_ids=ids)
+        source = load_policy(*folders, **options)
     except PolicyError as error:
         pickle.dump(list(error.faults), out)
         return
@@ -160,3 +142,92 @@ def _end_with(orders: IO[bytes]) -> None:
     """End the process when its input is closed: the parent no longer waits for the result."""
     orders.read(1)
     os._exit(1)
+
+
+# --- a policy as a sequence of small pickles ------------------------------------------------------------------------
+# Arrays go as they are, texts and links some thousands at a time: each unpickling holds the GIL for a millisecond at
+# most. Conditions go as text and are compiled again. The pickles come only from a process that we started ourselves.
+
+PIECE = 5_000
+_ARRAYS = ("sub", "obj", "shape", "line", "file", "flags")
+T = TypeVar("T")
+
+
+def pack(source: PolicySource, out: IO[bytes]) -> None:
+    """Write a policy, piece by piece."""
+    table = next(iter(source.tables.values()))  # all share the texts and files
+    head = {
+        "models": dict(source.models),
+        "revision": source.revision,
+        "warnings": source.warnings,
+        "conditions": list(source.conditions),
+        "files": table.files,
+        "domains": list(source.domains),
+    }
+    pickle.dump(head, out, protocol=5)
+    _write_pieces(table.texts.texts, out)
+    for links in (source.roles, source.sets, *source.domains.values()):
+        _write_pieces(links.parents.items(), out)
+    for kind in source.models:
+        table = source.tables[kind]
+        for name in _ARRAYS:
+            pickle.dump(getattr(table, name), out, protocol=5)
+        pickle.dump(source.indexes[kind], out, protocol=5)
+        _write_pieces(table.shapes, out)
+        _write_pieces(table.notes.items(), out)
+    out.flush()
+
+
+def unpack(source: IO[bytes]) -> PolicySource:
+    """Read what `pack` wrote."""
+    head: Mapping[str, Any] = pickle.load(source)
+    texts = TextPool()
+    texts.texts.clear()
+    texts.ids.clear()
+    for piece in _pieces(source):
+        texts.ids.update(zip(piece, range(len(texts.texts), len(texts.texts) + len(piece)), strict=True))
+        texts.texts += piece
+    links = [_links(source) for _ in range(2 + len(head["domains"]))]
+    tables: dict[PermissionKind, RowTable] = {}
+    indexes = {}
+    for kind in head["models"]:
+        table = tables[kind] = RowTable(kind, texts, head["files"])
+        for name in _ARRAYS:
+            setattr(table, name, pickle.load(source))
+        indexes[kind] = pickle.load(source)
+        for piece in _pieces(source):
+            for shape in piece:
+                table.add_shape(shape)
+        for piece in _pieces(source):
+            table.notes.update(piece)
+    language = Language()
+    return PolicySource(
+        models=head["models"],
+        tables=tables,
+        indexes=indexes,
+        roles=links[0],
+        sets=links[1],
+        domains=dict(zip(head["domains"], links[2:], strict=True)),
+        conditions={text: language.compile(text) for text in head["conditions"]},
+        revision=head["revision"],
+        warnings=head["warnings"],
+    )
+
+
+def _links(source: IO[bytes]) -> RoleLinks:
+    parents: dict[str, tuple[str, ...]] = {}
+    for piece in _pieces(source):
+        parents.update(piece)
+    return RoleLinks(parents)
+
+
+def _write_pieces(things: Iterable[T], out: IO[bytes]) -> None:
+    left = iter(things)
+    while piece := list(islice(left, PIECE)):
+        pickle.dump(piece, out, protocol=5)
+    pickle.dump(None, out, protocol=5)
+
+
+def _pieces(source: IO[bytes]) -> Iterator[list[Any]]:
+    while (piece := pickle.load(source)) is not None:
+        yield piece

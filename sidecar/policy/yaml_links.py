@@ -21,9 +21,11 @@ from sidecar.settings.yaml_nodes import YamlNode
 from sidecar.vocabulary import PermissionKind
 
 LINK_NOTES = ("owner", "reason", "created_at")
-ROLE_KEYS = ("role", "capabilities", "members", "domain", *LINK_NOTES)
-SET_KEYS = ("set", "objects", *LINK_NOTES)
-
+# For each section its row type, the key of a container, the key of its members, all keys, and the keys needed.
+_SECTIONS: Mapping[str, tuple[str, str, str, tuple[str, ...], tuple[str, ...]]] = {
+    "roles": ("g", "role", "members", ("role", "capabilities", "members", "domain", *LINK_NOTES), ("role",)),
+    "sets": ("g2", "set", "objects", ("set", "objects", *LINK_NOTES), ("set", "objects")),
+}
 VERBS = frozenset({"read", "write", "list", "search", "create", "update", "delete", "execute", "manage", "admin"})
 _CAPABILITY = re.compile(r"([^.]+)\.(.+)")
 
@@ -39,41 +41,28 @@ class LinkReader:
     columns: Columns
     mapped: Mapping[str, Sequence[YamlField]]
 
-    def roles(self, node: YamlNode) -> Iterator[Found]:
+    def read(self, section: str, node: YamlNode) -> Iterator[Found]:
+        """Yield the rows of the section `roles` or `sets`."""
+        values, (row_type, own_key, member_key, known, needed) = self.values, _SECTIONS[section]
         if isinstance(node.value, dict) and node.value:
-            yield from self.links("g", node.value)
+            for name, members in node.value.items():
+                key = values.placed(name, members.key or members.span)
+                if not hidden_character(key.line_of(), values.faults, key.text, key.column):
+                    yield from self.linked(row_type, key, members, name, {})
             return
-        for entry in self.values.entries(node, "roles", "a list, or a mapping of roles to their members"):
-            said = self.values.mapping(entry, "a role", ROLE_KEYS, ("role",))
-            if said is None or "role" not in said:
+        for entry in values.entries(node, section, f"a list, or a mapping of {section} to their {member_key}"):
+            said = values.mapping(entry, f"a {own_key}", known, needed)
+            if said is None or own_key not in said:
                 continue
-            if not said.keys() & {"capabilities", "members"}:
-                self.values.fault("P503", "this role has neither capabilities nor members", entry.span)
-            name, notes = self.values.text(said["role"], "role"), self.values.notes(said, LINK_NOTES)
-            if name is None or notes is None:
+            if own_key == "role" and not said.keys() & {"capabilities", "members"}:
+                values.fault("P503", "this role has neither capabilities nor members", entry.span)
+            name_, notes = values.text(said[own_key], own_key), values.notes(said, LINK_NOTES)
+            if name_ is None or notes is None:
                 continue
-            role = name if ":" in name.text else prefixed("role:", name)
-            yield from self.capabilities(role, said.get("capabilities"), notes, entry)
-            domain = self.values.text(said["domain"], "domain") if "domain" in said else None
-            yield from self.linked("g", role, said.get("members"), "members", notes, domain)
-
-    def sets(self, node: YamlNode) -> Iterator[Found]:
-        if isinstance(node.value, dict) and node.value:
-            yield from self.links("g2", node.value)
-            return
-        for entry in self.values.entries(node, "sets", "a list, or a mapping of sets to their objects"):
-            said = self.values.mapping(entry, "a set", SET_KEYS, ("set", "objects"))
-            if said is None or "set" not in said:
-                continue
-            name, notes = self.values.text(said["set"], "set"), self.values.notes(said, LINK_NOTES)
-            if name is not None and notes is not None:
-                yield from self.linked("g2", name, said.get("objects"), "objects", notes)
-
-    def links(self, row_type: str, said: Mapping[str, YamlNode]) -> Iterator[Found]:
-        for name, node in said.items():
-            key = self.values.placed(name, node.key or node.span)
-            if not hidden_character(key.line_of(), self.values.faults, key.text, key.column):
-                yield from self.linked(row_type, key, node, name, {})
+            container = prefixed("role:", name_) if own_key == "role" and ":" not in name_.text else name_
+            yield from self.capabilities(container, said.get("capabilities"), notes, entry)
+            domain = values.text(said["domain"], "domain") if "domain" in said else None
+            yield from self.linked(row_type, container, said.get(member_key), member_key, notes, domain)
 
     def linked(
         self,

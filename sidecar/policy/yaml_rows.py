@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from sidecar.errors import Fault
-from sidecar.policy.faults import MAX_FAULTS, Faults, SourceLine, meant, shown
+from sidecar.policy.faults import MAX_FAULTS, Faults, SourceLine, shown
 from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.rows import CsvField, CsvRow, hidden_character
@@ -98,8 +98,7 @@ def _mended(fault: Fault) -> Fault:
     return fault
 
 
-@dataclass(slots=True)
-class _Rule:
+class _Rule(NamedTuple):
     """A rule that was read: what its rows have in common, and the subjects and objects in which they differ."""
 
     kind: PermissionKind
@@ -130,17 +129,19 @@ class _YamlReader:
         if said.keys() <= {"version"}:
             self.values.fault("P503", "it says nothing", root.span, "write rules, roles or sets")
         links = LinkReader(self.values, self.columns, self.capabilities(said.get("capabilities")))
-        read = {"rules": self.rules, "permissions": self.rules, "roles": links.roles, "sets": links.sets}
         for name, node in said.items():
-            if name in read:
-                yield from read[name](node)
+            if name in ("rules", "permissions"):
+                yield from self.rules(node)
+            elif name in ("roles", "sets"):
+                yield from links.read(name, node)
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
     def rules(self, node: YamlNode) -> Iterator[Found]:
         self.last = None
         for entry in self.values.entries(node, "the list"):
-            yield from self.rule(entry)
+            is_part = isinstance(entry.value, dict) and "part_of" in entry.value
+            yield from self.part(entry) if is_part else self.rule(entry)
 
     def capabilities(self, node: YamlNode | None) -> Mapping[str, Sequence[YamlField]]:
         """Return the objects of each of the seed's capabilities."""
@@ -153,33 +154,30 @@ class _YamlReader:
         return {name: self.values.texts(objects, name) or () for name, objects in node.value.items()}
 
     def rule(self, node: YamlNode) -> Iterator[Found]:
-        said = node.value if isinstance(node.value, dict) else {}
-        if "part_of" in said:
-            yield from self.part(node)
-            return
         self.last = None
-        permission = permission_from(self.values, node)
+        values, permission = self.values, permission_from(self.values, node)
         if permission is None:
             return
-        node, said = permission.node, permission.node.value if isinstance(permission.node.value, dict) else {}
-        kind = self.kind(said) or permission.kind
+        node = permission.node
+        said = node.value if isinstance(node.value, dict) else {}
+        word = values.word(said, "kind", _KINDS, "known are " + ", ".join(_KINDS))
+        kind = PermissionKind(word.text) if word else permission.kind
         columns = self.columns.get(kind, COLUMNS) if kind else COLUMNS
         keys = [KEY_OF.get(column, column) for column in columns]
         needed = ("subject", "object") if permission.kind else ("kind", "subject", "object")
-        if self.values.mapping(node, "a rule", (*_OWN_KEYS, *keys), needed) is None:
+        if values.mapping(node, "a rule", (*_OWN_KEYS, *keys), needed) is None:
             return
         subjects, objects = (
-            with_kind(self.values, self.values.texts(said.get(key), key), permission.prefixes.get(key))
+            with_kind(values, values.texts(said.get(key), key), permission.prefixes.get(key))
             for key in ("subject", "object")
         )
-        common = self.common(kind, said, columns, node)
-        notes = self.values.notes(said, RULE_NOTES)
+        common = _RuleColumns(values, kind, said, node).read(columns)
+        notes = values.notes(said, RULE_NOTES)
         if kind is None or not subjects or not objects or common is None or notes is None:
             return
-        rule = _Rule(kind, self.values.line(node.span.line), common, notes)
+        rule = self.last = _Rule(kind, values.line(node.span.line), common, notes)
         if len(subjects) * len(objects) > 1 and "id" not in notes:
-            notes["id"] = self.values.implied(_content_id(rule, subjects, objects), node.span)
-        self.last = rule
+            notes["id"] = values.implied(_content_id(rule, subjects, objects), node.span)
         yield from self.rows(rule, subjects, objects, node, notes)
 
     def part(self, node: YamlNode) -> Iterator[Found]:
@@ -196,8 +194,7 @@ class _YamlReader:
             hint = "a part stands directly below the rule that it belongs to, and names its id"
             self.values.fault("P509", f"the rule above is not {shown(of.text)}", said["part_of"].span, hint)
             return
-        line = self.values.line(node.span.line)
-        part = _Rule(rule.kind, line, rule.common, rule.notes)
+        part = rule._replace(line=self.values.line(node.span.line))
         yield from self.rows(part, subjects, objects, node, {"part_of": of})
 
     def rows(
@@ -222,89 +219,76 @@ class _YamlReader:
             if number and (len(faults.errors), len(faults.warnings)) != before:
                 _tell_once(faults)
 
-    def kind(self, said: Mapping[str, YamlNode]) -> PermissionKind | None:
-        word = self.values.text(said["kind"], "kind") if "kind" in said else None
-        if word is None:
-            return None
-        if word.text not in _KINDS:
-            hint = meant(word.text, _KINDS) or "known are " + ", ".join(_KINDS)
-            self.values.fault("P505", f"kind {shown(word.text)} is unknown", said["kind"].span, hint)
-            return None
-        return PermissionKind(word.text)
 
-    def common(
-        self, kind: PermissionKind | None, said: Mapping[str, YamlNode], columns: Sequence[str], node: YamlNode
-    ) -> dict[str, CsvField] | None:
-        """Return the columns that all rows of a rule share: all but subject and object. None after a fault."""
-        effect = self.effect(kind, said, node)
-        found: dict[str, CsvField | None] = {"eft": effect}
-        found["act"] = self.actions(kind, said, "deny" if effect and effect.text == "deny" else "allow", node)
-        for column in columns:
-            if column not in KEY_OF:
-                found[column] = self.plain(said, column, node)
-        fields = {column: value for column, value in found.items() if value is not None}
+@dataclass(frozen=True, slots=True)
+class _RuleColumns:
+    """Reads the columns that all rows of a rule share: all but subject and object."""
+
+    values: Values
+    kind: PermissionKind | None
+    said: Mapping[str, YamlNode]
+    node: YamlNode
+
+    def read(self, columns: Sequence[str]) -> dict[str, CsvField] | None:
+        """Return the columns' fields; None after a fault."""
+        found = {"eft": self.effect()}
+        found["act"] = self.actions("deny" if found["eft"] and found["eft"].text == "deny" else "allow")
+        found |= {column: self.plain(column) for column in columns if column not in KEY_OF}
+        fields: dict[str, CsvField] = {column: value for column, value in found.items() if value is not None}
         return fields if len(fields) == len(found) else None
 
-    def effect(self, kind: PermissionKind | None, said: Mapping[str, YamlNode], node: YamlNode) -> CsvField | None:
+    def effect(self) -> YamlField | None:
         """Return the effect: allow by default; a guardrail is always a deny row."""
-        guardrail = kind is PermissionKind.GUARDRAIL
-        if "effect" not in said:
-            return self.values.implied("deny" if guardrail else "allow", node.span)
-        effect = self.values.text(said["effect"], "effect")
+        guardrail = self.kind is PermissionKind.GUARDRAIL
+        if "effect" not in self.said:
+            return self.values.implied("deny" if guardrail else "allow", self.node.span)
+        effect = self.values.text(self.said["effect"], "effect")
         if effect is not None and guardrail and effect.text == "allow":
             hint = "leave effect out, or choose another kind"
-            self.values.fault("P505", "a guardrail only denies", said["effect"].span, hint)
+            self.values.fault("P505", "a guardrail only denies", self.said["effect"].span, hint)
             return None
         return effect
 
-    def actions(
-        self, kind: PermissionKind | None, said: Mapping[str, YamlNode], effect: str, node: YamlNode
-    ) -> CsvField | None:
-        """Return the `|` list. Without actions a rule allows `use` and denies everything: each the safer default."""
-        kept: Sequence[CsvField] | None = [self.values.implied(USE if effect == "allow" else "*", node.span)]
-        if "actions" in said:
-            kept = self.values.texts(said["actions"], "actions")
-        if "permission_type" in said:
-            lent = self.lent(kind, said, node)
-            kept = None if kept is None or lent is None else self.with_type(kept, lent, "actions" in said)
-        return None if not kept else _joined(kept)
+    def actions(self, effect: str) -> YamlField | None:
+        """Return the `|` list. Without actions a rule allows `use` and denies everything: each the safer default.
 
-    def lent(self, kind: PermissionKind | None, said: Mapping[str, YamlNode], node: YamlNode) -> CsvField | None:
-        """Return the seed's permission_type: `call` or `delegate`."""
-        place = said["permission_type"]
-        word = self.values.text(place, "permission_type")
-        if word is not None and word.text not in PERMISSION_TYPES:
-            hint = meant(word.text, PERMISSION_TYPES) or "write call or delegate"
-            self.values.fault("P505", f"permission_type {shown(word.text)} is unknown", place.span, hint)
-            return None
-        if kind is not None and kind not in _NHI_KINDS:
-            hint = "it belongs to user_to_nhi and nhi_to_nhi; write actions"
-            self.values.fault("P505", f"permission_type says nothing in {kind.value}", place.key or place.span, hint)
-            return None
-        return word
-
-    def with_type(self, actions: Sequence[CsvField], lent: CsvField, written: bool) -> Sequence[CsvField]:
-        """CONTRACT 1.3: `call` is the actions as written, `delegate` adds `delegate`. A call without written actions
-        lends nothing.
+        The seed's permission_type `delegate` adds `delegate`; `call` is the actions as written, and without them lends
+        nothing (CONTRACT 1.3).
         """
-        if lent.text == "call":
-            usual = [word for word in USED if word != DELEGATE]
-            return actions if written else [same_place(actions[0], "|".join(usual))]
-        there = {word.strip() for action in actions for word in action.text.split("|")}
-        return actions if there & {DELEGATE, USE, "*"} else [*actions, same_place(lent, DELEGATE)]
-
-    def plain(self, said: Mapping[str, YamlNode], key: str, node: YamlNode) -> CsvField | None:
-        """Return a column as written; `-` where it is missing."""
-        if key not in said:
-            return self.values.implied(NONE, node.span)
-        value, place = said[key].value, said[key]
-        if key in ("expires_at", "when") or (isinstance(value, str) and value == NONE):
-            return self.values.text(place, key)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return self.values.implied(str(value), place.span)
-        if key == "max_calls_per_hour":
-            self.values.fault("P501", f"{key} must be a whole number", place.span, "write it without quotes: 120")
+        values, said = self.values, self.said
+        kept: list[YamlField] | None = [values.implied(USE if effect == "allow" else "*", self.node.span)]
+        if "actions" in said:
+            kept = values.texts(said["actions"], "actions")
+        if "permission_type" not in said:
+            return _joined(kept) if kept else None
+        place = said["permission_type"]
+        lent = values.word(said, "permission_type", PERMISSION_TYPES, "write call or delegate")
+        if lent is not None and self.kind not in (None, *_NHI_KINDS):
+            message = f"permission_type says nothing in {self.kind.value}"
+            hint = "it belongs to user_to_nhi and nhi_to_nhi; write actions"
+            values.fault("P505", message, place.key or place.span, hint)
             return None
+        if not kept or lent is None:
+            return None
+        if lent.text == "call":
+            if "actions" not in said:
+                kept = [same_place(kept[0], "|".join(word for word in USED if word != DELEGATE))]
+        elif not {word.strip() for action in kept for word in action.text.split("|")} & {DELEGATE, USE, "*"}:
+            kept = [*kept, same_place(lent, DELEGATE)]
+        return _joined(kept)
+
+    def plain(self, key: str) -> YamlField | None:
+        """Return a column as written; `-` where it is missing."""
+        if key not in self.said:
+            return self.values.implied(NONE, self.node.span)
+        value, place = self.said[key].value, self.said[key]
+        if key not in ("expires_at", "when") and value != NONE:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return self.values.implied(str(value), place.span)
+            if key == "max_calls_per_hour":
+                hint = "write it without quotes: 120"
+                self.values.fault("P501", f"{key} must be a whole number", place.span, hint)
+                return None
         return self.values.text(place, key)
 
 
@@ -314,13 +298,12 @@ def _tell_once(faults: Faults) -> None:
     faults.warnings[:] = dict.fromkeys(faults.warnings)
 
 
-def _joined(actions: Sequence[CsvField]) -> CsvField:
+def _joined(actions: Sequence[YamlField]) -> YamlField:
     """Join a list into one field; each action keeps its place."""
     places: list[ScalarOffsets] = []
     offset = 0
     for action in actions:
-        own = action.places if isinstance(action, YamlField) else ()
-        places += [ScalarOffsets(offset + place.offset, place.line, place.column) for place in own]
+        places += [ScalarOffsets(offset + place.offset, place.line, place.column) for place in action.places]
         offset += len(action.text) + 1
     text = "|".join(action.text for action in actions)
     return YamlField(text, actions[0].column, actions[0].width, places=tuple(places))

@@ -93,6 +93,14 @@ class Values:
             self.fault("P501", f"{what} must be text, not {written}", node.span, f'quote it: "{written}"')
         return None
 
+    def word(self, said: Mapping[str, YamlNode], key: str, known: Sequence[str], hint: str) -> YamlField | None:
+        """Return one of the known words; None after a fault, or without the key."""
+        found = self.text(said[key], key) if key in said else None
+        if found is None or found.text in known:
+            return found
+        self.fault("P505", f"{key} {shown(found.text)} is unknown", said[key].span, meant(found.text, known) or hint)
+        return None
+
     def notes(self, said: Mapping[str, YamlNode], known: Sequence[str]) -> dict[str, CsvField] | None:
         found = {key: self.note(key, node) for key, node in said.items() if key in known}
         notes: dict[str, CsvField] = {key: value for key, value in found.items() if value is not None}

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from sidecar.settings.validation_errors import reject
 
 HINT = "write a time with its zone, such as 2027-03-31T00:00:00Z"
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def seconds_of(text: str) -> float:

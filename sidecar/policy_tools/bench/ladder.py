@@ -98,8 +98,8 @@ def own_questions(source: PolicySource, *, seed: int = 1) -> Iterator[DrawnQuest
     while kinds:
         kind = rng.choice(kinds)
         table = source.tables[kind]
-        row = table[rng.randrange(len(table))]
-        subject, obj = row.subject, (row if rng.random() < 0.5 else table[rng.randrange(len(table))]).object
+        row = table.rule(rng.randrange(len(table)))
+        subject, obj = row.subject, (row if rng.random() < 0.5 else table.rule(rng.randrange(len(table)))).object
         while subject in members:
             subject = members[subject]
         while obj in elements:

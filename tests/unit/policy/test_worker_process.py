@@ -13,8 +13,7 @@ import pytest
 
 from sidecar.errors import PolicyError
 from sidecar.policy import Engine, load_policy
-from sidecar.policy.serialization import pack, unpack
-from sidecar.policy.worker_process import load_policy_aside
+from sidecar.policy.worker_process import load_policy_aside, pack, unpack
 from tests.unit.policy.world import MODELS, NOW, chain, scope, source, tool, write
 
 FILES = {
