@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import casbin
 from casbin.model import Model as CasbinModel
 
-from sidecar.policy.expression import Node, every, names_in, written
+from sidecar.policy.expression import And, Node, names_in, written
 from sidecar.policy.model import ALLOW_OVERRIDE, Model
 from sidecar.policy.patterns import glob, globs, who
 from sidecar.policy.roles import RolePaths
@@ -36,7 +36,7 @@ class CasbinMatcher:
         read = {name.field for part in parts for name in names_in(part) if name.side == "p"}
         self._columns = tuple(column for column in model.columns if column in read)
         self._table = table
-        matcher = f"({written(every(parts))}) and seen(p_{_ROW}, r_ctx)"
+        matcher = f"({written(And(parts))}) and seen(p_{_ROW}, r_ctx)"
         managers = {name: _Linked(ways[name]) for name in model.groups}
         self._enforcer = _enforcer((*self._fields, "ctx"), (*self._columns, _ROW), matcher, managers, model.by_domain)
         self._lock = Lock()  # Casbin's rows are replaced for each request

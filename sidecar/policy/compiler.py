@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from sidecar.policy.expression import And, Equality, ForeignNode, FunctionCall, Literal, Name, Node, Not, Or, disjuncts
+from sidecar.policy.expression import (
+    And,
+    Equality,
+    ForeignNode,
+    FunctionCall,
+    Literal,
+    Name,
+    Node,
+    Not,
+    Or,
+    disjuncts,
+    nodes_in,
+)
 from sidecar.policy.model import DOMAIN, Model
 from sidecar.policy.patterns import glob, globs, who
 from sidecar.policy.roles import RolePaths
@@ -64,14 +76,13 @@ class MatcherPlan:
 
 def plan_of(model: Model) -> MatcherPlan:
     """Return the plan for a model's matcher."""
-    facets = {part: facet for part in model.asks if (facet := _facet(part)) is not None}
-    ranked = sorted(facets.values(), key=lambda facet: _INDEXED.index(facet.field))
+    facets = [facet for part in dict.fromkeys(model.asks) if (facet := _facet(part)) is not None]
     index: list[Facet] = []
-    for facet in ranked:
+    for facet in sorted(facets, key=lambda facet: _INDEXED.index(facet.field)):
         if len(index) < 2 and all(facet.field != other.field and facet.column != other.column for other in index):
             index.append(facet)
     rest = [part for part in model.asks if part not in [facet.node for facet in index]]
-    foreign = tuple(part for part in rest if _is_foreign(part))
+    foreign = tuple(part for part in rest if any(isinstance(node, ForeignNode) for node in nodes_in(part)))
     return MatcherPlan(tuple(index), tuple(part for part in rest if part not in foreign), foreign)
 
 
@@ -88,26 +99,15 @@ def _facet(part: Node) -> Facet | None:
 def _atom(atom: Node) -> tuple[str, str] | None:
     """Return the field and the column that an atom compares; None if it is not such a comparison."""
     match atom:
-        case Equality(Name("r", field), Name("p", column)) | Equality(Name("p", column), Name("r", field)):
-            return field, column
-        case FunctionCall("glob" | "g" | "g2", (Name("r", field), Name("p", column))):
-            return field, column
-        case FunctionCall("g", (Name("r", field), Name("p", column), Name("r", "dom"))):
-            return field, column
-        case FunctionCall("who", (Name("r", field), Name("p", column), Name("p", "eft"))):
+        case (
+            Equality(Name("r", field), Name("p", column))
+            | Equality(Name("p", column), Name("r", field))
+            | FunctionCall("glob" | "g" | "g2", (Name("r", field), Name("p", column)))
+            | FunctionCall("g", (Name("r", field), Name("p", column), Name("r", "dom")))
+            | FunctionCall("who", (Name("r", field), Name("p", column), Name("p", "eft")))
+        ):
             return field, column
     return None
-
-
-def _is_foreign(node: Node) -> bool:
-    match node:
-        case ForeignNode():
-            return True
-        case Not(part):
-            return _is_foreign(part)
-        case And(parts) | Or(parts):
-            return any(map(_is_foreign, parts))
-    return False
 
 
 # --- closures -------------------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from sidecar.errors import Reason
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
 from sidecar.policy.link_decision import Evaluation, KindPolicy, LinkAnswer
-from sidecar.policy.roles import RolePaths
+from sidecar.policy.roles import PolicySubjects, RolePaths
 from sidecar.policy.similar_keys import Read
 from sidecar.policy.source import PolicySource
-from sidecar.policy.subjects import PolicySubjects
 from sidecar.policy.table import DENY
 from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, RuleRef
 
@@ -109,8 +108,7 @@ class Engine:
         for docket in self._dockets.values():
             docket.forget()
 
-    # --- deciding the links
-    # --------------------------------------------------------------------------------------------
+    # --- deciding the links -------------------------------------------------------------------------------------------
 
     def _answers(self, evaluation: Evaluation) -> list[LinkAnswer]:
         """Return the links' answers in order, the request itself last, then the guardrails' answers."""
@@ -155,7 +153,7 @@ class Engine:
             not denied,
             self.revision,
             tuple(answer.link for answer in answers),
-            _first(denied) if denied else None,
+            next((reason for reason in _PRECEDENCE if reason in denied), None),
             _limits(evaluation, last.limited) if limited and last.limited and not denied else (),
             min(ends, default=None) if not denied else None,
             last.roles,
@@ -170,9 +168,10 @@ def _says(answer: LinkAnswer) -> bool:
 
 def _limits(evaluation: Evaluation, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
     """Return the limits that the call is charged to. A rule of several rows counts once."""
-    chain = evaluation.chain
-    if evaluation.question.action in STOPPING:
-        rules = [rule for rule in rules if _names_it(rule, evaluation.question.action)]
+    chain, action = evaluation.chain, evaluation.question.action
+    if action in STOPPING:
+        # A caller that has used up a limit on `use` can still stop its own work: only a rule that names it counts.
+        rules = [rule for rule in rules if action in rule.actions and not set(USED) <= set(rule.actions)]
     counted = {"subject": chain[-1].name, "origin": chain[0].name, "rule": ""}
     found = {
         rule.id: RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
@@ -180,18 +179,6 @@ def _limits(evaluation: Evaluation, rules: Iterable[RuleRef]) -> tuple[RowLimit,
         if rule.max_calls_per_hour is not None
     }
     return tuple(found.values())
-
-
-def _names_it(rule: RuleRef, action: str) -> bool:
-    """Whether a rule names an action explicitly, not only through `use`: a caller that has used up a limit on `use` can
-    still stop its own work.
-    """
-    return action in rule.actions and not set(USED) <= set(rule.actions)
-
-
-def _first(reasons: list[Reason | None]) -> Reason:
-    """Return the reason to report."""
-    return next((reason for reason in _PRECEDENCE if reason in reasons), Reason.NO_MATCHING_RULE)
 
 
 def _names(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

@@ -95,8 +95,12 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
     if "#" in matcher or ";" in matcher or not matcher.isascii():
         return None, [ExpressionError("a matcher holds no comments and only ASCII")]
     try:
-        reader = _ExpressionReader([_bad_literal(text) for text in _literals(matcher) if not _LITERAL.fullmatch(text)])
-        return reader.node(_parsed(_as_python(matcher))), reader.bad
+        # The literals as written: Casbin rewrites them with the rest of the matcher.
+        literals = [one or other for one, other in _QUOTED.findall(matcher)]
+        reader = _ExpressionReader([_bad_literal(text) for text in literals if not _LITERAL.fullmatch(text)])
+        # Casbin's Python form of a matcher (CoreEnforcer._get_expression, util.escape_assertion)
+        text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
+        return reader.node(_parsed(re.sub(r"!(?!=)", " not ", text).strip())), reader.bad
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None, [ExpressionError("this is no expression", "check the brackets and operators")]
 
@@ -115,45 +119,41 @@ def _parsed(text: str) -> ast.expr:
 
 
 def conjuncts(node: Node) -> tuple[Node, ...]:
-    """Split `&&` into the parts that must all be true."""
-    if isinstance(node, And):
-        return tuple(inner for part in node.parts for inner in conjuncts(part))
-    return (node,)
+    """Return the parts of `&&`, which must all be true."""
+    return node.parts if isinstance(node, And) else (node,)
 
 
 def disjuncts(node: Node) -> tuple[Node, ...]:
-    """Split `||` into the parts of which one must be true."""
-    if isinstance(node, Or):
-        return tuple(inner for part in node.parts for inner in disjuncts(part))
-    return (node,)
+    """Return the parts of `||`, of which one must be true."""
+    return node.parts if isinstance(node, Or) else (node,)
 
 
-def names_in(node: Node) -> Iterator[Name]:
+def nodes_in(node: Node) -> Iterator[Node]:
+    """Yield the node and every node inside it."""
+    yield node
+    match node:
+        case Not(part):
+            yield from nodes_in(part)
+        case And(parts) | Or(parts):
+            for part in parts:
+                yield from nodes_in(part)
+
+
+def names_in(tree: Node) -> Iterator[Name]:
     """Yield every name, as often as it occurs."""
-    match node:
-        case Equality(left, right):
-            yield from (term for term in (left, right) if isinstance(term, Name))
-        case FunctionCall(_, arguments):
-            yield from (term for term in arguments if isinstance(term, Name))
-        case ForeignNode(_, names):
-            yield from names
-        case Not(part):
-            yield from names_in(part)
-        case And(parts) | Or(parts):
-            for part in parts:
-                yield from names_in(part)
+    for node in nodes_in(tree):
+        match node:
+            case Equality(left, right):
+                yield from (term for term in (left, right) if isinstance(term, Name))
+            case FunctionCall(_, arguments):
+                yield from (term for term in arguments if isinstance(term, Name))
+            case ForeignNode(_, names):
+                yield from names
 
 
-def calls_in(node: Node) -> Iterator[FunctionCall]:
+def calls_in(tree: Node) -> Iterator[FunctionCall]:
     """Yield every compiled call of one of our functions."""
-    match node:
-        case FunctionCall():
-            yield node
-        case Not(part):
-            yield from calls_in(part)
-        case And(parts) | Or(parts):
-            for part in parts:
-                yield from calls_in(part)
+    return (node for node in nodes_in(tree) if isinstance(node, FunctionCall))
 
 
 def written(node: Node) -> str:
@@ -182,20 +182,9 @@ def _term(term: Name | Literal) -> str:
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
-def _literals(matcher: str) -> list[str]:
-    """Return the literals as written, before they are rewritten with the rest of the matcher."""
-    return [one or other for one, other in _QUOTED.findall(matcher)]
-
-
 def _bad_literal(text: str) -> ExpressionError:
     hint = "Casbin does not keep such literals as they are: texts of letters, digits and _ : / * @ - only"
     return ExpressionError("a literal is refused", hint, text)
-
-
-def _as_python(matcher: str) -> str:
-    """Return Casbin's Python form of a matcher (CoreEnforcer._get_expression, util.escape_assertion)."""
-    text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
-    return re.sub(r"!(?!=)", " not ", text).strip()
 
 
 _OPERATORS = (ast.Compare, ast.BinOp, ast.Add, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
@@ -212,9 +201,9 @@ class _ExpressionReader:
     def node(self, tree: ast.expr) -> Node:
         match tree:
             case ast.BoolOp(op=ast.And(), values=values):
-                return And(tuple(map(self.node, values)))
+                return And(tuple(part for value in values for part in conjuncts(self.node(value))))
             case ast.BoolOp(op=ast.Or(), values=values):
-                return Or(tuple(map(self.node, values)))
+                return Or(tuple(part for value in values for part in disjuncts(self.node(value))))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return Not(self.node(operand))
             case ast.Call():
@@ -280,8 +269,3 @@ class _ExpressionReader:
 
     def _refuse(self, tree: ast.AST) -> None:
         self.bad.append(ExpressionError(f"{type(tree).__name__} is refused", "use && || ! == != in and the functions"))
-
-
-def every(parts: tuple[Node, ...]) -> Node:
-    """Combine parts into one conjunction."""
-    return parts[0] if len(parts) == 1 else And(parts)

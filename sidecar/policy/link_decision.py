@@ -8,6 +8,7 @@ have in common are cached, within bounds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sidecar.errors import Reason
@@ -17,8 +18,7 @@ from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, O
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
-from sidecar.policy.roles import RolePaths
-from sidecar.policy.subjects import PolicySubject, PolicySubjects
+from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
 from sidecar.vocabulary import ANONYMOUS, Chain, Fact, Link, PermissionKind, Question, RuleRef
 
@@ -27,6 +27,7 @@ MAX_OPENING_ROWS = 10_000  # rows searched for a live one
 MEMO_SIZE = 4096  # cases in each of the cache's two generations
 MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a cached case
 _NO_ARGUMENTS: Mapping[str, Any] = {}
+_BY_ID = attrgetter("id", "file", "line")
 
 # CONTRACT 1.2, 1.3: the subjects and objects of each kind. All else is denied before any row is read (threats K1, K12).
 _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -135,7 +136,12 @@ class KindPolicy:
         if case is None:
             case = self._case(asker, obj, act)
             self._remember(key, case)
-        outcomes, facts = self._run(case, evaluation, place, lends) if case.asking else ((), ())
+        outcomes: tuple[Outcome, ...] = ()
+        facts: tuple[Fact, ...] = ()
+        if case.asking:  # each condition is run once
+            ran = [evaluation.run(condition, place, lends) for condition in case.asking]
+            outcomes = tuple([outcome for outcome, _ in ran])
+            facts = tuple([fact for _, fact in ran if fact is not None])
         now_s = evaluation.now_s
         came_out = (outcomes, tuple([now_s < end for end in case.ends])) if case.ends else (outcomes, ())
         answer = case.answers.get(came_out)
@@ -178,22 +184,18 @@ class KindPolicy:
         rows, some, flags = case.rows, case.some, self.table.flags
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
-            return LinkAnswer(
-                Link(self.kind, asker.name, obj, act, allowed, None if allowed else Reason.NO_MATCHING_RULE)
-            )
+            reason = None if allowed else Reason.NO_MATCHING_RULE
+            return LinkAnswer(Link(self.kind, asker.name, obj, act, allowed, reason))
         if some & (ASKS | ENDS | SHADOW):
             by_text = {condition.text: outcome for condition, outcome in zip(case.asking, outcomes, strict=True)}
             sides = self._sides(rows, by_text, now_s)
         elif some & DENY:
-            sides = LinkSides(
-                [row for row in rows if not flags[row] & DENY], [row for row in rows if flags[row] & DENY]
-            )
+            denies = [row for row in rows if flags[row] & DENY]
+            sides = LinkSides([row for row in rows if not flags[row] & DENY], denies)
         else:
             sides = LinkSides(rows, [])
         allowed, rests_on = self._verdict(sides.allows, sides.denies)
-        reason = None
-        if not allowed:
-            reason = Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
+        reason = None if allowed else Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
         rules = self._rules(rests_on)
         link = Link(self.kind, asker.name, obj, act, allowed, reason, rules)
         roles = self._askers.behind(asker, [rule.subject for rule in rules]) if asker.roles else ()
@@ -219,7 +221,9 @@ class KindPolicy:
         for looked, row in enumerate(self._matcher.on_server(asked, server)):
             if looked >= MAX_OPENING_ROWS:
                 break
-            if not table.flags[row] & (DENY | SHADOW) and self._means(asker, row):
+            # `anonymous` is allowed only by that exact word.
+            means = asker.name != ANONYMOUS or table.text("sub", row) == ANONYMOUS
+            if means and not table.flags[row] & (DENY | SHADOW):
                 grants.append(row)
         live = [row for row in grants if not table.flags[row] & ENDS or now_s < table.end_of(row)]
         if not live:
@@ -256,13 +260,6 @@ class KindPolicy:
                 nearly.append((live, holds))
         return LinkSides(allows, denies, would, nearly)
 
-    def _run(
-        self, case: _Case, evaluation: Evaluation, place: int, lends: bool
-    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
-        """Run each condition once; return the outcomes and what was read."""
-        ran = [evaluation.run(condition, place, lends) for condition in case.asking]
-        return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
-
     def _verdict(self, allows: list[int], denies: list[int]) -> tuple[bool, list[int]]:
         """Return whether the effect allows the request, and the rows that decide."""
         if self._effect == ALLOW_AND_DENY:
@@ -274,22 +271,14 @@ class KindPolicy:
             return first in allows, [first]
         return bool(allows), allows
 
-    def _means(self, asker: PolicySubject, row: int) -> bool:
-        """Whether the row matches the subject; `anonymous` is allowed only by that exact word."""
-        return asker.name != ANONYMOUS or self.table.text("sub", row) == ANONYMOUS
-
     def _rules(self, rows: Iterable[int]) -> tuple[RuleRef, ...]:
         found = list(map(self.table.rule, rows))
         if len(found) > 1:
-            found.sort(key=_by_id)
+            found.sort(key=_BY_ID)
         return tuple(found)
 
     def _ids(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted({self.table.id_of(row) for row in rows}))
-
-
-def _by_id(rule: RuleRef) -> tuple[str, str, int]:
-    return rule.id, rule.file, rule.line
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:

@@ -1,4 +1,4 @@
-"""Resolves roles and sets.
+"""Resolves roles and sets, and the roles of principals.
 
 `g` and `g2` rows are one-way links between exact names: a member has a role, a role may have roles; an object is in a
 set, a set may be in sets. Casbin silently stops after ten links and accepts cycles (threats K11); here a chain of more
@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from sidecar.policy.bounded_cache import BoundedCache
+from sidecar.policy.grammar import NONE
+from sidecar.vocabulary import Principal
 
 MAX_DEPTH = 8  # CONTRACT 2.1
+MEMO_SIZE = 4096  # principals in each of the cache's two generations
 _NOTHING: frozenset[str] = frozenset()
 
 
@@ -53,7 +59,11 @@ class RoleLinks:
         while queue:
             name = queue.popleft()
             if name == goal:
-                return _walked(name, came_from)
+                way = [name]
+                while name in came_from:
+                    name = came_from[name]
+                    way.append(name)
+                return tuple(filter(_is_container, reversed(way)))
             for container in self.parents.get(name, ()):
                 if container not in seen:
                     seen.add(container)
@@ -71,32 +81,28 @@ class RoleLinks:
 
     def cycle(self) -> tuple[str, ...]:
         """Return one cycle, with its first name repeated at the end; () if there is none."""
-        left = _peeled(self.parents)
-        if not left:
-            return ()
-        path, name = [], min(left)
-        while name not in path:
-            path.append(name)
-            name = next(parent for parent in self.parents[name] if parent in left)
-        return (*path[path.index(name) :], name)
+        try:
+            self._order().prepare()
+        except CycleError as error:
+            first, *others = reversed(error.args[1])
+            names = (first, *others[:-1])
+            begin = names.index(min(names))
+            return (*names[begin:], *names[: begin + 1])
+        return ()
 
     def chains(self) -> Mapping[str, int]:
         """Return for every name the number of containers in the longest chain from it, itself included. Requires
         acyclic links.
         """
-        chains: dict[str, int] = {}
-        for name in self.parents:
-            todo = [name]
-            while todo:
-                top = todo[-1]
-                above = self.parents.get(top, ())
-                unknown = [parent for parent in above if parent not in chains]
-                if unknown:
-                    todo.extend(unknown)
-                else:
-                    chains[top] = max((chains[parent] for parent in above), default=0) + int(_is_container(top))
-                    todo.pop()
-        return chains
+        chains = {container: 1 for above in self.parents.values() for container in above}
+        for name in self._order().static_order():
+            chains[name] = 1 + max((chains[parent] for parent in self.parents.get(name, ())), default=0)
+        members = self.parents.keys() - chains.keys()
+        return chains | {name: max(chains[parent] for parent in self.parents[name]) for name in members}
+
+    def _order(self) -> TopologicalSorter[str]:
+        """The order of the containers, the outer ones first. Only they can be in a cycle."""
+        return TopologicalSorter({name: above for name, above in self.parents.items() if _is_container(name)})
 
 
 class RolePaths:
@@ -153,32 +159,69 @@ def _server_of(name: str) -> str:
     return name.partition(":")[2].partition("/")[0]
 
 
-def _walked(name: str, came_from: Mapping[str, str]) -> tuple[str, ...]:
-    way = [name]
-    while name in came_from:
-        name = came_from[name]
-        way.append(name)
-    return tuple(step for step in reversed(way) if _is_container(step))
-
-
 def _is_container(name: str) -> bool:
     return name.startswith(("role:", "set:"))
 
 
-def _peeled(parents: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
-    """Return the names left after repeatedly removing those without containers."""
-    children: dict[str, list[str]] = {}
-    above = {name: len(containers) for name, containers in parents.items()}
-    for name, containers in parents.items():
-        for container in containers:
-            children.setdefault(container, []).append(name)
-    free = [name for name in children if name not in above]
-    while free:
-        for child in children.get(free.pop(), ()):
-            above[child] -= 1
-            if above[child] == 0:
-                free.append(child)
-    return frozenset(name for name, count in above.items() if count > 0)
-
-
 _NO_LINKS = RoleLinks()
+
+
+# --- principals -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class PolicySubject:
+    """A principal as rows see it. `granted` are the roles of its token, `roles` all its roles; `domain` is its
+    namespace, or `-`. While cached, each principal has exactly one object, which also serves as a key.
+    """
+
+    name: str
+    granted: frozenset[str]
+    roles: frozenset[str]
+    domain: str
+
+
+class PolicySubjects:
+    """Finds and caches the roles of principals."""
+
+    def __init__(self, ways: RolePaths) -> None:
+        self._ways = ways
+        self._memo: BoundedCache[tuple[str, frozenset[str]], PolicySubject] = BoundedCache(MEMO_SIZE)
+
+    def asker(self, principal: Principal) -> PolicySubject:
+        key = (principal.name, principal.roles)
+        known = self._memo.get(key)
+        if known is None:
+            domain = _domain_of(principal.name)
+            roles = self._ways.containers(principal.name, domain)
+            for granted in principal.roles:
+                roles = roles | {granted} | self._ways.containers(granted, domain)
+            known = PolicySubject(principal.name, principal.roles, roles, domain)
+            self._memo.put(key, known)
+        return known
+
+    def forget(self) -> None:
+        self._memo = BoundedCache(MEMO_SIZE)
+
+    def roles_of(self, principal: Principal) -> frozenset[str]:
+        """Return all roles of a principal."""
+        return self.asker(principal).roles
+
+    def behind(self, asker: PolicySubject, subjects: Iterable[str]) -> tuple[str, ...]:
+        """Return the roles through which these rule subjects match the principal, each once."""
+        found: dict[str, None] = {}
+        for subject in subjects:
+            if subject in asker.roles:
+                found.update(dict.fromkeys(self._way(asker, subject)))
+        return tuple(found)
+
+    def _way(self, asker: PolicySubject, role: str) -> tuple[str, ...]:
+        links: RoleLinks = self._ways.within(asker.domain)
+        if role in asker.granted or role in links.parents.get(asker.name, ()):
+            return (role,)
+        return links.way((asker.name, *asker.granted), role)
+
+
+def _domain_of(name: str) -> str:
+    """Return the namespace in `user:<namespace>/<id>`."""
+    return name.partition(":")[2].partition("/")[0] if "/" in name else NONE
