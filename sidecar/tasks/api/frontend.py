@@ -48,8 +48,6 @@ CheckUrl = Callable[[str, str], Awaitable[None]]
 
 @dataclass(slots=True)
 class TaskFrontend:
-    """Serves the task API."""
-
     exchanges: Forwarder
     orders: TaskOrders
     check_url: CheckUrl
@@ -101,7 +99,6 @@ class TaskFrontend:
         return record
 
     def close(self) -> None:
-        """Accepts no further tasks."""
         self.orders.closed = True
 
     async def check(self, request: RequestContext, caller: Caller, asked: TaskRequest) -> None:
@@ -223,7 +220,6 @@ class TaskFrontend:
         return said
 
     async def _cancelled(self, caller: Caller, record: Task, said: str) -> Task:
-        """Records that its agent cancelled it; the task's own course may have seen that first."""
         while not record.is_over:
             ended = await self.runner.end(record._replace(a2a_state=said), TaskState.CANCELLED)
             record = ended or await self._own(caller, record.id)

@@ -81,7 +81,6 @@ class TaskCancelled(TypedDict):
 
 
 def id_of(now: Snapshot, name: str) -> str:
-    """Returns an agent's UUID if it has one, else its name."""
     agent = now.agents.get(name)
     return name if agent is None or agent.agent_id is None else str(agent.agent_id)
 

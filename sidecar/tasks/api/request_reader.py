@@ -57,7 +57,6 @@ class TaskQuery(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """Returns the call that policy decides."""
         filters = {} if self.state is None else {"state": self.state.value}
         question = Question(f"nhi:{self.target or '*'}", LIST.action, "", arguments=filters)
         return Call("a2a", "1.0", self.target, LIST.action, (question,))
@@ -110,7 +109,6 @@ def order_in(now: Snapshot, caller: Caller, raw: bytes) -> NewTask:
 
 
 def _agent(value: object) -> str:
-    """Checks that a value can name an agent: an upstream's name, or a UUID."""
     name = _name(value, "target_agent_id")
     if not all(character.isascii() and (character.isalnum() or character == "-") for character in name):
         raise malformed("target_agent_id must be an agent's name, or its UUID")
@@ -132,7 +130,6 @@ def _url(value: object) -> str:
 
 
 def _check_source(now: Snapshot, caller: Caller, value: object) -> None:
-    """Checks that the caller creates the task in its own name."""
     if value is None:
         return
     last = caller.last

@@ -78,8 +78,6 @@ class TookTooLong(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class TaskServices:
-    """What every task needs."""
-
     store: RecordStore[Task]
     tasks: TaskOwners
     live: Live
@@ -199,7 +197,6 @@ class TaskLifecycle:
             await self._sent(owning, answer)
 
     async def _sent(self, owning: TaskOwnership, answer: dict[str, Any]) -> None:
-        """Handles an agent's answer to a message: a result at once, or a task."""
         answer = await self._once_up(partial(owning.admit, answer))
         task = answer.get("task")
         if task is None:
@@ -289,7 +286,6 @@ class TaskLifecycle:
     # --- the agent's answers ------------------------------------------------------------------------------------------
 
     async def _see(self, record: Task, task: Mapping[str, Any]) -> None:
-        """Takes over the state that the agent reports."""
         status = task.get("status", {})
         said = str(status.get("state", ""))
         state = SEEN.get(said, TaskState.PENDING)
@@ -321,7 +317,6 @@ class TaskLifecycle:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     async def _refused(self, refusal: Refusal) -> None:
-        """Handles a refusal, by the sidecar or on the way to the agent."""
         if self.record.step is TaskStep.UNSENT and refusal.reason is Reason.STORE_UNAVAILABLE:
             await self._close(refusal)  # nothing has begun: it is tried again
             return
@@ -338,7 +333,6 @@ class TaskLifecycle:
         await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 
     async def _away(self, refusal: Refusal) -> None:
-        """Waits for an agent that does not answer; it may come back."""
         now_s = self._now_s()
         if self._away_since_s is None:
             self._away_since_s = now_s
@@ -396,7 +390,6 @@ class TaskLifecycle:
     # --- permission and audit -----------------------------------------------------------------------------------------
 
     def _check(self, now: Snapshot, intent: AgentOperation, *, at_first: bool = False) -> Decision:
-        """Checks that the chain still has the permission. Raises Refusal."""
         now_s = self._now_s()
         check_standing(self.means.switch, now, self.caller, intent.call, now_s)
         if at_first and self.recording is not None:
@@ -470,7 +463,6 @@ class TaskLifecycle:
             await asyncio.sleep(AGAIN_S)
 
     async def _look_again(self) -> None:
-        """Reads the record again, as another process may have changed it."""
         record = await self.means.store.get(self.record.id)
         if record is None:  # it was over, and has been deleted
             record = self.record._replace(step=TaskStep.OVER)
@@ -519,7 +511,6 @@ def _failure_of(message: Mapping[str, Any] | None) -> str:
 
 
 def _text_of(message: Mapping[str, Any] | None) -> str:
-    """Returns a message's text as one printable line."""
     parts = (message or {}).get("parts", [])
     text = " ".join(str(part["text"]) for part in parts if "text" in part)
     return _plain(text)

@@ -82,7 +82,6 @@ class TaskOrders:
             judged(self.metrics, JudgedRequest(recording, placing.plan, refused, placing.excused, placing.shadow))
 
     def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:
-        """Returns a task that is not stored yet."""
         live = self.runner.means.live
         now_s, keep_s = live.clock(), live.current.settings.tasks.keep_s
         about = (order.target, order.task_type, now_s, now_s + keep_s, order.input, order.callback_url)
@@ -112,7 +111,6 @@ class TaskOrders:
         return True
 
     def admit(self, caller: Caller) -> None:
-        """Raises Refusal while no orders are admitted, not as many, or not this caller's."""
         if self.closed:
             raise Refusal(Reason.DRAINING)
         self.pressure.or_refuse()
@@ -121,8 +119,6 @@ class TaskOrders:
 
 @dataclass(slots=True)
 class _Placing:
-    """One order; each stage fills in its part."""
-
     orders: TaskOrders
     now: Snapshot
     caller: Caller

@@ -105,7 +105,6 @@ class Task(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it reached its end, reported or not."""
         return not MOVES[self.state]
 
     @property
@@ -115,16 +114,13 @@ class Task(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the sidecar has nothing left to do."""
         return self.step is TaskStep.OVER
 
     @property
     def standing(self) -> str:
-        """Returns the state by which it is counted and filtered."""
         return self.state
 
     def at(self, step: TaskStep) -> Task:
-        """Returns the task at another step."""
         if step not in STEPS[self.step]:
             raise ValueError(f"a task that is {self.step} cannot be {step}")
         return self._replace(step=step)
@@ -143,13 +139,11 @@ class Task(NamedTuple):
         return moved._replace(completed_at=now_s)
 
     def ended(self, state: TaskState, now_s: float, **facts: Any) -> Task:
-        """Returns the task at its end, without its input."""
         step = TaskStep.TELLING if self.callback_url else TaskStep.OVER
         return self.moved(state, now_s).at(step)._replace(input=None, **facts)
 
 
 def encoded(record: Task) -> bytes:
-    """Encodes a record for storage."""
     plain = record._asdict()
     plain["caller"] = plain_caller(record.caller)
     return orjson.dumps(plain)

@@ -23,8 +23,6 @@ SHARE: Final = RecordShare()
 
 @dataclass(slots=True)
 class TaskRunner:
-    """Runs the tasks held as `holder`."""
-
     means: TaskServices
     metrics: Metrics
     holder: str
@@ -63,7 +61,6 @@ class TaskRunner:
             self.worker.begin(record.id, course, course.run)
 
     def wake(self, record: Task) -> None:
-        """Makes the task's course look at once, because something changed."""
         if (course := self.worker.jobs.get(record.id)) is not None:
             course.awake.set()
         else:
@@ -79,7 +76,6 @@ class TaskRunner:
         return ended
 
     async def run(self) -> None:
-        """Takes up tasks until cancelled."""
         await self.worker.run()
 
     async def stop(self, grace_s: float) -> None:

@@ -28,7 +28,6 @@ returns at once."""
 
 
 def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
-    """Allows every caller."""
     return None
 
 
@@ -59,7 +58,6 @@ class TimeLimit:
     _hearers: set[Hear] = field(default_factory=set)
 
     def renew(self, until: WaitLimit) -> None:
-        """Moves the limit."""
         self.until = until
         for hear in self._hearers:
             hear(until)
@@ -70,7 +68,6 @@ class TimeLimit:
         hear(self.until)
 
     def release(self, hear: Hear) -> None:
-        """Stops calling `hear`."""
         self._hearers.discard(hear)
         hear(None)
 
@@ -143,8 +140,6 @@ Event = Started | OutputChunk | OutputArtifact | ProgressNote | AttemptEnd
 
 
 class ProgramRunner(Protocol):
-    """Makes the attempts of one agent."""
-
     def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
         """Makes one attempt. `AttemptEnd` is always the last event, unless the generator is closed: once closing
         returns, nothing of the process is left, except for a conversation's process whose program agreed to cancel the
@@ -182,17 +177,14 @@ _TOLD_CHARS: Final = 400
 
 
 def fell(failure: Failure, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
-    """Returns the end of a failed attempt."""
     return AttemptEnd(how, usage, failure, state=FAILED)
 
 
 def withdrawn(why: str, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
-    """Returns the end of an attempt whose caller lost the permission for it."""
     return AttemptEnd(how, usage, state=CANCELED, message=({"text": why},))
 
 
 def overdue(order: ProgramOrder, how: Exit | None = None, usage: Usage = NOTHING) -> AttemptEnd:
-    """Returns the end of an attempt that timed out."""
     failure = Failure(Category.AGENT, f"it did not answer within {order.deadline_s:g} s")
     return AttemptEnd(how, usage, failure, timed_out=True, state=FAILED)
 

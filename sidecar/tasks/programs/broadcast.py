@@ -39,7 +39,6 @@ class Broadcast:
         self._over = False
 
     def tell(self, events: Iterable[StreamResponse]) -> None:
-        """Sends events to all subscribers."""
         if not self._ears:
             return
         for event in events:
@@ -48,7 +47,6 @@ class Broadcast:
                 _put(ear, event, size)
 
     def end(self) -> None:
-        """Ends all subscriptions."""
         self._over = True
         for ear in self._ears:
             ear.news.set()

@@ -17,8 +17,6 @@ JSON: Final = "application/json"
 
 
 class DefinedCard:
-    """The card of one definition, which does not change."""
-
     def __init__(self, name: str, definition: CliAgent) -> None:
         self._card = card_of(name, definition)
 
@@ -64,12 +62,10 @@ def card_of(name: str, definition: CliAgent) -> dict[str, Any]:
 
 
 def _itself(name: str, called: str, about: str) -> Skill:
-    """Returns the one skill of an agent that names none."""
     return Skill(id=name, name=called, description=about, tags=("cli",))
 
 
 def streams(definition: CliAgent) -> bool:
-    """Whether its output can be streamed."""
     able = definition.a2a.capabilities
     return able.streaming_support and "message/stream" in able.supported_methods
 

@@ -21,8 +21,6 @@ from sidecar.upstreams.processes import Program
 
 @dataclass(frozen=True, slots=True)
 class PromptFiles:
-    """A run's own folder, and the paths of its files."""
-
     folder: str
     input: str
     output: str
@@ -54,7 +52,6 @@ class CommandLine:
         )
 
     def shown(self) -> dict[str, Any]:
-        """Returns the command for display: the names of variables, without their values."""
         folder = self.definition.working_directory
         return {
             "path": self.path,
@@ -104,7 +101,6 @@ def command_from(name: str, definition: CliAgent, environ: Mapping[str, str]) ->
 
 
 def _limits(resources: Resources) -> dict[str, int]:
-    """Returns the limits under setrlimit's names."""
     chosen = {
         "CPU": resources.cpu_s,
         "AS": resources.memory,

@@ -23,11 +23,7 @@ class RunSlot:
     owner: str
     at_work: bool = False
     """Whether the run has started: it may have its turn here while it still waits for one across replicas."""
-    _turn: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def come(self) -> None:
-        """Waits for its turn."""
-        await self._turn.wait()
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RunSlots:
@@ -41,17 +37,14 @@ class RunSlots:
 
     @property
     def running(self) -> int:
-        """Returns the number of runs at work."""
         return sum(place.at_work for place in self._taken)
 
     @property
     def waiting(self) -> int:
-        """Returns the number of runs that wait."""
         return len(self._taken) - self.running + self._count
 
     @property
     def places(self) -> int:
-        """Returns the maximum number of runs at work."""
         return self._places
 
     def enter(self, owner: str) -> RunSlot:
@@ -80,7 +73,6 @@ class RunSlots:
         self._go_on()
 
     def resized(self, places: int, most: int) -> None:
-        """Applies new bounds. Runs that are at work or wait keep their slots."""
         self._places, self._most = places, most
         self._go_on()
 
@@ -103,4 +95,4 @@ class RunSlots:
 
     def _take(self, place: RunSlot) -> None:
         self._taken.add(place)
-        place._turn.set()
+        place.turn.set()

@@ -86,17 +86,14 @@ class ConversationProcess:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, or None while it runs."""
         return self._attended.exit
 
     @property
     def usage(self) -> Usage:
-        """What it used in this turn."""
         return self._attended.usage
 
     @property
     def is_lost(self) -> bool:
-        """Whether no further turn is possible."""
         return self._is_lost or not self._attended.listens
 
     async def is_quiet(self) -> bool:
@@ -118,14 +115,12 @@ class ConversationProcess:
         return self._chunks > before
 
     def begin(self, order: ProgramOrder) -> None:
-        """Sends it a further turn. Raises UnsayableError."""
         told = self._talk.begin(order)
         self._attended.lives(order.term)
         self._attended.measure_anew()
         self._attended.tell(told)
 
     def rests(self) -> None:
-        """Ends a turn, and removes the turn's time limit."""
         self._attended.lives(None)
 
     async def turn(self, deadline_s: float) -> AsyncGenerator[Told]:
@@ -242,7 +237,6 @@ class ConversationProcess:
             self._tell_lost(self)
 
     async def _filed(self, file: AnswerFile) -> tuple[TurnAnswer, bytes]:
-        """Returns the answer from its file, and the result."""
         try:
             return TurnAnswer(), await file.taken()
         except UnreadableFolder as unreadable:
@@ -259,7 +253,6 @@ class ConversationProcess:
 
 
 def ended(answer: TurnAnswer, exit_: Exit | None, usage: Usage) -> AttemptEnd:
-    """Returns the end of an attempt whose program answered."""
     return AttemptEnd(exit_, usage, answer.failure, state=answer.state, message=answer.message, alone=answer.alone)
 
 

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -53,8 +53,6 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class Phase(StrEnum):
-    """What a conversation's process does."""
-
     NONE = "none"
     STARTING = "starting"
     SPEAKING = "speaking"
@@ -62,36 +60,33 @@ class Phase(StrEnum):
 
 
 MOVES: Final = {
-    Phase.NONE: frozenset({Phase.STARTING}),
-    Phase.STARTING: frozenset({Phase.SPEAKING, Phase.NONE}),
-    Phase.SPEAKING: frozenset({Phase.SILENT, Phase.NONE}),
-    Phase.SILENT: frozenset({Phase.SPEAKING, Phase.NONE}),
+    Phase.NONE: {Phase.STARTING},
+    Phase.STARTING: {Phase.SPEAKING, Phase.NONE},
+    Phase.SPEAKING: {Phase.SILENT, Phase.NONE},
+    Phase.SILENT: {Phase.SPEAKING, Phase.NONE},
 }
 
 
 class ConversationKey(NamedTuple):
-    """The agent, the owner and the context of a conversation."""
-
     agent: str
     owner: str
     context: str
 
 
 class Endings:
-    """Why conversations' processes ended, until the next turn of each reports it. Outlives a definition."""
+    """Why conversations' processes ended, until the next turn of each reports it. Outlives a definition. Beyond
+    `MAX_REMEMBERED`, the oldest are dropped."""
 
     def __init__(self) -> None:
         self._why: OrderedDict[ConversationKey, str] = OrderedDict()
 
     def keep(self, key: ConversationKey, why: str) -> None:
-        """Records a reason, in place of an earlier one; beyond `MAX_REMEMBERED`, the oldest are dropped."""
         self._why[key] = why
         self._why.move_to_end(key)
         if len(self._why) > MAX_REMEMBERED:
             self._why.popitem(last=False)
 
     def take(self, key: ConversationKey) -> str:
-        """Returns and removes the reason, or ""."""
         return self._why.pop(key, "")
 
 
@@ -121,9 +116,12 @@ class _Conversation:
             raise ValueError(f"a conversation that is {self.phase} cannot be {phase}")
         self.phase, self.since_s = phase, now_s
 
+    @property
+    def changes(self) -> bool:
+        return self.changing is not None and not self.changing.done()
+
     async def settled(self) -> None:
-        """Waits until no process is being started or ended."""
-        while self.changing is not None and not self.changing.done():
+        while self.changing is not None and self.changes:
             await asyncio.wait({self.changing})
 
 
@@ -141,13 +139,9 @@ class Conversations:
         clock_mono: Callable[[], float] = time.monotonic,
         sweep_s: float = SWEEP_S,
     ) -> None:
-        self._name = name
-        self._definition = definition
-        self._launch = launch
-        self._objection = objection
+        self._name, self._definition, self._launch, self._objection = name, definition, launch, objection
         self._endings = Endings() if endings is None else endings
-        self._clock = clock_mono
-        self._sweep_s = sweep_s
+        self._clock, self._sweep_s = clock_mono, sweep_s
         self._conversations: dict[ConversationKey, _Conversation] = {}
         self._free = asyncio.Semaphore(definition.max_sessions)
         self._taken, self._wanted, self._leaving = 0, 0, 0
@@ -156,8 +150,7 @@ class Conversations:
 
     @property
     def count(self) -> int:
-        """Returns the number of processes, including those that are being ended."""
-        return self._taken
+        return self._taken  # with those that are being ended
 
     async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
         until_s = self._clock() + order.deadline_s
@@ -165,15 +158,17 @@ class Conversations:
         conversation = self._conversations.setdefault(key, _Conversation(key))
         conversation.used += 1
         try:
-            if not await self._has_turn(conversation, until_s):
-                yield overdue(order)
-                return
-            try:
+            async with AsyncExitStack() as turn:
+                try:
+                    async with asyncio.timeout(until_s - self._clock()):
+                        await turn.enter_async_context(conversation.turns)
+                except TimeoutError:
+                    yield overdue(order)
+                    return
+                await conversation.settled()  # an earlier process has been ended if it had to be
                 async with aclosing(self._turn(conversation, order, until_s)) as events:
                     async for event in events:
                         yield event
-            finally:
-                conversation.turns.release()
         finally:
             conversation.used -= 1
             self._make_room()
@@ -190,20 +185,6 @@ class Conversations:
             await conversation.settled()
 
     # --- one turn -----------------------------------------------------------------------------------------------------
-
-    async def _has_turn(self, conversation: _Conversation, until_s: float) -> bool:
-        """Waits for the turn; whether it came in time. By then an earlier process has been ended if it had to be."""
-        try:
-            async with asyncio.timeout(until_s - self._clock()):
-                await conversation.turns.acquire()
-        except TimeoutError:
-            return False
-        try:
-            await conversation.settled()
-        except BaseException:
-            conversation.turns.release()
-            raise
-        return True
 
     async def _turn(self, conversation: _Conversation, order: ProgramOrder, until_s: float) -> AsyncGenerator[Event]:
         if self._closed:
@@ -236,7 +217,7 @@ class Conversations:
         if partner is not None:
             is_quiet = await partner.is_quiet()
             if partner.is_lost:
-                self._bury(conversation)
+                self._let_go(conversation)
             elif not is_quiet:
                 self._let_go(conversation, "it talks without being asked")
             elif why := self._too_old(conversation):
@@ -268,7 +249,7 @@ class Conversations:
         if self._closed:
             self._let_go(conversation, self._closed)
         elif self._sweeper is None or self._sweeper.done():
-            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name=f"sweeps {self._name}")
+            self._sweeper = asyncio.create_task(self._sweep(), name=f"sweeps {self._name}")
         return partner
 
     async def _spoken(
@@ -293,22 +274,18 @@ class Conversations:
             end = ended(answer, None, partner.usage)
             self._falls_silent(conversation, partner)
         except TimeoutError:
-            await self._give_up(conversation, partner, "a turn took too long")
+            await to_its_end(self._give_up(conversation, partner, "a turn took too long"))
             end = overdue(order, partner.exit, partner.usage)
         except ProcessLost:
             end = await self._fallen(conversation, partner)
         finally:
             if conversation.partner is partner and conversation.phase is Phase.SPEAKING:  # the turn was abandoned
-                await self._give_up(conversation, partner, "a turn was given up")
+                await to_its_end(self._give_up(conversation, partner, "a turn was given up"))
         yield end
 
     async def _give_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
         """Cancels a turn: continues with a program that agrees, and ends the process of one that does not."""
-        await to_its_end(self._gave_up(conversation, partner, why))
-
-    async def _gave_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
-        agreed = await partner.give_up()
-        if agreed:
+        if await partner.give_up():
             self._falls_silent(conversation, partner)
         elif conversation.partner is partner:
             self._let_go(conversation, why)
@@ -333,13 +310,13 @@ class Conversations:
         reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name, skill)
         return None if reason is None else f"its owner may not speak with it: {reason}"
 
-    def _too_old(self, conversation: _Conversation) -> str | None:
+    def _too_old(self, conversation: _Conversation) -> str:
         now_s, definition = self._clock(), self._definition
         if now_s - conversation.since_s >= definition.idle_timeout:
             return f"nothing was said for {definition.idle_timeout:g} s"
         if now_s - conversation.born_s >= definition.session_timeout:
             return f"it had lived for {definition.session_timeout:g} s"
-        return None
+        return ""
 
     def _chose_other(self, conversation: _Conversation, chosen: Prompt) -> bool:
         """Whether a turn chooses what only a new process can have. What it does not choose stays as it is. A program
@@ -355,7 +332,6 @@ class Conversations:
         )
 
     async def _sweep(self) -> None:
-        """Ends idle processes, and those whose owners have lost the permission."""
         while self._taken:
             await asyncio.sleep(self._sweep_s)
             for conversation in list(self._conversations.values()):
@@ -364,10 +340,8 @@ class Conversations:
                     continue
                 if (refused := self._refused(conversation.caller, conversation.skill)) is not None:
                     self._let_go(conversation, refused, is_withdrawn=True)
-                elif not conversation.used and partner.is_lost:
-                    self._bury(conversation)
-                elif not conversation.used and (why := self._too_old(conversation)):
-                    self._let_go(conversation, why)
+                elif not conversation.used and (partner.is_lost or (why := self._too_old(conversation))):
+                    self._let_go(conversation, "" if partner.is_lost else why)
 
     def _falls_silent(self, conversation: _Conversation, partner: ConversationProcess) -> None:
         """Marks its process as idle after a turn, unless the process was ended or ended by itself meanwhile."""
@@ -375,19 +349,16 @@ class Conversations:
             conversation.moves(Phase.SILENT, self._clock())
             partner.rests()
             if partner.is_lost:
-                self._bury(conversation)
+                self._let_go(conversation)
 
     def _is_lost(self, conversation: _Conversation, partner: ConversationProcess) -> None:
         """Handles a process that ended by itself. A turn under way detects that itself."""
         if conversation.partner is partner and conversation.phase is Phase.SILENT:
-            self._bury(conversation)
+            self._let_go(conversation)
 
-    def _bury(self, conversation: _Conversation) -> None:
-        """Cleans up a process that ended by itself."""
-        self._let_go(conversation, "")
-
-    def _let_go(self, conversation: _Conversation, why: str, *, is_withdrawn: bool = False) -> None:
-        """Ends its process, if it has one. A turn under way fails, or is cancelled if its owner lost the permission."""
+    def _let_go(self, conversation: _Conversation, why: str = "", *, is_withdrawn: bool = False) -> None:
+        """Ends its process, if it has one; without `why`, the process ended by itself. A turn under way fails, or is
+        cancelled if its owner lost the permission."""
         partner = conversation.partner
         if partner is None:
             return
@@ -396,7 +367,7 @@ class Conversations:
         conversation.moves(Phase.NONE, self._clock())
         self._leaving += 1
         leaves = self._leaves(conversation, partner, why)
-        conversation.changing = asyncio.get_running_loop().create_task(leaves, name=f"ends process {partner.pid}")
+        conversation.changing = asyncio.create_task(leaves, name=f"ends process {partner.pid}")
 
     async def _leaves(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
         try:
@@ -405,8 +376,7 @@ class Conversations:
                 await partner.end()
             else:
                 await partner.failed()
-                why = partner.how
-                self._endings.keep(conversation.key, why)
+                self._endings.keep(conversation.key, partner.how)
         finally:
             self._leaving -= 1
             self._give_room()
@@ -446,6 +416,5 @@ class Conversations:
                 self._let_go(goes, "another conversation needed its place")
 
     def _forget(self, conversation: _Conversation) -> None:
-        changes = conversation.changing is not None and not conversation.changing.done()
-        if not conversation.used and conversation.phase is Phase.NONE and not changes:
+        if not conversation.used and conversation.phase is Phase.NONE and not conversation.changes:
             self._conversations.pop(conversation.key, None)

@@ -48,7 +48,6 @@ from sidecar.tasks.programs.run_record import (
     RunState,
     RunStatus,
     Transition,
-    Usage,
 )
 from sidecar.tasks.programs.stored_text import kept_beginning
 from sidecar.tasks.programs.write_leases import LEASE_S, WriteLeases
@@ -143,11 +142,9 @@ class Executions:
         self._let_go_of_retired()
 
     def runner_of(self, name: str) -> ProgramRunner:
-        """Returns the runner of an agent. Raises Refusal(UPSTREAM_UNKNOWN)."""
         return self._offer_of(name).runner
 
     def standing(self, name: str) -> RunPool:
-        """Returns the state of an agent's runs here. Raises Refusal(UPSTREAM_UNKNOWN)."""
         turns = self._offer_of(name).turns
         return RunPool(turns.running, turns.waiting, turns.places)
 
@@ -156,22 +153,12 @@ class Executions:
     async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
         """Accepts a new run, which waits for its turn and is stored when this returns. Raises Refusal:
         TOO_MANY_CONCURRENT if the queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
-        offer, now_s, execution_id = self._offer_of(name), self.clock(), self.new_id()
+        offer, now_s, run_id = self._offer_of(name), self.clock(), self.new_id()
+        task = begun(run_id, context, prompt.message, now_s)
         record = Execution(
-            execution_id,
-            caller.binding,
-            caller,
-            name,
-            context,
-            created_at=now_s,
-            expires_at=now_s + self.keep_s(),
-            input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
-            task=begun(execution_id, context, prompt.message, now_s),
-            schedule=caller.schedule,
-            transitions=(Transition(RunState.IDLE, now_s, "it was ordered"),),
-            max_retries=offer.definition.tries - 1,
-            timeout_s=offer.definition.timeout,
+            run_id, caller.binding, caller, name, context, now_s, now_s + self.keep_s(), "", task, caller.schedule
         )
+        record = _waits(record, offer.definition, prompt, Transition(RunState.IDLE, now_s, "it was ordered"))
         bounds = self.bounds()._replace(done_per_target=offer.definition.keep_runs)
 
         async def keep() -> None:
@@ -181,54 +168,45 @@ class Executions:
 
         return await self._enter(offer, record, prompt, keep)
 
-    async def goes_on(self, execution_id: str, prompt: Prompt, caller: Caller) -> Execution:
+    async def goes_on(self, run_id: str, prompt: Prompt, caller: Caller) -> Execution:
         """Starts a further turn of a run whose task waits for its caller. Raises Refusal as `begin` does, and
         TASK_UNKNOWN; MALFORMED_CALL if the task does not wait, TOO_LARGE if it has grown too large."""
-        record = await self._kept(execution_id)
+        record = await self._kept(run_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
-        if record.is_done and (before := self.worker.tasks.get(execution_id)) is not None:
+        if record.is_done and run_id in self.worker.tasks:
             # A caller that answers at once may find the previous turn still cleaning up; its last revision is then in
             # the store.
-            await asyncio.wait({before}, timeout=ENDING_S)
-            record = await self._kept(execution_id)
-        if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
-            raise _does_not_wait()
+            await self.worker.wait(ENDING_S, only=(run_id,))
+            record = await self._kept(run_id)
+        does_not_wait = Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
+        if not record.is_done or record.task["status"]["state"] not in WAITS or run_id in self._courses:
+            raise does_not_wait
         offer, now_s = self._offer_of(record.target), self.clock()
         task, _ = went_on(record.task, prompt.message, now_s)
         if len(orjson.dumps(task)) > MAX_TASK_BYTES:
             raise Refusal(Reason.TOO_LARGE, "this task has become too large: begin another")
-        anew = record._replace(
-            caller=caller,
-            input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
-            task=task,
-            status=None,
-            transitions=(*record.transitions[-MAX_TRANSITIONS:], Transition(RunState.IDLE, now_s, "it goes on")),
-            started_at=None,
-            ended_at=None,
-            pid=None,
-            exit_code=None,
-            signal=None,
-            failure=None,
-            usage=Usage(),
-            previous_tries=(),
-            cancel_requested=False,
-            max_retries=offer.definition.tries - 1,
-            timeout_s=offer.definition.timeout,
+        kept = (record.created_at, record.expires_at, "", task, record.schedule)
+        anew = Execution(record.id, record.owner, caller, record.target, record.context, *kept)
+        anew = anew._replace(
+            transitions=record.transitions[-MAX_TRANSITIONS:],
+            output=record.output,
+            output_bytes=record.output_bytes,
             revision=record.revision + 1,
         )
+        anew = _waits(anew, offer.definition, prompt, Transition(RunState.IDLE, now_s, "it goes on"))
 
         async def keep() -> None:
             if not await self.store.reopen(anew, self.holder, self.held.until_s):
-                raise _does_not_wait()
+                raise does_not_wait
 
         return await self._enter(offer, anew, prompt, keep)
 
-    async def follow(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
+    async def follow(self, run_id: str) -> AsyncGenerator[StreamResponse | None]:
         """Yields the run's canonical StreamResponses: first the Task as it is, then its changes until its end; None is
         a heartbeat. A subscriber that reads too slowly gets the whole Task in place of what it missed; of another
         replica's run, subscribers only get whole Tasks. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
-        course = self._courses.get(execution_id)
+        course = self._courses.get(run_id)
         if course is not None:
             await course.shown()
             async with aclosing(course.hearers.hear()) as told:
@@ -236,17 +214,28 @@ class Executions:
                     yield event
             if not course.is_elsewhere or self._means.closing.is_set():
                 return
-        async with aclosing(self._follow_kept(execution_id)) as told:
-            async for event in told:
-                yield event
+        record = await self._kept(run_id)
+        yield {"task": record.task}
+        heard_s = time.monotonic()
+        while not record.is_done:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            try:
+                found = await self._kept(run_id)
+            except Refusal as refusal:
+                if refusal.reason is not Reason.STORE_UNAVAILABLE or time.monotonic() - heard_s > OUT_S:
+                    raise
+                continue
+            heard_s = time.monotonic()
+            yield {"task": found.task} if found.task != record.task else None
+            record = found
 
-    async def get(self, execution_id: str) -> Execution | None:
+    async def get(self, run_id: str) -> Execution | None:
         """Returns the run with this id, of any owner, or None. Raises Refusal(STORE_UNAVAILABLE)."""
-        course = self._courses.get(execution_id)
+        course = self._courses.get(run_id)
         if course is not None:
             return await course.shown()
         with store_answers():
-            return await self.store.get(execution_id)
+            return await self.store.get(run_id)
 
     async def page(
         self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
@@ -255,14 +244,16 @@ class Executions:
         Refusal(STORE_UNAVAILABLE)."""
         with store_answers():
             kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
-        return [self._newest(one) for one in kept], count
+        here = self._courses
+        newest = [here[one.id].record if one.id in here and not here[one.id].is_ending else one for one in kept]
+        return newest, count
 
-    async def cancel(self, execution_id: str, why: str) -> Execution:
+    async def cancel(self, run_id: str, why: str) -> Execution:
         """Cancels a run, at any replica, and waits up to `CANCEL_S` for its end. Raises Refusal: TASK_UNKNOWN,
         NOT_CANCELABLE, STORE_UNAVAILABLE."""
-        course = self._courses.get(execution_id)
+        course = self._courses.get(run_id)
         if course is None:
-            return await self._cancel_kept(execution_id, why)
+            return await self._cancel_kept(run_id, why)
         course.give_up(GivenUp(RunState.CANCELLED, why))
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
@@ -272,7 +263,6 @@ class Executions:
         return course.record
 
     def review(self) -> None:
-        """Ends runs here whose callers have lost the permission for them."""
         for course in list(self._courses.values()):
             if (why := self.withdrawn(course.record, course.prompt.skill)) is not None:
                 course.give_up(GivenUp(RunState.CANCELLED, why))
@@ -293,7 +283,6 @@ class Executions:
         await self.worker.run()
 
     def measure(self) -> None:
-        """Reports every agent's runs as metrics."""
         states = {name: Counter[str]() for name in self._offers}
         for course in self._courses.values():
             if course.offer.name in states:
@@ -368,7 +357,7 @@ class Executions:
                 await keep()
         except BaseException:
             del self._courses[record.id]
-            course.never_begins()
+            course.end()
             self.held.refuse(record.id)  # it may be stored all the same, and must not be run
             raise
         self.worker.begin(record.id, course, course.run)
@@ -383,36 +372,16 @@ class Executions:
         for course in self._courses.values():
             course.tell_place(ahead.get(course.place))
 
-    def _newest(self, kept: Execution) -> Execution:
-        course = self._courses.get(kept.id)
-        return kept if course is None or course.is_ending else course.record
-
-    async def _kept(self, execution_id: str) -> Execution:
-        record = await self.get(execution_id)
+    async def _kept(self, run_id: str) -> Execution:
+        record = await self.get(run_id)
         if record is None:
             raise Refusal(Reason.TASK_UNKNOWN)
         return record
 
-    async def _follow_kept(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
-        record = await self._kept(execution_id)
-        yield {"task": record.task}
-        heard_s = time.monotonic()
-        while not record.is_done:
-            await asyncio.sleep(FOLLOW_EVERY_S)
-            try:
-                found = await self._kept(execution_id)
-            except Refusal as refusal:
-                if refusal.reason is not Reason.STORE_UNAVAILABLE or time.monotonic() - heard_s > OUT_S:
-                    raise
-                continue
-            heard_s = time.monotonic()
-            yield {"task": found.task} if found.task != record.task else None
-            record = found
-
-    async def _cancel_kept(self, execution_id: str, why: str) -> Execution:
+    async def _cancel_kept(self, run_id: str, why: str) -> Execution:
         until_s, asked = time.monotonic() + CANCEL_S, False
         while True:
-            record = await self._kept(execution_id)
+            record = await self._kept(run_id)
             if record.is_done and not (asked and record.status is RunStatus.CANCELLED):
                 if record.task["status"]["state"] not in WAITS:
                     raise Refusal(Reason.NOT_CANCELABLE)
@@ -427,15 +396,12 @@ class Executions:
             await asyncio.sleep(FOLLOW_EVERY_S / 4)
 
     async def _replace(self, record: Execution) -> None:
-        """Stores a revision; if another process was faster, the next look finds out. Raises
-        Refusal(STORE_UNAVAILABLE)."""
         with store_answers():
             await self.store.replace(record)
 
     # --- ownership of runs --------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Raises RecordStoreOut."""
         self.review()
         self._tell_places()
         self.measure()
@@ -509,5 +475,11 @@ def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
     return open_.moved(RunState.CANCELLED, now_s, why).moved(RunState.CLEANUP, now_s).moved(RunState.IDLE, now_s)
 
 
-def _does_not_wait() -> Refusal:
-    return Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
+def _waits(record: Execution, definition: CliAgent, prompt: Prompt, why: Transition) -> Execution:
+    """Returns a run that waits for its turn with this prompt."""
+    return record._replace(
+        input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
+        transitions=(*record.transitions, why),
+        max_retries=definition.tries - 1,
+        timeout_s=definition.timeout,
+    )

@@ -96,7 +96,6 @@ class RpcDialogue:
             yield from self._line(line)
 
     def over(self) -> Iterator[Heard]:
-        """Parses what is left: the end of output also ends a line."""
         yield from self.hear(b"\n")
 
     def _line(self, line: bytes) -> Iterator[Heard]:
@@ -151,12 +150,10 @@ class RpcDialogue:
         yield from heard
 
     def _rest(self) -> None:
-        """Marks the turn as over."""
         self._asked = False
         self._said_bytes, self._noise = 0, 0
 
     def _number(self, heard: Heard) -> None:
-        """Counts the turn's artifacts."""
         if isinstance(heard, OutputArtifact):
             self._artifacts.add(heard.update["artifact"].get("artifactId", ""))
         if len(self._artifacts) > MAX_ARTIFACTS:
@@ -168,7 +165,6 @@ class RpcDialogue:
             raise DialogueBroken(f"it said more than {self._max_said_bytes} bytes")
 
     def _forgive(self, something: bool = True) -> None:
-        """Counts discarded output."""
         self._noise += something
         if self._noise > MAX_NOISE:
             raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that nobody can hear")
@@ -262,7 +258,6 @@ _NOTIFICATIONS: Final[Mapping[str, Callable[[Mapping[str, Any], str], OutputChun
 
 
 def _result(result: object) -> list[Heard]:
-    """Returns the events in a result; the last is the answer."""
     if result is None:
         return [TurnAnswer()]
     if isinstance(result, str):
@@ -353,7 +348,6 @@ def _whole(part: Mapping[str, Any], at: str) -> Mapping[str, Any]:
 
 
 def _read(name: str, given: object, at: str) -> dict[str, Any]:
-    """Parses a part or an artifact in A2A's canonical form."""
     try:
         read = V10.read(name, given)
     except UnreadableMessage as error:

@@ -83,7 +83,6 @@ class LineDialogue:
         self._held = b""
 
     def _greeted(self, found: bytes, said: bytes, rest: bytes) -> None:
-        """Discards output until the program is ready."""
         self._bound(self._said_bytes - len(rest))
         if found:
             self._greeting = False
@@ -98,7 +97,6 @@ class LineDialogue:
 
 
 def is_sayable(text: str, definition: CliAgent) -> bool:
-    """Whether this prompt can be sent to a program of this kind."""
     reads_lines = definition.keeps_processes and definition.patterns.input == "stdin"
     return not reads_lines or definition.newlines != "refuse" or len(text.splitlines()) < 2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Final
 
 from sidecar.tasks.programs.attempt import (
@@ -36,34 +36,38 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class OneShot:
-    """A ProgramRunner that starts a process for each prompt."""
-
     def __init__(self, name: str, command: CommandLine, processes: Processes, *, grace_s: float = GRACE_S) -> None:
-        self._name = name
-        self._command = command
-        self._processes = processes
-        self._grace_s = grace_s
+        self._name, self._command, self._processes, self._grace_s = name, command, processes, grace_s
 
     async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
-        definition = self._command.definition
-        if "file" not in definition.patterns:
-            async with aclosing(self._told(order, None)) as events:
+        definition, folder, files = self._command.definition, None, None
+        async with AsyncExitStack() as stack:
+            try:
+                if "file" in definition.patterns:
+                    folder = await self._folder(order)
+                    stack.push_async_callback(_removed, folder)
+                    told, answers = definition.input_file_template, definition.output_file_template
+                    paths = (folder.at(_named(one, order)) for one in (told, answers))
+                    files = PromptFiles(folder.path, *paths)
+                program = self._command.program(order.prompt, files)
+                attended = await SupervisedProcess.start(self._processes, program, self._command.cleaning, order.term)
+            except StartFailed as failed:
+                log.error("an agent cannot be started", extra={"agent": self._name, "why": str(failed)})
+                yield fell(failure_of_start(failed))
+                return
+            except OSError as error:
+                log.error("a run has no folder", extra={"agent": self._name, "why": error.strerror})
+                yield fell(Failure(Category.SYSTEM, "no folder can be made for its files"))
+                return
+            stack.push_async_callback(attended.end, grace_s=self._grace_s)
+            yield Started(attended.pid)
+            attended.end_in(order.deadline_s)
+            if definition.patterns.input == "stdin":
+                attended.tell(order.prompt.text.encode())
+            attended.tell_no_more()
+            async with aclosing(self._heard(attended, order, folder)) as events:
                 async for event in events:
                     yield event
-            return
-        try:
-            folder = await self._folder(order)
-        except OSError as error:
-            log.error("a run has no folder", extra={"agent": self._name, "why": error.strerror})
-            yield fell(Failure(Category.SYSTEM, "no folder can be made for its files"))
-            return
-        try:
-            async with aclosing(self._told(order, folder)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            # No process holds the folder any more. Its removal may take long, in a thread, so that only this run waits.
-            await to_its_end(asyncio.to_thread(folder.remove))
 
     async def close(self, why: str = CHANGED) -> None:
         """Does nothing: no process is kept."""
@@ -77,36 +81,11 @@ class OneShot:
             making.add_done_callback(_unmake)  # a thread cannot be cancelled
             raise
 
-    async def _told(self, order: ProgramOrder, folder: WorkingFolder | None) -> AsyncGenerator[Event]:
-        """Runs the program from its start to its end."""
-        try:
-            program = self._command.program(
-                order.prompt, None if folder is None else _files(self._command, order, folder)
-            )
-            attended = await SupervisedProcess.start(self._processes, program, self._command.cleaning, order.term)
-        except StartFailed as failed:
-            log.error("an agent cannot be started", extra={"agent": self._name, "why": str(failed)})
-            yield fell(failure_of_start(failed))
-            return
-        try:
-            yield Started(attended.pid)
-            attended.end_in(order.deadline_s)
-            if self._command.definition.patterns.input == "stdin":
-                attended.tell(order.prompt.text.encode())
-            attended.tell_no_more()
-            async with aclosing(self._heard(attended, order, folder)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            await to_its_end(attended.end(grace_s=self._grace_s))
-
     async def _heard(
         self, attended: SupervisedProcess, order: ProgramOrder, folder: WorkingFolder | None
     ) -> AsyncGenerator[Event]:
-        """Yields its output, and then its end."""
         definition = self._command.definition
-        by_file = definition.patterns.output == "file"
-        most = definition.a2a.capabilities.max_output_size
+        by_file, most = definition.patterns.output == "file", definition.a2a.capabilities.max_output_size
         cleaner, size = self._command.cleaning.cleaner(), 0
         printed = StderrTail(self._command.cleaning.cleaner(plain=True))
         while said := await attended.read():
@@ -127,13 +106,14 @@ class OneShot:
         end = await self._end(attended, order, printed.last)
         if by_file and folder is not None and end.failure is None:
             try:
-                for piece in await self._file(order, folder, most):
-                    if shown := cleaner.feed(piece):
-                        yield OutputChunk(shown)
-                if shown := cleaner.end():
-                    yield OutputChunk(shown)
+                content = await asyncio.to_thread(folder.read, _named(definition.output_file_template, order), most)
             except UnreadableFolder as unreadable:
-                end = fell(Failure(Category.AGENT, str(unreadable)), end.exit, end.usage)
+                end, content = fell(Failure(Category.AGENT, str(unreadable)), end.exit, end.usage), b""
+            for at in range(0, len(content), _SLICE_BYTES):
+                if shown := cleaner.feed(content[at : at + _SLICE_BYTES]):
+                    yield OutputChunk(shown)
+            if shown := cleaner.end():
+                yield OutputChunk(shown)
         yield end
 
     async def _end(self, attended: SupervisedProcess, order: ProgramOrder, printed: str) -> AttemptEnd:
@@ -143,17 +123,11 @@ class OneShot:
         await attended.wait()
         timed_out = attended.timed_out
         how = await attended.end()
-        usage = attended.usage
         if timed_out:
-            return overdue(order, how, usage)
+            return overdue(order, how, attended.usage)
         complaint, codes = attended.last_words.last or printed, definition.retries.exit_codes
-        failure = failure_of_exit(how, complaint, definition.resources, usage, codes)
-        return AttemptEnd(how, usage) if failure is None else fell(failure, how, usage)
-
-    async def _file(self, order: ProgramOrder, folder: WorkingFolder, most: int) -> list[bytes]:
-        name = _named(self._command.definition.output_file_template, order)
-        content = await asyncio.to_thread(folder.read, name, most)
-        return [content[at : at + _SLICE_BYTES] for at in range(0, len(content), _SLICE_BYTES)]
+        failure = failure_of_exit(how, complaint, definition.resources, attended.usage, codes)
+        return AttemptEnd(how, attended.usage) if failure is None else fell(failure, how, attended.usage)
 
 
 def _made(command: CommandLine, order: ProgramOrder) -> WorkingFolder:
@@ -172,10 +146,9 @@ def _unmake(making: asyncio.Future[WorkingFolder]) -> None:
         making.result().remove()
 
 
-def _files(command: CommandLine, order: ProgramOrder, folder: WorkingFolder) -> PromptFiles:
-    definition = command.definition
-    told, answers = definition.input_file_template, definition.output_file_template
-    return PromptFiles(folder.path, folder.at(_named(told, order)), folder.at(_named(answers, order)))
+async def _removed(folder: WorkingFolder) -> None:
+    """In a thread, because it may take long. No process holds the folder any more."""
+    await to_its_end(asyncio.to_thread(folder.remove))
 
 
 def _named(template: str, order: ProgramOrder) -> str:

@@ -39,7 +39,6 @@ class ControlStripper:
         self._state = self._text
 
     def feed(self, text: str) -> str:
-        """Returns the visible part of the text, as far as it is known."""
         kept: list[str] = []
         at = 0
         while at < len(text):
@@ -47,7 +46,6 @@ class ControlStripper:
         return "".join(kept)
 
     def end(self) -> str:
-        """Returns what was held back."""
         rest = "\n" if self._state == self._after_return else ""
         self._state = self._text
         return rest
@@ -139,7 +137,6 @@ class SecretRedactor:
         return self._settled(whole, min(_begun(whole, secret) for secret in self._secrets))
 
     def end(self) -> str:
-        """Returns what was held back."""
         return self._settled(self._held, len(self._held))
 
     def _settled(self, text: str, until: int) -> str:
@@ -195,7 +192,6 @@ class OutputCleaner:
         return self._redactor.feed(self._stripper.feed(text) if self._stripper else text)
 
     def end(self) -> str:
-        """Returns the rest, and resets the cleaner."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         if self._stripper:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import Deadline
@@ -55,24 +56,22 @@ _STREAMED: Final = frozenset({STREAM, RESUBSCRIBE})
 _WORDS: Final[Mapping[Reason, str]] = {
     Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
     Reason.NOT_CANCELABLE: "TASK_NOT_CANCELABLE",
+    Reason.MALFORMED_CALL: "UNSUPPORTED_OPERATION",  # the task continued meanwhile
 }
 
 
+@dataclass(frozen=True, slots=True)
 class ProgramAgent:
     """A CLI program as an agent; implements `AgentTransport`. `shows` has the named variables of its environment."""
 
-    def __init__(self, name: str, definition: CliAgent, executions: Executions, shows: Mapping[str, str]) -> None:
-        self._name = name
-        self._definition = definition
-        self._executions = executions
-        self._shows = shows
+    name: str
+    definition: CliAgent
+    executions: Executions
+    shows: Mapping[str, str]
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        if (unable := self.unable(outgoing.operation)) is not None:
-            return unable
-        answer = _ANSWERS[outgoing.operation]
         try:
-            return await answer(self, outgoing)
+            return self.unable(outgoing.operation) or await _ANSWERS[outgoing.operation](self, outgoing)
         except Refusal as refusal:
             return _told(refusal)
 
@@ -85,27 +84,26 @@ class ProgramAgent:
                 return run
             if outgoing.operation is RESUBSCRIBE and run_events.is_over(run.task):
                 return _error("UNSUPPORTED_OPERATION", "The task is over: there is nothing to subscribe to")
-            follow = self._executions.follow if outgoing.operation is STREAM else self._follow_on
-            following = await RunFollower.begun(follow(run.id), _history_of(outgoing))
+            follow = self.executions.follow if outgoing.operation is STREAM else self._follow_on
+            told = follow(run.id)
+            following = RunFollower(await anext(told), told, _history_of(outgoing))  # now, so that nothing is missed
             await self._told_of(run, outgoing)
         except Refusal as refusal:
             return _told(refusal)
         return following
 
     def shows_the_same_as(self, other: AgentTransport) -> bool:
-        """Whether its program has the same environment."""
-        return isinstance(other, ProgramAgent) and self._shows == other._shows
+        return isinstance(other, ProgramAgent) and self.shows == other.shows
 
     async def close(self) -> None:
         """Does nothing: runs under way continue, and conversations are ended by the runner."""
 
     def unable(self, operation: Operation) -> AgentError | None:
-        able = self._definition.a2a.capabilities
         if operation in _PUSHES:
             return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
-        if operation is not CARD and operation.action not in able.supported_methods:
+        if operation is not CARD and operation.action not in self.definition.a2a.capabilities.supported_methods:
             return _error("UNSUPPORTED_OPERATION", f"This agent does not take {operation.action}")
-        if operation in _STREAMED and not streams(self._definition):
+        if operation in _STREAMED and not streams(self.definition):
             return _error("UNSUPPORTED_OPERATION", "This agent does not stream")
         return None
 
@@ -123,38 +121,45 @@ class ProgramAgent:
         return {"task": _with_history(run.task, _history_of(outgoing))}
 
     async def _sent(self, outgoing: OutgoingOperation) -> Execution | AgentError:
-        """Returns the run that a message begins or continues."""
         caller, params = _whose(outgoing), outgoing.params
-        message = _with_skill(params)
+        message, beside = dict(params["message"]), params.get("metadata", {})
+        if SKILL in beside:  # a program gets only the message
+            message["metadata"] = {**message.get("metadata", {}), SKILL: beside[SKILL]}
         if params.get("configuration", {}).get("taskPushNotificationConfig"):
             return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
         if message.get("role") == "ROLE_AGENT":  # turns are counted by callers' messages
             return _error("INVALID_PARAMS", "/message/role is the agent's own, and this is its caller's")
-        prompt = prompt_from(message, self._definition)
+        prompt = prompt_from(message, self.definition)
         if isinstance(prompt, AgentError):
             return prompt
         if not message.get("taskId"):
-            context = message.get("contextId") or self._executions.new_id()
-            return await _unless_sent(self._executions.begin(self._name, prompt, caller, context))
-        run = await self._mine(caller, message["taskId"])
-        if message.get("contextId", run.context) != run.context:
-            return _error("INVALID_PARAMS", "The task is of another context")
-        if run.task["status"]["state"] not in run_events.WAITS:
-            return _error("UNSUPPORTED_OPERATION", "The task does not wait for a message")
-        return await _unless_sent(self._executions.goes_on(run.id, prompt, caller))
+            ordered = self.executions.begin(
+                self.name, prompt, caller, message.get("contextId") or self.executions.new_id()
+            )
+        else:
+            run = await self._mine(caller, message["taskId"])
+            if message.get("contextId", run.context) != run.context:
+                return _error("INVALID_PARAMS", "The task is of another context")
+            if run.task["status"]["state"] not in run_events.WAITS:
+                return _error("UNSUPPORTED_OPERATION", "The task does not wait for a message")
+            ordered = self.executions.goes_on(run.id, prompt, caller)
+        try:
+            return await ordered
+        except Refusal as no:  # nothing was sent, so nothing is charged
+            raise Unsent(no.reason, no.detail, retry_after_s=no.retry_after_s, code=no.code) from no
 
     async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
         """Follows a run as `Executions.follow` does, and continues where the task waits for its caller: a subscriber
         receives events until the task is over (A2A 1.0, 3.1.6)."""
         while True:
-            async with aclosing(self._executions.follow(run_id)) as told:
+            async with aclosing(self.executions.follow(run_id)) as told:
                 async for event in told:
                     yield event
-            waiting = now = await self._executions.get(run_id)
+            waiting = now = await self.executions.get(run_id)
             while now is not None and not run_events.is_over(now.task) and now == waiting:
                 await asyncio.sleep(LOOK_EVERY_S)
                 yield None
-                now = await self._executions.get(run_id)
+                now = await self.executions.get(run_id)
             if now is None or (run_events.is_over(now.task) and now == waiting):
                 return
 
@@ -168,29 +173,27 @@ class ProgramAgent:
             await outgoing.begun({"task": dict(run.task)})
         except Refusal:
             with suppress(Refusal):  # it may have ended by now
-                await self._executions.cancel(run.id, "it could not be put on record whose it is")
+                await self.executions.cancel(run.id, "it could not be put on record whose it is")
             raise
 
     async def _ended(self, run: Execution, deadline_s: float) -> Execution:
-        """Waits until the run ends or waits for its caller, or until the deadline; returns it as it is then."""
-        try:
+        """Waits until the run ends or waits for its caller, or until the deadline; returns it as it is then. A caller
+        that wants to wait longer asks for the task."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline_s - ANSWER_S)):
-                async with aclosing(self._executions.follow(run.id)) as told:
+                async with aclosing(self.executions.follow(run.id)) as told:
                     async for _ in told:
                         pass
-        except TimeoutError:
-            pass  # a caller that wants to wait longer asks for the task
         try:
-            return await self._executions.get(run.id) or run
+            return await self.executions.get(run.id) or run
         except Refusal:  # the store is out: the run continues, and its caller asks again
             return run
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
     async def _mine(self, caller: Caller, task: str) -> Execution:
-        """Returns the caller's own run. Raises Refusal(TASK_UNKNOWN) if it is another's or unknown."""
-        run = await self._executions.get(task)
-        if run is None or run.target != self._name or run.owner != caller.binding:
+        run = await self.executions.get(task)
+        if run is None or run.target != self.name or run.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
         return run
 
@@ -198,14 +201,13 @@ class ProgramAgent:
         return await self._mine(_whose(outgoing), str(outgoing.params.get("id", "")))
 
     async def _get(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        run = await self._named(outgoing)
-        return _with_history(run.task, outgoing.params.get("historyLength"))
+        return _with_history((await self._named(outgoing)).task, outgoing.params.get("historyLength"))
 
     async def _cancel(self, outgoing: OutgoingOperation) -> Result | AgentError:
         run = await self._named(outgoing)
         # The task API cancels on behalf of the run's owner, also because the owner lost the permission for it.
-        why = self._executions.withdrawn(run, run_events.skill_of(run.task)) or "its caller cancelled it"
-        return dict((await self._executions.cancel(run.id, why)).task)
+        why = self.executions.withdrawn(run, run_events.skill_of(run.task)) or "its caller cancelled it"
+        return dict((await self.executions.cancel(run.id, why)).task)
 
     async def _extended(self, outgoing: OutgoingOperation) -> Result | AgentError:
         return _error("EXTENDED_AGENT_CARD_NOT_CONFIGURED")
@@ -217,13 +219,12 @@ class ProgramAgent:
         token = str(params.get("pageToken", "")) or "0"
         if not token.isascii() or not token.isdigit() or len(token) > 9:
             return _error("INVALID_PARAMS", "The page token is none of this list")
-        offset = int(token)
-        runs, total = await self._executions.page(_whose(outgoing).binding, (self._name,), None, size, offset)
+        after = int(token) + size  # records that cannot be read keep their positions
+        runs, total = await self.executions.page(_whose(outgoing).binding, (self.name,), None, size, int(token))
         found = [_listed(run.task, params) for run in runs if _is_wanted(run.task, params)]
         found.sort(key=lambda task: str(task["status"].get("timestamp", "")), reverse=True)
-        after = offset + size  # records that cannot be read keep their positions
-        token = str(after) if after < total else ""
-        return {"tasks": found, "nextPageToken": token, "pageSize": size, "totalSize": total}
+        next_token = str(after) if after < total else ""
+        return {"tasks": found, "nextPageToken": next_token, "pageSize": size, "totalSize": total}
 
 
 _ANSWERS: Final[Mapping[Operation, Callable[[ProgramAgent, OutgoingOperation], Awaitable[Result | AgentError]]]] = {
@@ -235,25 +236,22 @@ _ANSWERS: Final[Mapping[Operation, Callable[[ProgramAgent, OutgoingOperation], A
 }
 
 
-class RunFollower:
+class RunFollower(NamedTuple):
     """The events of a run; implements `AgentEvents`."""
 
-    def __init__(self, first: Told, told: AsyncGenerator[Told], history: int | None) -> None:
-        self._first = first
-        self._told = told
-        self._history = history
-
-    @classmethod
-    async def begun(cls, told: AsyncGenerator[Told], history: int | None) -> RunFollower:
-        """Subscribes at once, so that nothing of a run that has just begun is missed. Raises Refusal."""
-        return cls(await anext(told), told, history)
+    first: Told
+    told: AsyncGenerator[Told]
+    history: int | None
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
-        """Yields the events. A run has its own time limit."""
         try:
-            async with aclosing(self._told) as told:
-                yield self._shown(self._first)
-                while (event := await _next(told, deadline)) is not _END:
+            async with aclosing(self.told) as told:
+                yield self._shown(self.first)
+                while True:
+                    async with asyncio.timeout_at(deadline.at):  # a run has its own time limit
+                        event = await anext(told, _END)
+                    if event is _END:
+                        return
                     yield self._shown(event)
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "the time of this stream is over; the task goes on") from None
@@ -263,25 +261,24 @@ class RunFollower:
     def close(self) -> None:
         """Does nothing: the subscription ends with the generator."""
 
-    def _shown(self, event: Told) -> Result | None:
+    def _shown(self, event: Any) -> Result | None:
         if event is None or "task" not in event:
             return None if event is None else dict(event)
-        return {"task": _with_history(event["task"], self._history)}
+        return {"task": _with_history(event["task"], self.history)}
 
 
-class ProgramProbe:
+class ProgramProbe(NamedTuple):
     """Checks that the program can be found; implements the health check's `Asked`."""
 
-    def __init__(self, account: UpstreamAccount, find: Callable[[], str | None]) -> None:
-        self._account = account
-        self._find = find
+    account: UpstreamAccount
+    find: Callable[[], str | None]
 
     async def probe(self, within_s: float) -> None:
-        given = self._account.breaker.enter()
-        if self._find() is None:
-            self._account.faulted(given, "there is no such program")
+        given = self.account.breaker.enter()
+        if self.find() is None:
+            self.account.faulted(given, "there is no such program")
             raise Refusal(Reason.UPSTREAM_FAILED, "there is no such program")
-        self._account.answered(given)
+        self.account.answered(given)
 
     async def explore(self) -> None:
         """Does nothing: there is nothing else to learn."""
@@ -292,19 +289,15 @@ def cli_agent_from(
 ) -> AgentUpstream:
     """Builds an agent from its definition; starts nothing yet. Raises SettingsError."""
     executions.make_runner(name, definition)  # fails now rather than when it is in force
-    account = UpstreamAccount(name, definition.breaker)
-    named = definition.all_env()
+    account, named, longest_s = UpstreamAccount(name, definition.breaker), definition.all_env(), definition.longest_s
     wire = ProgramAgent(name, definition, executions, named)
-    find = partial(executable_of, definition.executable, named, environ)
-    longest_s = definition.longest_s
-    watched = GuardedAgent(wire, account, definition.max_queue + definition.places, longest_s, "")
     return AgentUpstream(
         name,
         definition,
-        watched,
+        GuardedAgent(wire, account, definition.max_queue + definition.places, longest_s, ""),
         account,
         DefinedCard(name, definition),
-        ProgramProbe(account, find),
+        ProgramProbe(account, partial(executable_of, definition.executable, named, environ)),
         definition.probe,
         longest_s,
         agent_id=definition.a2a.agent_id,
@@ -320,19 +313,9 @@ def cli_agent_from(
 def _told(refusal: Refusal) -> AgentError:
     """Converts a refusal to an agent's error. Raises it if the sidecar must report it."""
     word = _WORDS.get(refusal.reason)
-    if refusal.reason is Reason.MALFORMED_CALL:
-        word = "UNSUPPORTED_OPERATION"  # the task continued meanwhile
     if word is None:
         raise refusal
     return _error(word)
-
-
-async def _unless_sent(ordered: Awaitable[Execution]) -> Execution:
-    """Awaits an order; marks a refusal as not sent, so that it is not charged."""
-    try:
-        return await ordered
-    except Refusal as no:
-        raise Unsent(no.reason, no.detail, retry_after_s=no.retry_after_s, code=no.code) from no
 
 
 def _error(word: str, message: str = "") -> AgentError:
@@ -344,14 +327,6 @@ def _whose(outgoing: OutgoingOperation) -> Caller:
     if outgoing.caller is None:
         raise Refusal(Reason.TASK_UNKNOWN)  # the sidecar itself has no runs
     return outgoing.caller
-
-
-def _with_skill(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves the skill into the message, because a program gets only the message."""
-    message, beside = dict(params["message"]), params.get("metadata", {})
-    if SKILL in beside:
-        message["metadata"] = {**message.get("metadata", {}), SKILL: beside[SKILL]}
-    return message
 
 
 def _history_of(outgoing: OutgoingOperation) -> int | None:
@@ -368,26 +343,15 @@ def _with_history(task: Mapping[str, Any], length: int | None) -> Result:
     return kept if length <= 0 else {**kept, "history": list(history[-length:])}
 
 
-async def _next(told: AsyncGenerator[Told], deadline: Deadline) -> Any:
-    async with asyncio.timeout_at(deadline.at):
-        return await anext(told, _END)
-
-
 def _is_wanted(task: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
     status = task["status"]
-    if params.get("contextId", task["contextId"]) != task["contextId"]:
-        return False
-    if params.get("status", status["state"]) != status["state"]:
-        return False
-    return "statusTimestampAfter" not in params or _later(status["timestamp"], params["statusTimestampAfter"])
-
-
-def _later(one: str, other: str) -> bool:
-    """Whether a canonical timestamp is at or after another."""
-    return _sortable(one) >= _sortable(other)
+    wanted = params.get("contextId", task["contextId"]), params.get("status", status["state"])
+    since = params.get("statusTimestampAfter", status["timestamp"])
+    return wanted == (task["contextId"], status["state"]) and _sortable(status["timestamp"]) >= _sortable(since)
 
 
 def _sortable(moment: str) -> tuple[str, str]:
+    """Of a canonical timestamp, whose fraction may be of any length."""
     whole, _, fraction = moment.removesuffix("Z").partition(".")
     return whole, fraction.rstrip("0")
 

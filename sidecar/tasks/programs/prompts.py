@@ -57,8 +57,6 @@ def prompt_from(message: Mapping[str, Any], definition: CliAgent) -> Prompt | Ag
 
 
 class _Reading:
-    """Collects the parts of a message."""
-
     def __init__(self, definition: CliAgent) -> None:
         self.texts: list[str] = []
         self.options: dict[str, str] = {}
@@ -143,7 +141,6 @@ def _says_how(data: Any) -> bool:
 
 
 def _check(text: str, definition: CliAgent) -> None:
-    """Checks that a prompt can be sent to this program. Raises _UnsaidError."""
     size, at = len(text.encode("utf-8", "surrogatepass")), "/message/parts"
     largest = definition.a2a.capabilities.max_input_size
     if size > largest:

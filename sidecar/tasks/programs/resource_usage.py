@@ -47,7 +47,6 @@ class UsageMeter:
         self._peak_bytes = self._last.memory_bytes
 
     async def run(self) -> None:
-        """Samples until nothing is left of the process."""
         rest_s = LOOK_S
         while not self._process.followed.done():
             await asyncio.wait({self._process.followed}, timeout=rest_s)
@@ -57,7 +56,6 @@ class UsageMeter:
                 rest_s = max(LOOK_S, (self._clock() - began_s) / LOOKS_SHARE)
 
     def look(self) -> None:
-        """Takes a sample now."""
         self._last = self._look() or self._last
         self._peak_bytes = max(self._peak_bytes, self._last.memory_bytes)
 
@@ -86,7 +84,6 @@ class UsageMeter:
         )
 
     def _look(self) -> _Look | None:
-        """Takes a sample; None if the process is gone."""
         keeper = self._keeper
         pids = [keeper, *_below(keeper)] if keeper else [self._process.pid, *_below(self._process.pid)]
         looks = [look for pid in pids if (look := _look_at(pid, only_reaped=pid == keeper)) is not None]
@@ -118,7 +115,6 @@ def _look_at(pid: int, *, only_reaped: bool) -> _Look | None:
 
 
 def _below(pid: int) -> list[int]:
-    """Returns every process below it, up to `MAX_PROCESSES`."""
     found: list[int] = []
     waiting = [pid]
     while waiting and len(found) < MAX_PROCESSES:

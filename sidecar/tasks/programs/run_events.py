@@ -39,7 +39,6 @@ _TIMED_OUT: Final = {"metadata": {ERROR_CODE: "Timeout"}}
 
 
 def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: float) -> Task:
-    """Returns a new task with its caller's message."""
     said = _placed(message, execution_id, context)
     return {
         "id": execution_id,
@@ -56,12 +55,10 @@ def message_of(task: Task) -> Mapping[str, Any]:
 
 
 def skill_of(task: Task) -> str:
-    """Returns the skill that the caller asked for last, or ""."""
     return str((message_of(task).get("metadata") or {}).get(SKILL, ""))
 
 
 def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:
-    """Continues a waiting task with its caller's message. The agent's question precedes it in the history."""
     asked = task["status"].get("message")
     said = _placed(message, task["id"], task["contextId"])
     history = [*task.get("history", ()), *([asked] if asked else []), said]
@@ -69,7 +66,6 @@ def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:
 
 
 def after(task: Task, event: Event, now_s: float) -> Told:
-    """Applies an event of the program to the task."""
     match event:
         case Started():
             return _in_state(task, "TASK_STATE_WORKING", None, now_s)
@@ -110,7 +106,6 @@ def output_of(task: Task) -> str:
 
 
 def is_over(task: Task) -> bool:
-    """Whether the task is in a final state."""
     return task["status"]["state"] in OVER
 
 
@@ -180,7 +175,6 @@ def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str
 
 
 def _joined(artifact: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Joins adjacent texts of the artifact."""
     runs: list[tuple[Mapping[str, Any], list[str]]] = []
     for part in artifact.get("parts", ()):
         if runs and _is_text(part, runs[-1][0]):
@@ -192,12 +186,10 @@ def _joined(artifact: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_text(*parts: Mapping[str, Any]) -> bool:
-    """Whether all parts are plain text."""
     return all(part.keys() == {"text"} for part in parts)
 
 
 def _with(task: Task, *, artifacts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the task with these artifacts; an empty list is left out."""
     rest = {name: value for name, value in task.items() if name != "artifacts"}
     return {**rest, "artifacts": list(artifacts)} if artifacts else rest
 

@@ -84,8 +84,6 @@ class RunServices:
 
 
 class GivenUp(NamedTuple):
-    """Why a run is ended from outside."""
-
     state: RunState
     why: str
     failure: Failure | None = None
@@ -126,14 +124,14 @@ class RunLifecycle:
                 self._move(RunState.IDLE)
             await self._settled()
             self.hearers.tell(self._last)
-            self._end()
+            self.end()
             await self.saving.settle()
         finally:
             saving.cancel()
             if self._body is not None and not self._body.done():
                 self._body.cancel()
                 await asyncio.wait({self._body})
-            self._end()
+            self.end()
 
     async def shown(self) -> Execution:
         """Returns the run for callers: with its end only once the store has it, unless the store is out."""
@@ -159,13 +157,8 @@ class RunLifecycle:
         if self._body is not None:
             self._body.cancel()
 
-    def never_begins(self) -> None:
-        """Ends subscriptions to a run that could not be stored."""
-        self._end()
-
     @property
     def waits(self) -> bool:
-        """Whether it waits for its turn, or for its next attempt."""
         return self.record.state in (RunState.IDLE, RunState.FAILED) and not self.is_ending
 
     @property
@@ -175,7 +168,6 @@ class RunLifecycle:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another process has it and it has not ended."""
         return self.saving.is_lost and not self.record.is_done
 
     def tell_place(self, ahead: int | None) -> None:
@@ -196,26 +188,30 @@ class RunLifecycle:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     async def _to_its_end(self) -> None:
-        """Runs until its end is known and nothing is left of its program."""
-        definition = self.offer.definition
+        definition, leases = self.offer.definition, self.means.leases
         keeping: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(definition.queue_timeout):
-                await self.place.come()
-                if definition.writes and self.means.leases is None:
+                await self.place.turn.wait()
+                if definition.writes and leases is None:
                     await asyncio.sleep(max(0.0, self.means.writes_from_mono_s - time.monotonic()))
-                elif definition.writes and self.means.leases is not None:
-                    lease = self.means.leases.of(self.offer.name, self.record.id)
-                    self._lease = lease
-                    await lease.come()
-                    keeping = asyncio.create_task(self._keep(lease))
+                elif definition.writes and leases is not None:
+                    self._lease = leases.of(self.offer.name, self.record.id)
+                    await self._lease.come()
+                    keeping = asyncio.create_task(self._keep(self._lease))
         except TimeoutError:
             why = f"its turn did not come within {definition.queue_timeout:g} s"
             self._fails(RunState.TIMEOUT, Failure(Category.SYSTEM, why))
             return
         self.place.at_work = True
         try:
-            await self._tries()
+            attempt = 1
+            while (pause_s := await self._try(attempt)) is not None:
+                attempt += 1
+                failure = self.record.failure.message if self.record.failure else ""
+                told = f"{failure}; try {attempt} of {definition.tries} begins in {pause_s:.1f} s"
+                self._tell(anew(self.record.task, told, self._now()))
+                await asyncio.sleep(pause_s)
         finally:
             if keeping is not None and self._lease is not None:
                 keeping.cancel()
@@ -224,17 +220,6 @@ class RunLifecycle:
     async def _keep(self, lease: WriteLease) -> None:
         await lease.keep()
         self.give_up(GivenUp(RunState.FAILED, lease.why, Failure(Category.SYSTEM, lease.why)))
-
-    async def _tries(self) -> None:
-        attempt = 1
-        while (rest := await self._try(attempt)) is not None:
-            of = self.offer.definition.tries
-            failure = self.record.failure.message if self.record.failure else ""
-            self._tell(
-                anew(self.record.task, f"{failure}; try {attempt + 1} of {of} begins in {rest:.1f} s", self._now())
-            )
-            await asyncio.sleep(rest)
-            attempt += 1
 
     async def _may_begin(self, attempt: int) -> bool:
         """Whether an attempt may begin. The store must know of the first one before it does, so that no other process
@@ -252,36 +237,30 @@ class RunLifecycle:
     async def _try(self, attempt: int) -> float | None:
         """Makes one attempt, until nothing of it is left. Returns the delay before the next, or None if there is
         none."""
-        why = "its turn came" if attempt == 1 else f"try {attempt}"
-        tries = self.record.previous_tries if attempt == 1 else (*self.record.previous_tries, _last_try(self.record))
+        record, timeout_s = self.record, self.offer.definition.timeout
         self._move(
-            RunState.STARTING, why, previous_tries=tries, pid=None, exit_code=None, signal=None,
-            failure=None, usage=Usage(), output="", output_bytes=0,
-        )  # fmt: skip
+            RunState.STARTING,
+            "its turn came" if attempt == 1 else f"try {attempt}",
+            previous_tries=record.previous_tries if attempt == 1 else (*record.previous_tries, _last_try(record)),
+            **_NOTHING_YET,
+        )
         if not await self._may_begin(attempt):
             return None
-        timeout_s = self.offer.definition.timeout
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
-        told = self.offer.runner.run(self._order(attempt, timeout_s))
+        whose = (record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller)
+        told = self.offer.runner.run(ProgramOrder(*whose, None if self._lease is None else self._lease.term))
+        ended = AttemptEnd(None, Usage(), Failure(Category.SYSTEM, "nothing was heard of its end"))
         try:
             async with asyncio.timeout(timeout_s + OVERTIME_S):
                 async for event in told:
                     if isinstance(event, AttemptEnd):
                         return self._ended(event, attempt)
                     self._hear(event)
-            ended = AttemptEnd(None, Usage(), Failure(Category.SYSTEM, "nothing was heard of its end"))
         except TimeoutError:
             ended = AttemptEnd(None, Usage(), timed_out=True)
         finally:
             await to_its_end(told.aclose())
         return self._ended(ended, attempt)
-
-    def _order(self, attempt: int, timeout_s: float) -> ProgramOrder:
-        record = self.record
-        return ProgramOrder(
-            record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller,
-            None if self._lease is None else self._lease.term,
-        )  # fmt: skip
 
     def _hear(self, event: Event) -> None:
         if self.is_ending:
@@ -397,7 +376,8 @@ class RunLifecycle:
             async with asyncio.timeout(TOLD_WITHIN_S):
                 await self.saving.settle()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Frees its slot and ends all subscriptions, also if the run could not be stored."""
         self.offer.turns.leave(self.place)
         self.hearers.end()
         self.over.set()
@@ -406,6 +386,10 @@ class RunLifecycle:
         return self.means.held.clock()
 
 
+# What an attempt begins with.
+_NOTHING_YET: Final[Mapping[str, Any]] = {
+    "pid": None, "exit_code": None, "signal": None, "failure": None, "usage": Usage(), "output": "", "output_bytes": 0,
+}  # fmt: skip
 _AS_TOLD: Final = {RunState.CANCELLED: CANCELED, RunState.FAILED: FAILED, RunState.TIMEOUT: FAILED}
 _FAILURES: Final = (FAILED, "TASK_STATE_REJECTED")
 

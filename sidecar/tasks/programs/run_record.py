@@ -87,8 +87,6 @@ class Usage(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One change of state, `at` seconds since the epoch."""
-
     state: RunState
     at: float
     why: str = ""
@@ -102,8 +100,6 @@ class Failure(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One finished attempt."""
-
     started_at: float
     ended_at: float
     status: RunStatus
@@ -164,12 +160,10 @@ class Execution(NamedTuple):
 
     @property
     def retry_count(self) -> int:
-        """Returns the number of attempts after the first."""
         return len(self.previous_tries)
 
     @property
     def previous_state(self) -> RunState | None:
-        """Returns the previous state, or None."""
         return self.transitions[-2].state if len(self.transitions) > 1 else None
 
     def moved(self, state: RunState, now_s: float, why: str = "", **facts: Any) -> Execution:
@@ -189,7 +183,6 @@ class Execution(NamedTuple):
 
 
 def encoded(record: Execution) -> bytes:
-    """Encodes a run for storage."""
     return orjson.dumps({**record._asdict(), "caller": plain_caller(record.caller)}, default=_named)
 
 
@@ -208,7 +201,6 @@ def _named(part: Any) -> Mapping[str, Any]:
 
 
 def _known(kind: type[_Part], plain: Any) -> dict[str, Any]:
-    """Returns the members that this version knows."""
     return {name: plain[name] for name in kind._fields if name in plain}
 
 

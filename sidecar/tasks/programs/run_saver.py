@@ -46,13 +46,11 @@ class RunSaver:
         self._settled.set()
 
     def spoke(self) -> None:
-        """Schedules a write of new output, which may wait."""
         if not self.is_lost:
             self._settled.clear()
             self._changed.set()
 
     def moved(self) -> None:
-        """Schedules a write of a new state at once."""
         self.spoke()
         self._at_once.set()
 
@@ -61,7 +59,6 @@ class RunSaver:
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Writes changes until all is done or cancelled."""
         is_out = False
         while not self.is_lost:
             await self._changed.wait()
@@ -94,13 +91,11 @@ class RunSaver:
         self._settled.set()
 
     def look(self, theirs: Execution) -> None:
-        """Takes note of a record that a look found in the store."""
         if theirs.revision > self.revision and not self._takes(theirs):
             self._changed.set()
             self._at_once.set()  # the next write finds out
 
     async def _write(self) -> None:
-        """Raises RecordStoreOut."""
         may_be_anew = True
         while not self.is_lost:
             record = self._newest()._replace(revision=self.revision + 1)

@@ -59,8 +59,6 @@ def runner_from(
 
 
 class ConversationLauncher:
-    """Launches the processes of one agent; implements `conversation.Launch`."""
-
     def __init__(self, command: CommandLine, processes: Processes) -> None:
         self._command = command
         self._processes = processes
@@ -83,7 +81,6 @@ class ConversationLauncher:
 
 
 def talk_from(definition: CliAgent) -> Dialogue:
-    """Returns the dialogue for a process of this agent."""
     most = definition.a2a.capabilities.max_output_size
     if definition.patterns.input == "json-rpc":
         return RpcDialogue(most)
@@ -111,44 +108,36 @@ class OutputFile:
         return await asyncio.to_thread(self._folder.take, self._name, self._max_bytes)
 
     def remove(self) -> None:
-        """Removes the file and its folder. Removing twice is allowed."""
         self._folder.remove()
 
 
 class OneShotRpc:
-    """A ProgramRunner whose processes answer one request each."""
+    """Runs a program once over JSON-RPC: each order has a process of its own, which answers one request and is ended.
+    Its input stays open until it has answered, because a cancellation is sent there."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
 
     async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + order.deadline_s
+        until, answer, is_over = loop.time() + order.deadline_s, TurnAnswer(), False
         try:
             partner = await self._launch(order, lambda _: None)
         except UnsayableError as unsayable:
             yield fell(Failure(Category.PERMANENT, str(unsayable)))
+            return
         except StartFailed as failed:
             yield fell(failure_of_start(failed))
-        else:
-            async with aclosing(self._asked(order, partner, until)) as events:
-                async for event in events:
-                    yield event
-
-    async def close(self, why: str = CHANGED) -> None:
-        """Does nothing: no process is kept."""
-
-    async def _asked(self, order: ProgramOrder, partner: ConversationProcess, until: float) -> AsyncGenerator[Event]:
-        answer, over = TurnAnswer(), False
+            return
         try:
             yield Started(partner.pid)
-            async with aclosing(partner.turn(until - asyncio.get_running_loop().time())) as told:
+            async with aclosing(partner.turn(until - loop.time())) as told:
                 async for one in told:
                     if isinstance(one, TurnAnswer):
                         answer = one
                     else:
                         yield one
-            over = True
+            is_over = True
             end = ended(answer, await partner.end(patience_s=PATIENCE_S), partner.usage)
         except TimeoutError:
             await partner.give_up()
@@ -157,12 +146,15 @@ class OneShotRpc:
             exit_, failure = await partner.failed()
             end = fell(failure, exit_, partner.usage)
         finally:
-            await to_its_end(_gone(partner, over))
+            await to_its_end(_gone(partner, is_over))
         yield end
 
+    async def close(self, why: str = CHANGED) -> None:
+        """Does nothing: no process is kept."""
 
-async def _gone(partner: ConversationProcess, over: bool) -> None:
+
+async def _gone(partner: ConversationProcess, is_over: bool) -> None:
     """Ends the process; one that has not answered is asked to cancel first."""
-    if not over and not partner.is_lost:
+    if not is_over and not partner.is_lost:
         await partner.give_up()
     await partner.end()

@@ -76,7 +76,6 @@ def _text_of(end: StopIteration) -> str:
 
 
 def kept_beginning(text: str, max_chars: int) -> str:
-    """Returns the beginning of a prompt for storage."""
     return sanitized(text[: max_chars + _MARGIN_CHARS])[:max_chars]
 
 
@@ -88,7 +87,6 @@ class SanitizedLines:
         self._held = ""
 
     async def feed(self, text: str) -> str:
-        """Takes more text; returns what is complete."""
         held = self._held + text
         until, begun = held.rfind("\n") + 1, held.rfind(_KEY_BEGIN)
         if begun >= 0 and "\n" not in held[begun:].partition(_KEY_END)[2]:
@@ -99,7 +97,6 @@ class SanitizedLines:
         return await all_sanitized(held[:until])
 
     async def rest(self) -> str:
-        """Returns what was held back."""
         held, self._held = self._held, ""
         return await all_sanitized(held)
 
@@ -113,7 +110,6 @@ class KeptEnd:
         self._kept: str | None = ""
 
     def add(self, text: str) -> None:
-        """Adds text."""
         self._said = (self._said + text)[-(self._max_chars + _MARGIN_CHARS) :]
         self._kept = None
 

@@ -43,7 +43,6 @@ class StderrTail:
         self._keep(self._listener.feed(said))
 
     def over(self) -> None:
-        """Marks the end of the stream."""
         self._keep(self._listener.end())
 
     def lines(self, count: int = _TOLD_LINES) -> list[str]:
@@ -52,7 +51,6 @@ class StderrTail:
 
     @property
     def last(self) -> str:
-        """Returns the last line, or ""."""
         return "".join(self.lines(1))
 
     def _keep(self, text: str) -> None:
@@ -116,7 +114,6 @@ class SupervisedProcess:
 
     @property
     def listens(self) -> bool:
-        """Whether the program may still read its input."""
         return self.exit is None and not self._process.stdin.is_closing()
 
     @property
@@ -127,7 +124,6 @@ class SupervisedProcess:
         return self._meter.usage()
 
     def measure_anew(self) -> None:
-        """Starts a new measurement, for another turn."""
         self._meter.begin()
 
     def end_in(self, deadline_s: float | None) -> None:
@@ -152,7 +148,6 @@ class SupervisedProcess:
             self._process.stdin.write(data)
 
     def tell_no_more(self) -> None:
-        """Closes its standard input after what was written."""
         self._process.stdin.close()
 
     @property

@@ -32,8 +32,6 @@ class TurnAnswer(NamedTuple):
 
 
 class TurnReply(NamedTuple):
-    """What must be written back at once."""
-
     line: bytes
 
 

@@ -25,21 +25,16 @@ class UnreadableFolder(Exception):
 
 
 class WorkingFolder:
-    """The folder of one run."""
-
     def __init__(self) -> None:
-        """Makes the folder. Raises OSError."""
         self._fd = -1
         while self._fd < 0:
             self.path = tempfile.mkdtemp(prefix=PREFIX)
             self._fd = _held(self.path)
 
     def at(self, name: str) -> str:
-        """Returns the path of a file in it."""
         return f"{self.path}/{name}"
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a new file. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self._fd), "wb") as file:
             file.write(content)

@@ -50,7 +50,6 @@ class WriteLeases:
         await self._ask("greet")
 
     def of(self, agent: str, execution_id: str) -> WriteLease:
-        """Returns a run's lease, not yet requested."""
         return WriteLease(self, agent, f"{self.me}/{execution_id}")
 
     async def _ask(self, verb: str, *words: str) -> Any:
@@ -71,7 +70,6 @@ class WriteLease:
     _good_until_mono_s: float = 0.0
 
     async def come(self) -> None:
-        """Waits until the lease is held. Cancelling gives it up."""
         try:
             while not await self._comes():  # noqa: ASYNC110 - no notice comes when another replica is done
                 await asyncio.sleep(self.leases.lease_s / ASKED_TIMES)

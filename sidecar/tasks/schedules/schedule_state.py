@@ -49,8 +49,6 @@ MOVES: Final[Mapping[ScheduleState, frozenset[ScheduleState]]] = {
 
 
 class DueResult(StrEnum):
-    """The result of a due time."""
-
     SUCCESS = "success"
     FAILURE = "failure"
     TIMEOUT = "timeout"
@@ -121,7 +119,6 @@ class ScheduleStanding(NamedTuple):
 
     @property
     def expires_at(self) -> float:
-        """Returns when the record may be deleted."""
         return self.seen_s + KEPT_S
 
     # --- transitions --------------------------------------------------------------------------------------------------
@@ -148,7 +145,6 @@ class ScheduleStanding(NamedTuple):
         return self
 
     def paused(self, by: str, now_s: float) -> ScheduleStanding:
-        """Pauses the schedule for an operator."""
         if self.state is ScheduleState.PAUSED:
             return self
         return self._moved(ScheduleState.PAUSED)._replace(paused_by=by, paused_s=now_s)
@@ -164,7 +160,6 @@ class ScheduleStanding(NamedTuple):
         return self._replace(settled_s=now_s)
 
     def ordered(self, run: ScheduledRun) -> ScheduleStanding:
-        """Records that a task was ordered."""
         if run in self.running or (run.due_s is not None and run.due_s <= self.settled_s):
             return self
         ordered = self._replace(running=(*self.running, run), last_task=run.task)
@@ -179,7 +174,6 @@ class ScheduleStanding(NamedTuple):
         return self._replace(settled_s=due_s, last_due_s=due_s, last_result=result, last_why=why)
 
     def ended(self, run: ScheduledRun, result: DueResult, why: str, at_s: float | None) -> ScheduleStanding:
-        """Records the end of a task."""
         if run not in self.running:
             return self
         running = tuple(other for other in self.running if other != run)

@@ -102,7 +102,6 @@ class ShownSchedule(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Returns where the definition comes from."""
         return "configured" if self.added is None else "added"
 
     @property
@@ -137,7 +136,6 @@ class NamedSchedule(NamedTuple):
 
     @property
     def about(self) -> Mapping[str, str]:
-        """Returns what the log says of it."""
         return {"schedule": self.key, "agent": self.schedule.agent}
 
     @property
@@ -192,16 +190,13 @@ class Scheduler:
     # --- scheduled runs -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Orders what is due, until cancelled."""
         await self.worker.run()
 
     async def close(self) -> None:
-        """Releases every schedule this process holds."""
         await self.worker.cancel()
         await self.held.close()
 
     async def _look(self) -> None:
-        """Orders what is due now. Raises RecordStoreOut."""
         named = self._named
         anew = not 0 <= self._now_s - self._taken_s < TAKE_EVERY_S
         if anew := anew or not named.keys() <= self._known.keys() | self._unread:
@@ -234,7 +229,6 @@ class Scheduler:
                 self.metrics.schedule_succeeded(one.key, standing.last_success_s)
 
     async def _read(self) -> None:
-        """Reads the states of all schedules, and which were added. Raises RecordStoreOut."""
         everything, _ = await self.store.page(OWNER, RecordPage((OWNER,), limit=2 * MOST))
         self._known = {one.id: one for one in everything}
         self._tell_of_added()
@@ -243,7 +237,6 @@ class Scheduler:
         await self.store.sweep(self._now_s)
 
     def _tell_of_added(self) -> None:
-        """Passes the names of added schedules to the check of callers and to the metrics."""
         added = [one for one in self._named.values() if one.added is not None]
         acting = {one.key: one.acts_as for one in added if one.schedule.enabled}
         self.live.current.identity.believe_schedules(acting)
@@ -354,7 +347,6 @@ class Scheduler:
             self._count(one, DueResult.MISSED, owes.missed)
 
     async def _follow(self, one: NamedSchedule, standing: ScheduleStanding) -> ScheduleStanding:
-        """Records the ends of tasks that it ordered."""
         for run in standing.running:
             record = await self.orders.runner.means.store.get(run.task)
             if record is not None and not record.is_over:
@@ -376,11 +368,9 @@ class Scheduler:
 
     @property
     def up(self) -> bool:
-        """Whether scheduled runs can run."""
         return self.store.up or not self._named
 
     def seen(self) -> Sequence[ShownSchedule]:
-        """Returns all schedules as of the last look."""
         return [
             self._shown(one, self._known.get(one.id))
             for one in self._named.values()
@@ -477,7 +467,6 @@ class Scheduler:
     # --- single steps -------------------------------------------------------------------------------------------------
 
     def _check_free(self, key: str) -> None:
-        """Raises Conflict if no schedule of this name can be added."""
         taken = next((one for one in self._named.values() if key in (one.key, one.id)), None)
         if taken is not None:
             whose = "sidecar.yaml has" if taken.added is None else "there is"

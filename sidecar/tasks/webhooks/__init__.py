@@ -58,8 +58,6 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Webhooks:
-    """The address guard, the outbox, and agents' push configurations."""
-
     guard: GuardedClient
     outbox: Outbox
     pushes: PushConfigs

@@ -106,7 +106,6 @@ class DeliveryOrder:
         self._next_at = {receiver: at + by_s for receiver, at in self._next_at.items()}
 
     def about(self, kind: str, ref: str) -> Iterable[PendingDelivery]:
-        """Returns the deliveries with this kind and ref."""
         known = [entry.waiting for entry in self._entries.values()]
         return [waiting for waiting in known if (waiting.kind, waiting.ref) == (kind, ref)]
 

@@ -129,7 +129,6 @@ class Outbox:
             self._count()
 
     def clock_was_set(self, by_s: float) -> None:
-        """Shifts due times and ages by the change of the clock."""
         self._order.shift(by_s)
         self._wake()
 

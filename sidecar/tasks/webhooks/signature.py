@@ -37,7 +37,6 @@ class CallbackKey:
     key: bytes = field(repr=False)
 
     def secret_of(self, receiver: TargetOrigin) -> bytes:
-        """Returns the secret of this receiver: 32 bytes."""
         place = f"{receiver.scheme}://{receiver.host}:{receiver.port}"
         return hmac.digest(self.key, _PURPOSE + place.encode(), "sha256")
 
@@ -46,7 +45,6 @@ class CallbackKey:
         return PREFIX + b64encode(self.secret_of(receiver)).decode()
 
     def sign(self, receiver: TargetOrigin, id_: str, now_s: float, body: bytes) -> Headers:
-        """Returns the three headers."""
         moment = str(int(now_s))
         mac = hmac.digest(self.secret_of(receiver), f"{id_}.{moment}.".encode() + body, "sha256")
         return (

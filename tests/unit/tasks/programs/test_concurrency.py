@@ -13,7 +13,7 @@ from sidecar.tasks.programs.concurrency import RunSlot, RunSlots
 
 
 def has_come(place: RunSlot) -> bool:
-    return place._turn.is_set()
+    return place.turn.is_set()
 
 
 def test_as_many_as_there_are_places_are_at_once() -> None:

@@ -210,7 +210,7 @@ async def test_however_they_come_and_are_given_up_never_two_and_everybody_in_the
         place = turns.enter(owner)
         lease = leases.of("writer", name)
         try:
-            await place.come()
+            await place.turn.wait()
             await lease.come()
             try:
                 at_work.add(name)
