@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from sidecar.errors import Reason, Refusal
 
@@ -51,28 +51,17 @@ TRANSITIONS: Final[Mapping[tuple[BreakerState, BreakerEvent], BreakerState]] = {
 }
 
 
-class BreakerPass(NamedTuple):
-    """The permission for one exchange. `turn` counts the changes of state before it was given."""
-
-    turn: int
+BreakerPass = int
+"""The permission for one exchange: the number of changes of state before it was given."""
 
 
 class Breaker:
     """The breaker of one upstream. `moved` is called with each new state."""
 
     __slots__ = (
-        "_claimed_until",
-        "_clock",
-        "_met_by_callers",
-        "_moved",
-        "_opened_at",
-        "_trial_until",
-        "_turn",
-        "failures",
-        "in_a_row",
-        "open_s",
-        "state",
-    )
+        "_claimed_until", "_clock", "_met_by_callers", "_moved", "_opened_at", "_trial_until", "_turn", "failures",
+        "in_a_row", "open_s", "state",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,6 +80,11 @@ class Breaker:
         self._met_by_callers = False  # at least one fault of the row
         self._turn = 0
         self._opened_at = self._trial_until = self._claimed_until = 0.0
+
+    @property
+    def falters(self) -> bool:
+        """Whether half the faults that open it came in a row."""
+        return self.in_a_row * 2 >= self.failures
 
     @property
     def rest_s(self) -> float:
@@ -119,11 +113,11 @@ class Breaker:
             # If the outcome is never reported, the next try is let through after another rest.
             self._trial_until = self._clock() + self.open_s
             self._claimed_until = 0.0
-        return BreakerPass(self._turn)
+        return self._turn
 
     def answered(self, given: BreakerPass, *, own: bool = False) -> None:
         """The upstream answered."""
-        if given.turn != self._turn or (own and self._met_by_callers and self.state is BreakerState.CLOSED):
+        if given != self._turn or (own and self._met_by_callers and self.state is BreakerState.CLOSED):
             return
         self.in_a_row, self._met_by_callers = 0, False
         self._happened(BreakerEvent.ANSWER)
@@ -137,14 +131,14 @@ class Breaker:
 
     def failed(self, given: BreakerPass, *, own: bool = False) -> None:
         """The upstream failed."""
-        if given.turn == self._turn:
+        if given == self._turn:
             self.in_a_row += 1
             self._met_by_callers = self._met_by_callers or not own
             self._happened(BreakerEvent.TOO_MANY if self.in_a_row >= self.failures else BreakerEvent.FAULT)
 
     def given_up(self, given: BreakerPass) -> None:
         """The caller gave up; the outcome is unknown."""
-        if given.turn == self._turn:
+        if given == self._turn:
             self._trial_until = 0.0
 
     def _refuse(self, rest_s: float) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import Final, Protocol
 
@@ -54,7 +56,7 @@ class _Plan:
 
     patient: ProbedUpstream
     due_at: float
-    explored_at: float | None = None
+    explored_at: float = -inf
     flight: asyncio.Task[None] | None = None
 
 
@@ -94,16 +96,14 @@ class HealthProbes:
                     plan.flight.cancel()
                 del self._plans[name]
         for name, patient in patients.items():
-            plan = self._plans.get(name) or self._plan(name, patient, now)
+            if name not in self._plans:
+                first_s = self._random.uniform(0, min(FIRST_WITHIN_S, patient.probe.every_s))
+                self._plans[name] = _Plan(patient, now + first_s)
+            plan = self._plans[name]
             idle = plan.flight is None or plan.flight.done()
             if patient.probe.enabled and idle and self._is_due(plan, now):
                 plan.due_at = now + patient.probe.every_s * self._random.uniform(1 - JITTER, 1 + JITTER)
                 plan.flight = asyncio.create_task(self._look(plan), name=f"probe of {name}")
-
-    def _plan(self, name: str, patient: ProbedUpstream, now: float) -> _Plan:
-        first_s = self._random.uniform(0, min(FIRST_WITHIN_S, patient.probe.every_s))
-        plan = self._plans[name] = _Plan(patient, now + first_s)
-        return plan
 
     def _is_due(self, plan: _Plan, now: float) -> bool:
         breaker = plan.patient.account.breaker
@@ -114,23 +114,18 @@ class HealthProbes:
     async def _look(self, plan: _Plan) -> None:
         patient = plan.patient
         within_s = min(patient.probe.timeout_s or patient.timeout_s, patient.timeout_s)
+        refused = True
         try:
             await patient.asked.probe(within_s)
+            refused = False
         except Refusal as refusal:
             if refusal.reason is Reason.UPSTREAM_OPEN:
                 return
             if not patient.account.breaker.in_a_row:  # no fault of the connection: the conversation itself failed
                 patient.account.unwelcome(sentence(refusal))
-        else:
-            await self._explore(plan)
-        patient.account.checked()
-
-    async def _explore(self, plan: _Plan) -> None:
         now = self._clock()
-        if plan.explored_at is not None and now - plan.explored_at < EXPLORE_EVERY_S:
-            return
-        try:
-            await plan.patient.asked.explore()
-        except Refusal:
-            return  # a call that needs the tools gets the error; the state is recorded already
-        plan.explored_at = now
+        if not refused and now - plan.explored_at >= EXPLORE_EVERY_S:
+            with suppress(Refusal):  # a call that needs the tools gets the error; the state is recorded already
+                await patient.asked.explore()
+                plan.explored_at = now
+        patient.account.checked()

@@ -17,9 +17,6 @@ from sidecar.upstreams.mcp.stdio import ProgramUpstream
 from sidecar.upstreams.mcp.tools import tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
-Health = Literal["healthy", "degraded", "unhealthy"]
-HEALTHY: Final = "healthy"
-DEGRADED: Final = "degraded"
 UNHEALTHY: Final = "unhealthy"
 STDERR_LINES: Final = 20
 MAX_NAMED: Final = 10  # in one sentence
@@ -35,7 +32,7 @@ class HealthReport:
 
     tool_name: str
     timestamp: float
-    status: Health
+    status: Literal["healthy", "degraded", "unhealthy"]
     handshake_success: bool
     handshake_latency_s: float
     error_message: str = ""
@@ -81,19 +78,25 @@ async def _asked(upstream: McpTransport, now_s: float) -> HealthReport:
     except Refusal as refusal:
         took_s = enquiry.clock_mono() - begun_at
         return HealthReport(upstream.name, now_s, UNHEALTHY, False, took_s, sentence(refusal))
-    greeting = enquiry.greeting
+    greeting, tools, trouble = enquiry.greeting, None, ""
+    left_out: tuple[LeftOut, ...] = ()
     assert greeting is not None
-    tools, left_out, trouble = await _tools(enquiry)
-    if tools is not None:
+    try:
+        entries = (await enquiry.list_tools()).entries
+        known = tools_from(entries, {}).values()
+        unusable = sorted(LeftOut("tool", one.name, one.quarantine_reason) for one in known if one.schema is None)
+        tools, left_out = len(known), (*unusable, *unnamed_in("tools", entries))
         async for kind, entries in enquiry.offers():
             left_out += unnamed_in(kind, entries)
+    except Refusal as refusal:
+        trouble = sentence(refusal)
     await enquiry.close()
     if left_out and not trouble:
         trouble = f"not usable: {', '.join(f'{one.kind} {one.name!r}' for one in left_out[:MAX_NAMED])}"
     return HealthReport(
         upstream.name,
         now_s,
-        DEGRADED if trouble else HEALTHY,
+        "degraded" if trouble else "healthy",
         True,
         greeting.took_s,
         trouble,
@@ -103,17 +106,6 @@ async def _asked(upstream: McpTransport, now_s: float) -> HealthReport:
         tools,
         left_out=left_out,
     )
-
-
-async def _tools(enquiry: OwnConversation) -> tuple[int | None, tuple[LeftOut, ...], str]:
-    """The number of tools, those that cannot be used, and the reason if none can."""
-    try:
-        entries = (await enquiry.list_tools()).entries
-    except Refusal as refusal:
-        return None, (), sentence(refusal)
-    tools = tools_from(entries, {}).values()
-    unusable = [LeftOut("tool", tool.name, tool.quarantine_reason) for tool in tools if tool.schema is None]
-    return len(tools), (*sorted(unusable), *unnamed_in("tools", entries)), ""
 
 
 def sentence(refusal: Refusal) -> str:

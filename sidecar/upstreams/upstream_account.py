@@ -17,11 +17,16 @@ from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, Protocol
 
+from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.http.client import NoCapacity, QueueFull
 from sidecar.settings.timestamps import rfc3339
-from sidecar.settings.upstream_health import BreakerSettings as BreakerSettings
+from sidecar.settings.upstream_health import BreakerSettings
 from sidecar.upstreams.breaker import Breaker, BreakerPass, BreakerState
+from sidecar.upstreams.mcp.transport import FULL_PATIENCE, OfOneCaller
 
 _DEFAULT: Final = BreakerSettings()
+_FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
+_ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
 log = logging.getLogger("sidecar.upstreams")
 LATENCIES: Final = 100  # calls whose latency is averaged, as the seed says
 
@@ -53,38 +58,26 @@ class UpstreamNews(StrEnum):
     CLOSED = "closed"  # by the sidecar
 
 
-_ANSWERED = dict.fromkeys(((standing, UpstreamNews.ANSWERED) for standing in UpstreamState), UpstreamState.UP)
-_OPENED = dict.fromkeys(((standing, UpstreamNews.OPENED) for standing in UpstreamState), UpstreamState.OUT)
-_CLOSED = dict.fromkeys(((standing, UpstreamNews.CLOSED) for standing in UpstreamState), UpstreamState.UNKNOWN)
+_SHOWN: Final = {
+    UpstreamNews.ANSWERED: UpstreamState.UP,
+    UpstreamNews.OPENED: UpstreamState.OUT,
+    UpstreamNews.CLOSED: UpstreamState.UNKNOWN,
+}
 TRANSITIONS: Final[Mapping[tuple[UpstreamState, UpstreamNews], UpstreamState]] = {
-    **_ANSWERED,
-    **_OPENED,
-    **_CLOSED,
-    (UpstreamState.UNKNOWN, UpstreamNews.FALTERED): UpstreamState.UNKNOWN,
-    (UpstreamState.UNKNOWN, UpstreamNews.UNWELCOME): UpstreamState.UNKNOWN,
-    (UpstreamState.UP, UpstreamNews.FALTERED): UpstreamState.FALTERING,
-    (UpstreamState.UP, UpstreamNews.UNWELCOME): UpstreamState.FALTERING,
-    (UpstreamState.FALTERING, UpstreamNews.FALTERED): UpstreamState.FALTERING,
-    (UpstreamState.FALTERING, UpstreamNews.UNWELCOME): UpstreamState.FALTERING,
-    (UpstreamState.OUT, UpstreamNews.FALTERED): UpstreamState.OUT,
-    (UpstreamState.OUT, UpstreamNews.UNWELCOME): UpstreamState.OUT,
+    # What does not show a new state leaves the old one, except that an upstream that was up falters.
+    (state, news): _SHOWN.get(news) or (UpstreamState.FALTERING if state is UpstreamState.UP else state)
+    for state in UpstreamState
+    for news in UpstreamNews
 }
 
 
 class AccountObserver(Protocol):
-    """Receives each change: the metrics."""
+    """Receives each change: the metrics. `upstream` is its name; status and breaker are those that it has now."""
 
-    def upstream_stands(self, upstream: str, status: str) -> None:
-        """The upstream has this status now."""
-
-    def breaker_moved(self, upstream: str, to: str) -> None:
-        """The upstream's breaker entered this state."""
-
-    def session_lost(self, upstream: str) -> None:
-        """The upstream lost a session."""
-
-    def message_dropped(self, upstream: str) -> None:
-        """A message of the upstream was dropped."""
+    def upstream_stands(self, upstream: str, status: str) -> None: ...
+    def breaker_moved(self, upstream: str, to: str) -> None: ...
+    def session_lost(self, upstream: str) -> None: ...
+    def message_dropped(self, upstream: str) -> None: ...
 
 
 class UpstreamAccount:
@@ -135,19 +128,15 @@ class UpstreamAccount:
         if not own:
             self.answered_mono_s = self.clock_mono()
         self.breaker.answered(given, own=own)
-        if self.breaker.state is BreakerState.CLOSED and not self._falters:
+        if self.breaker.state is BreakerState.CLOSED and not self.breaker.falters:
             self._heard(UpstreamNews.ANSWERED)
 
     def faulted(self, given: BreakerPass, why: str, *, own: bool = False) -> None:
         """The upstream failed; `why` is a sentence of the sidecar's."""
         self._note(why)
         self.breaker.failed(given, own=own)
-        if self._falters:
+        if self.breaker.falters:
             self._heard(UpstreamNews.FALTERED)
-
-    @property
-    def _falters(self) -> bool:
-        return self.breaker.in_a_row * 2 >= self.breaker.failures
 
     def unwelcome(self, why: str) -> None:
         """The upstream is reachable, but no conversation with it succeeds."""
@@ -163,13 +152,14 @@ class UpstreamAccount:
         self.calls += 1
         self.last_call_at = self._clock()
 
-    def call_answered(self, took_s: float) -> None:
-        self.successes += 1
-        self._latencies_s.append(took_s)
-
-    def call_failed(self, why: str) -> None:
-        self.errors += 1
-        self._note(why)
+    def call_ended(self, took_s: float, error: str) -> None:
+        """A caller's call was answered, or ended with an `error`."""
+        if error:
+            self.errors += 1
+            self._note(error)
+        else:
+            self.successes += 1
+            self._latencies_s.append(took_s)
 
     def tool_failed(self) -> None:
         """A call was answered, and the answer reports a failure of the tool."""
@@ -248,3 +238,68 @@ class UpstreamAccount:
 
 def _moment(at: float) -> str | None:
     return rfc3339(at) if at else None
+
+
+class CallOutcome:
+    """The outcome of one use of an upstream, which starts now: the account records the first that is reported. Its
+    deadline is `deadline_s`, and a call's timeout at this upstream `timeout_s`; `own` marks a request of the sidecar
+    itself, `counts` a caller's call. Raises Refusal as UPSTREAM_OPEN.
+
+    Only a failure that callers cannot cause is a fault (`mcp/guarded_transport.py` has the list).
+    """
+
+    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_own", "_pass", "_patient")
+
+    def __init__(
+        self, account: UpstreamAccount, deadline_s: float, timeout_s: float, *, own: bool, counts: bool
+    ) -> None:
+        self._pass = account.breaker.enter()
+        self._account = account
+        self._patient = deadline_s >= timeout_s * FULL_PATIENCE
+        self._own = own
+        self._counts = counts
+        self._began_mono_s = account.clock_mono()
+        self._done = False
+        if counts:
+            account.called()
+
+    def answered(self, error: str = "") -> None:
+        """The upstream answered, perhaps with an `error`."""
+        if not self._done:
+            self._done = True
+            self._account.answered(self._pass, own=self._own)
+            self._count(error)
+
+    def faulted(self, why: str) -> None:
+        """The upstream failed."""
+        if not self._done:
+            self._done = True
+            self._account.faulted(self._pass, why, own=self._own)
+            self._count(why)
+
+    def refused(self, refusal: Refusal) -> None:
+        """The use, or reading its answer, raised a refusal."""
+        if self._done:
+            return
+        ours = isinstance(refusal.__cause__, QueueFull | NoCapacity | OfOneCaller) or isinstance(refusal, Unsent)
+        # A caller with a shorter deadline than a call's timeout proves nothing; and a server that answered other
+        # callers meanwhile is up: one caller's slow calls must not open the breaker for all.
+        alive = self._account.answered_mono_s >= self._began_mono_s
+        late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
+        why = refusal.detail or refusal.answer.message
+        if refusal.reason in _FAULTS and not ours and not late:
+            self.faulted(why)
+            return
+        self.given_up()
+        if refusal.reason in _ERRORS:
+            self._count(why)
+
+    def given_up(self) -> None:
+        """The caller gave up."""
+        if not self._done:
+            self._done = True
+            self._account.breaker.given_up(self._pass)
+
+    def _count(self, error: str) -> None:
+        if self._counts:
+            self._account.call_ended(self._account.clock_mono() - self._began_mono_s, error)

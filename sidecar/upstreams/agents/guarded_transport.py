@@ -16,9 +16,8 @@ from sidecar.http.client import Deadline, EgressError
 from sidecar.protocols.a2a.cards import hiding
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Declined, OutgoingOperation, Result
-from sidecar.upstreams.call_outcome import CallOutcome
 from sidecar.upstreams.fair_share import FairShares
-from sidecar.upstreams.upstream_account import UpstreamAccount
+from sidecar.upstreams.upstream_account import CallOutcome, UpstreamAccount
 
 INSTEAD: Final = "(the agent)"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -25,8 +26,8 @@ from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.mcp.messages import LeftOut, named_in, unnamed_in
+from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.upstreams.mcp.listing import Greeting, OwnConversation
-from sidecar.upstreams.mcp.spellings import Spellings
 from sidecar.upstreams.mcp.tools import Tool, tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
@@ -38,6 +39,7 @@ RETRY_AFTER_S: Final = 1.0
 MAX_LISTEN_PAUSE_S: Final = 300.0
 SPELLINGS_EVERY_S: Final = 60.0
 MAX_EXPLORE_S: Final = 10.0  # it shares the conversation with the tool list, which must not wait for it
+MAX_SPELLINGS: Final = 1_000
 MAX_TOLD: Final = 200  # entries of one upstream that are logged
 _CLOSING_S: Final = 3.0
 
@@ -296,3 +298,34 @@ class ToolCatalogue:
 def _once_more(failure: Refusal) -> Refusal:
     """A new exception for each waiting call: one that is raised repeatedly grows with each raise."""
     return Refusal(failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)
+
+
+class Spellings:
+    """The upstream's own spellings of resource URIs, the latest ones. Calls are sent in normal form, but a server that
+    lists `docs://README` and compares texts would not find `docs://readme`. Only its own lists are trusted for this.
+    """
+
+    __slots__ = ("_by_form",)
+
+    def __init__(self) -> None:
+        self._by_form: OrderedDict[str, str] = OrderedDict()
+
+    def learn(self, form: str, written: str) -> None:
+        """Record the upstream's spelling of a normal form. If it lists the normal form too, that one is used."""
+        if written == form:
+            if form in self._by_form:
+                self._by_form[form] = form
+            return
+        self._by_form.setdefault(form, written)
+        while len(self._by_form) > MAX_SPELLINGS:
+            self._by_form.popitem(last=False)
+
+    def learn_all(self, written: tuple[str, ...]) -> None:
+        """Record a whole list of resources."""
+        for uri in written:
+            if not fault_in_uri(uri):
+                self.learn(normal_uri(uri), uri)
+
+    def spelled(self, form: str) -> str:
+        """The upstream's spelling of a normal form."""
+        return self._by_form.get(form, form)

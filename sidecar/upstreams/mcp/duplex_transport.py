@@ -37,6 +37,7 @@ from sidecar.http.client import QueueFull
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Id, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_SUBSCRIPTION, SESSION_VERSIONS, STATELESS_SET
+from sidecar.upstreams.mcp.background import BackgroundTasks
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
     LIST_FLAGS,
@@ -88,6 +89,7 @@ class _Session:
     """One session on the line. `asked` are the server's requests to its client: our number → the server's id."""
 
     id: str
+    owner: str
     asked: OrderedDict[int, Id] = field(default_factory=OrderedDict)
     subscribed: set[str] = field(default_factory=set)
     streams: list[AnswerPipe] = field(default_factory=list)
@@ -174,78 +176,83 @@ class _Call:
 
 
 class DuplexTransport:
-    """One line. `lost` is called once, when nothing more can go over it; `failure` then gives the reason. A failure of
-    a line to a caller's `own` server says nothing about any other (`transport.OfOneCaller`).
+    """One line of an `owner`. `lost` is called once, when nothing more can go over it; `failure` then gives the reason.
+    A failure of a line to a caller's `own` server says nothing about any other (`transport.OfOneCaller`). `key` and
+    `used_mono_s` are for the keeper of the lines (`line_sessions.py`).
     """
 
     def __init__(
         self,
         wire: DuplexWire,
         lost: Callable[[DuplexTransport], None],
+        owner: str = "",
         *,
         shared: bool = False,
         own: bool = False,
-        new_id: Callable[[], str] = secrets.token_urlsafe,
+        key: str | None = None,
+        used_mono_s: float = 0.0,
     ) -> None:
+        self.owner = owner
+        self.key = key
+        self.used_mono_s = used_mono_s
         self.failure: Refusal | None = None
         self.proven = False  # whether it ever answered with anything but an error
         self.noise = 0  # invalid messages since the last valid one
+        self.sessions: dict[str, _Session] = {}
         self._own = own
         self._wire = wire
         self._lost = lost
         self._shared = shared
-        self._new_id = new_id
         self._calls: dict[int, _Call] = {}
-        self._sessions: dict[str, _Session] = {}
         self._last_id = 0
         self._greeting: dict[str, Any] | None = None
         self._greets = asyncio.Lock()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(MAX_IN_FLIGHT)
         self._reading = asyncio.create_task(self._read(), name="reads a line")
 
     @property
     def busy(self) -> bool:
         """Whether a request or a stream is open on the line."""
-        return bool(self._calls) or any(session.streams for session in self._sessions.values())
+        return bool(self._calls) or any(session.streams for session in self.sessions.values())
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether a session may begin on it: no request so far has changed its state."""
+        return not self.proven and not self.busy and self.failure is None
 
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
         if self.failure is not None:
             raise Refusal(self.failure.reason, self.failure.detail) from self.failure.__cause__
-        message = outbound.message
-        session = None
-        if outbound.session_id is not None:
-            session = self._sessions.get(outbound.session_id)
-            if session is None:
-                return BuiltUpstream(404)
-        if isinstance(message, Request):
-            answer = await self._for_all(outbound, message, session) if self._shared else None
-            return answer or await self._ask(outbound, message, session)
-        if isinstance(message, Notification):
-            await self._notify(outbound, message, session)
-            return BuiltUpstream(202)
-        if isinstance(message, Response):
-            await self._reply(outbound, message, session)
-            return BuiltUpstream(202)
-        if session is None or outbound.verb not in ("GET", "DELETE"):
+        session = self.sessions.get(outbound.session_id or "")
+        if session is None and outbound.session_id is not None:
+            return BuiltUpstream(404)
+        match outbound.message:
+            case Request() as request:
+                answer = await self._for_all(outbound, request, session) if self._shared else None
+                return answer or await self._ask(outbound, request, session)
+            case Notification() as notification:
+                await self._notify(outbound, notification, session)
+                return BuiltUpstream(202)
+            case Response() as response:
+                number = response.id
+                if session is not None and isinstance(number, int) and number in session.asked:
+                    await self._send(outbound, response._replace(id=session.asked.pop(number)))
+                return BuiltUpstream(202)
+        if session is None or outbound.verb != "GET":
             return BuiltUpstream(405)
-        if outbound.verb == "GET":
-            return session.listen()
-        self.end_session(session.id)
-        return BuiltUpstream(200)
+        return session.listen()
 
-    def end_session(self, session_id: str) -> bool:
-        """Forget the session; returns whether it existed."""
-        session = self._sessions.pop(session_id, None)
+    def end_session(self, session_id: str) -> None:
+        """Forget the session."""
+        session = self.sessions.pop(session_id, None)
         if session is not None:
             session.end()
-        return session is not None
 
     async def close(self) -> None:
         """Close the line. Waiting callers get a refusal."""
         self._lose(Refusal(Reason.UPSTREAM_FAILED, "its connection was closed"))
-        for task in (self._reading, *self._telling):
-            if task is not asyncio.current_task():
-                task.cancel()
+        self._reading.cancel()
+        await self._background.close(within_s=0)
         await self._wire.close()
 
     # --- to the server ------------------------------------------------------------------------------------------------
@@ -296,12 +303,6 @@ class DuplexTransport:
             return
         await self._send(outbound, Notification(message.method, params))
 
-    async def _reply(self, outbound: Outbound, message: Response, session: _Session | None) -> None:
-        asked = session.asked if session is not None else {}
-        number = message.id
-        if isinstance(number, int) and number in asked:
-            await self._send(outbound, message._replace(id=asked.pop(number)))
-
     async def _send(self, outbound: Outbound, message: Notification | Response) -> None:
         try:
             async with asyncio.timeout(outbound.deadline_s):
@@ -314,14 +315,8 @@ class DuplexTransport:
 
     def _tell(self, message: Notification | Response, caller: Caller | None = None) -> None:
         """Send a message that no caller waits for."""
-        if self.failure is None and len(self._telling) < MAX_IN_FLIGHT:
-            task = asyncio.create_task(self._told(jsonrpc.encode_message(message), caller))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
-
-    async def _told(self, raw: bytes, caller: Caller | None) -> None:
-        with suppress(Refusal):  # the line is lost, and its reader reports that
-            await self._wire.send(raw, caller)
+        if self.failure is None:  # if it is lost meanwhile, its reader reports that
+            self._background.add(self._wire.send(jsonrpc.encode_message(message), caller))
 
     def _number_of(self, request_id: object, session: _Session | None) -> int | None:
         """Our number of the newest request of this id in the session."""
@@ -336,9 +331,9 @@ class DuplexTransport:
         """Answer a request that a shared server's line answers itself; None if the server must answer it."""
         if request.method == "initialize":
             result = await self._greeted(outbound)
-            if len(self._sessions) >= MAX_SESSIONS:
+            if len(self.sessions) >= MAX_SESSIONS:
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many sessions of one server")
-            return BuiltUpstream.of_response(Response(request.id, result), headers={SESSION_ID: self._begun().id})
+            return BuiltUpstream.of_response(Response(request.id, result), headers={SESSION_ID: self._begun(outbound)})
         if request.method == "logging/setLevel":
             return BuiltUpstream.of_response(unknown_method(request.id))
         uri = request.params.get("uri")
@@ -348,7 +343,7 @@ class DuplexTransport:
             session.subscribed.add(uri)
         elif request.method == "resources/unsubscribe":
             session.subscribed.discard(uri)
-            if any(uri in other.subscribed for other in self._sessions.values()):
+            if any(uri in other.subscribed for other in self.sessions.values()):
                 return BuiltUpstream.of_response(Response(request.id, {}))
         return None
 
@@ -372,10 +367,10 @@ class DuplexTransport:
                 self._greeting = result
             return self._greeting
 
-    def _begun(self) -> _Session:
-        session = _Session(self._new_id())
-        self._sessions[session.id] = session
-        return session
+    def _begun(self, outbound: Outbound) -> str:
+        session_id = secrets.token_urlsafe()
+        self.sessions[session_id] = _Session(session_id, outbound.owner)
+        return session_id
 
     # --- from the server ----------------------------------------------------------------------------------------------
 
@@ -419,7 +414,7 @@ class DuplexTransport:
         self.proven = self.proven or "result" in message
         headers = {}
         if call.opens and "result" in message and not self._shared:
-            headers[SESSION_ID] = self._begun().id
+            headers[SESSION_ID] = self._begun(call.outbound)
         _restore_subscription(message.get("result"), number, call.request.id)
         call.answer(message, headers)
 
@@ -434,7 +429,7 @@ class DuplexTransport:
         if asked.method == "ping":
             self._tell(Response(asked.id, {}))
             return
-        session = next(iter(self._sessions.values()), None)
+        session = next(iter(self.sessions.values()), None)
         if session is None or self._shared:
             self._tell(unknown_method(asked.id))
             return
@@ -471,7 +466,7 @@ class DuplexTransport:
 
     def _taken_back(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         """The server cancelled its request."""
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             for number, theirs in session.asked.items():
                 if theirs == params.get("requestId"):
                     del session.asked[number]
@@ -480,7 +475,7 @@ class DuplexTransport:
 
     def _to_sessions(self, message: dict[str, Any], uri: object) -> None:
         event = sse.encode_event(jsonrpc.encode(message))
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             if not self._shared or not isinstance(uri, str) or uri in session.subscribed:
                 session.tell(event)
 
@@ -492,7 +487,7 @@ class DuplexTransport:
                 if call.session is not None or not call.outbound.is_anonymous:
                     call.pass_on(message)
                 return
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.tell(sse.encode_event(jsonrpc.encode(message)))
 
     def _lose(self, failure: Refusal) -> None:
@@ -504,10 +499,10 @@ class DuplexTransport:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.fail(failure)
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.end()
-        self._sessions.clear()
         self._lost(self)
+        self.sessions.clear()
 
 
 def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id | None]:

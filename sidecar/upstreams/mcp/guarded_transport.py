@@ -30,7 +30,6 @@ from typing import Final
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import ENDLESS, Deadline, EgressError
 from sidecar.protocols.jsonrpc import Request
-from sidecar.upstreams.call_outcome import CallOutcome
 from sidecar.upstreams.fair_share import FairShares
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
@@ -44,7 +43,7 @@ from sidecar.upstreams.mcp.transport import (
     UpstreamAnswer,
 )
 from sidecar.upstreams.statuses import words_of
-from sidecar.upstreams.upstream_account import UpstreamAccount
+from sidecar.upstreams.upstream_account import CallOutcome, UpstreamAccount
 
 WORDS_PART: Final = 8  # messages that are no calls have an extra share, of this part of the size
 PING_S: Final = 5.0

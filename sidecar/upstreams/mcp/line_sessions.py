@@ -19,7 +19,8 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sidecar.errors import Reason, Refusal
@@ -42,22 +43,6 @@ class LineBounds:
     max_per_caller: int = 8
     max_lines: int = 64
     idle_s: float = 300.0
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One line. `key` is what it is stored under; None if it belongs to one session."""
-
-    channel: DuplexTransport
-    owner: str
-    key: str | None
-    used_mono_s: float
-    sessions: dict[str, str] = field(default_factory=dict)  # session → its owner
-
-    @property
-    def takes_over(self) -> bool:
-        """Whether a session may begin on it: no request so far has changed its state."""
-        return not self.channel.proven and not self.channel.busy and self.channel.failure is None
 
 
 class LineTransport(McpTransport):
@@ -84,10 +69,10 @@ class LineTransport(McpTransport):
         self._apart = apart
         self._bounds = bounds or LineBounds()
         self._clock = clock_mono
-        self._lines: dict[_Line, None] = {}
-        self._kept: dict[str, _Line] = {}
-        self._by_session: dict[str, _Line] = {}
-        self._opening: dict[str, asyncio.Task[_Line]] = {}
+        self._lines: dict[DuplexTransport, None] = {}
+        self._kept: dict[str, DuplexTransport] = {}
+        self._by_session: dict[str, DuplexTransport] = {}
+        self._opening: dict[str, asyncio.Task[DuplexTransport]] = {}
         self._begun: list[str] = []  # the owners of lines that are being opened
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
@@ -116,9 +101,9 @@ class LineTransport(McpTransport):
             return BuiltUpstream.of_response(unknown_method(message.id), 404)
         try:
             line = await self._kept_line(outbound, "stateless" if self._shared else outbound.owner)
-            if message.method == "server/discover" and not line.channel.proven:
+            if message.method == "server/discover" and not line.proven:
                 outbound = outbound._replace(deadline_s=min(outbound.deadline_s, DISCOVER_S))
-            return await line.channel.exchange(outbound)
+            return await line.exchange(outbound)
         except Refusal as refusal:
             if message.method == "server/discover" and refusal.reason is Reason.UPSTREAM_TIMEOUT:
                 return BuiltUpstream.of_response(unknown_method(message.id), 404)
@@ -126,12 +111,10 @@ class LineTransport(McpTransport):
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         line = self._by_session.pop(session_id, None)
-        if line is None:
-            return
-        line.sessions.pop(session_id, None)
-        line.channel.end_session(session_id)
-        if line.key is None:
-            self._drop(line)
+        if line is not None:
+            line.end_session(session_id)
+            if line.key is None:
+                self._drop(line)
 
     async def close(self) -> None:
         self._closed = True
@@ -146,35 +129,33 @@ class LineTransport(McpTransport):
 
     async def _in_session(self, outbound: Outbound, session_id: str) -> BuiltUpstream:
         line = self._by_session.get(session_id)
-        if line is None or line.sessions.get(session_id) != outbound.owner:
+        session = line.sessions.get(session_id) if line is not None else None
+        if line is None or session is None or session.owner != outbound.owner:
             return BuiltUpstream(404)
         if outbound.verb == "DELETE":
             await self.end_session(session_id, outbound.version, outbound.deadline_s)
             return BuiltUpstream(200)
         line.used_mono_s = self._clock()
-        return await line.channel.exchange(outbound)
+        return await line.exchange(outbound)
 
     async def _begin(self, outbound: Outbound) -> BuiltUpstream:
         """Begin a session, and its line unless all share one."""
         if self._shared:
             line = await self._kept_line(outbound, "session")
-            answer = await line.channel.exchange(outbound)
         else:
             line = await self._own_line(outbound)
-            try:
-                answer = await line.channel.exchange(outbound)
-            except BaseException:
+        session_id = None
+        try:
+            answer = await line.exchange(outbound)
+            session_id = answer.headers.get(SESSION_ID)
+        finally:
+            if session_id is not None and line in self._lines:  # else it broke meanwhile, and the session with it
+                self._by_session[session_id] = line
+            elif not self._shared:
                 self._drop(line)
-                raise
-        session_id = answer.headers.get(SESSION_ID)
-        if session_id is not None and line in self._lines:  # else it broke meanwhile, and the session with it
-            line.sessions[session_id] = outbound.owner
-            self._by_session[session_id] = line
-        elif not self._shared:
-            self._drop(line)
         return answer
 
-    async def _own_line(self, outbound: Outbound) -> _Line:
+    async def _own_line(self, outbound: Outbound) -> DuplexTransport:
         unused = self._kept.get(outbound.owner)
         if unused is not None and unused.takes_over:
             del self._kept[outbound.owner]
@@ -182,7 +163,7 @@ class LineTransport(McpTransport):
             return unused
         return await self._within(outbound.deadline_s, self._open(outbound, outbound.owner, None))
 
-    async def _kept_line(self, outbound: Outbound, key: str) -> _Line:
+    async def _kept_line(self, outbound: Outbound, key: str) -> DuplexTransport:
         """The line that is stored under `key`. Concurrent callers wait for the same opening."""
         line = self._kept.get(key)
         if line is None:
@@ -191,24 +172,24 @@ class LineTransport(McpTransport):
                 owner = "" if self._shared else outbound.owner
                 task = asyncio.create_task(self._open(outbound, owner, key), name=f"opens a line to {self.name}")
                 self._opening[key] = task
-                task.add_done_callback(lambda done: self._opened(key, done))
+                task.add_done_callback(partial(self._opened, key))
             line = await self._within(outbound.deadline_s, asyncio.shield(task))
         line.used_mono_s = self._clock()
         return line
 
-    async def _within(self, deadline_s: float, opening: Awaitable[_Line]) -> _Line:
+    async def _within(self, deadline_s: float, opening: Awaitable[DuplexTransport]) -> DuplexTransport:
         try:
             async with asyncio.timeout(deadline_s):
                 return await opening
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "it was not there in time") from None
 
-    def _opened(self, key: str, task: asyncio.Task[_Line]) -> None:
+    def _opened(self, key: str, task: asyncio.Task[DuplexTransport]) -> None:
         self._opening.pop(key, None)
         if not task.cancelled():
             task.exception()  # every waiting caller has it
 
-    async def _open(self, outbound: Outbound, owner: str, key: str | None) -> _Line:
+    async def _open(self, outbound: Outbound, owner: str, key: str | None) -> DuplexTransport:
         self._make_room(owner)
         self._begun.append(owner)
         try:
@@ -216,7 +197,8 @@ class LineTransport(McpTransport):
         finally:
             self._begun.remove(owner)
         own = self._apart and owner != ""  # the conversation's program stands for all of them
-        line = _Line(DuplexTransport(wire, self._lost, shared=self._shared, own=own), owner, key, self._clock())
+        now = self._clock()
+        line = DuplexTransport(wire, self._drop, owner, shared=self._shared, own=own, key=key, used_mono_s=now)
         self._lines[line] = None
         if key is not None:
             self._kept[key] = line
@@ -230,7 +212,7 @@ class LineTransport(McpTransport):
             raise Refusal(Reason.UPSTREAM_FAILED, "it is being taken away")
         if owner == "":
             return  # the sidecar's few: without them no call is possible
-        idle = [line for line in self._lines if not line.channel.busy]
+        idle = [line for line in self._lines if not line.busy]
         mine = sum(line.owner == owner for line in self._lines) + self._begun.count(owner)
         if mine >= self._bounds.max_per_caller:
             self._drop_oldest([line for line in idle if line.owner == owner], "too many sessions of one caller")
@@ -240,17 +222,12 @@ class LineTransport(McpTransport):
         if len(self._closing) >= self._bounds.max_lines:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many sessions of one server are ending")
 
-    def _drop_oldest(self, lines: list[_Line], complaint: str) -> None:
+    def _drop_oldest(self, lines: list[DuplexTransport], complaint: str) -> None:
         if not lines:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, complaint)
         self._drop(min(lines, key=lambda line: line.used_mono_s))
 
-    def _lost(self, channel: DuplexTransport) -> None:
-        for line in list(self._lines):
-            if line.channel is channel:
-                self._drop(line)
-
-    def _drop(self, line: _Line) -> None:
+    def _drop(self, line: DuplexTransport) -> None:
         """Forget the line at once, and close it in the background."""
         if line not in self._lines:
             return
@@ -259,7 +236,7 @@ class LineTransport(McpTransport):
             del self._kept[line.key]
         for session_id in line.sessions:
             self._by_session.pop(session_id, None)
-        task = asyncio.create_task(line.channel.close(), name=f"ends a line to {self.name}")
+        task = asyncio.create_task(line.close(), name=f"ends a line to {self.name}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -270,5 +247,5 @@ class LineTransport(McpTransport):
             now = self._clock()
             for line in list(self._lines):
                 allowed_s = FORGOTTEN_S if line.sessions else self._bounds.idle_s
-                if not line.channel.busy and now - line.used_mono_s > allowed_s:
+                if not line.busy and now - line.used_mono_s > allowed_s:
                     self._drop(line)

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sidecar.errors import Reason, Refusal
 from sidecar.storage.redis_script import Run, script_text
+from sidecar.upstreams.mcp.background import BackgroundTasks
 from sidecar.upstreams.mcp.sessions import Session, Sessions
 from sidecar.vocabulary import Caller
 
@@ -68,21 +69,12 @@ def opened(session_id: str, sealed: object) -> SessionRecord | None:
         return None
     try:
         raw = bytes.fromhex(sealed.decode("ascii"))
-        said = orjson.loads(
-            AESGCM(_digest(_SEALED, session_id)).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _ABOUT)
-        )
-        if said["v"] != VERSION:
+        key = AESGCM(_digest(_SEALED, session_id))
+        said = orjson.loads(key.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _ABOUT))
+        if said.pop("v") != VERSION:
             return None
-        return SessionRecord(
-            str(said["owner"]),
-            str(said["server"]),
-            str(said["version"]),
-            None if said["upstream_id"] is None else str(said["upstream_id"]),
-            float(said["started_at"]),
-            dict(said["declared"]),
-            str(said["level"]),
-        )
-    except (ValueError, KeyError, TypeError, InvalidTag):
+        return SessionRecord(**{name: said[name] for name in SessionRecord._fields})
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidTag):
         return None
 
 
@@ -102,7 +94,7 @@ class SessionStore:
     clock: Callable[[], float]
     up: bool = True
     _looked_mono_s: float = 0.0
-    _forgetting: set[asyncio.Task[None]] = field(default_factory=set)
+    _forgetting: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(MAX_FORGETTING))
 
     async def keep(self, session: Session) -> None:
         """Publish the session to every replica. Raises Refusal(STORE_UNAVAILABLE): a session that only one replica knew
@@ -111,9 +103,15 @@ class SessionStore:
         if self.run is None:
             return
         session.roams = True
-        started_at = self.clock() - (self.sessions.clock_mono() - session.started_mono_s)
-        kept = (session.owner, session.server, session.version, session.upstream_id, started_at)
-        record = SessionRecord(*kept, dict(session.declared), session.level)
+        record = SessionRecord(
+            session.owner,
+            session.server,
+            session.version,
+            session.upstream_id,
+            self.clock() - (self.sessions.clock_mono() - session.started_mono_s),
+            dict(session.declared),
+            session.level,
+        )
         await self._ask("keep", session.id, self._ttl_ms, record.sealed(session.id))
 
     async def recall(self, session_id: str, caller: Caller, server: str) -> Sequence[Session]:
@@ -135,7 +133,16 @@ class SessionStore:
         record = opened(session_id, sealed)
         if record is None or (record.owner, record.server) != (caller.binding, server):
             return ()  # as if there were none
-        return self._take(session_id, caller, record)
+        session, ended = self.sessions.start(
+            caller,
+            server,
+            version=record.version,
+            upstream_id=record.upstream_id,
+            id=session_id,
+            age_s=max(0.0, self.clock() - record.started_at),
+        )
+        session.roams, session.declared, session.level = True, record.declared, record.level
+        return ended
 
     async def forget(self, session: Session) -> None:
         """End the session at every replica. Raises Refusal(STORE_UNAVAILABLE)."""
@@ -144,10 +151,8 @@ class SessionStore:
 
     def forget_soon(self, session: Session) -> None:
         """The same in the background; if it fails, the record expires with its idle time."""
-        if session.roams and self.run is not None and len(self._forgetting) < MAX_FORGETTING:
-            task = asyncio.create_task(self._forget_quietly(session))
-            self._forgetting.add(task)
-            task.add_done_callback(self._forgetting.discard)
+        if session.roams and self.run is not None:
+            self._forgetting.add(self.forget(session))
 
     async def is_used(self, session: Session) -> bool:
         """Whether a session that is idle here is, or may be, in use elsewhere."""
@@ -177,19 +182,6 @@ class SessionStore:
             return  # calls are refused meanwhile; open streams stay
         if gone:
             self.sessions.end(session)
-
-    def _take(self, session_id: str, caller: Caller, record: SessionRecord) -> Sequence[Session]:
-        age_s = max(0.0, self.clock() - record.started_at)
-        how: dict[str, Any] = {"version": record.version, "upstream_id": record.upstream_id}
-        session, ended = self.sessions.start(caller, record.server, id=session_id, age_s=age_s, **how)
-        session.roams, session.declared, session.level = True, record.declared, record.level
-        return ended
-
-    async def _forget_quietly(self, session: Session) -> None:
-        try:
-            await self.forget(session)
-        except Refusal:
-            pass
 
     @property
     def _ttl_ms(self) -> str:

@@ -198,7 +198,8 @@ class Sessions:
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
         if len(self._open) - len(ended) >= self.max_sessions:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
-        session = self._fresh(owner, server, version, upstream_id, paired, id)
+        session = self._fresh(id or secrets.token_urlsafe(SESSION_ID_BYTES), owner, server, version, upstream_id)
+        session.paired = paired
         session.started_mono_s -= age_s
         for oldest in ended:
             self.end(oldest)
@@ -210,7 +211,8 @@ class Sessions:
         """The part of a session at one more server. Raises Refusal(SESSION_UNKNOWN) if it ended meanwhile."""
         if whole.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
-        part = whole.parts[server] = self._fresh(whole.owner, server, version, upstream_id)
+        session_id = secrets.token_urlsafe(SESSION_ID_BYTES)
+        part = whole.parts[server] = self._fresh(session_id, whole.owner, server, version, upstream_id)
         part.whole = whole
         return part
 
@@ -218,22 +220,10 @@ class Sessions:
         """The session of this id, for any caller: callers must not learn of it."""
         return self._open.get(session_id)
 
-    def _fresh(
-        self, owner: str, server: str, version: str, upstream_id: str | None, paired: bool = False, id: str = ""
-    ) -> Session:
+    def _fresh(self, session_id: str, owner: str, server: str, version: str, upstream_id: str | None) -> Session:
         now = self.clock_mono()
-        session_id = id or secrets.token_urlsafe(SESSION_ID_BYTES)
-        return Session(
-            id=session_id,
-            owner=owner,
-            server=server,
-            version=version,
-            upstream_id=upstream_id,
-            started_mono_s=now,
-            used_mono_s=now,
-            event_key=hashlib.sha256(_EVENTS + session_id.encode()).digest(),  # the same at every replica
-            paired=paired,
-        )
+        event_key = hashlib.sha256(_EVENTS + session_id.encode()).digest()  # the same at every replica
+        return Session(session_id, owner, server, version, upstream_id, now, now, event_key)
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
         """The caller's session. An unknown session and one of another chain, server or transport are the same
@@ -242,14 +232,10 @@ class Sessions:
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
             raise Refusal(Reason.SESSION_UNKNOWN)
-        if session.paired is not paired:
-            raise Refusal(Reason.SESSION_UNKNOWN)
-        if self._is_over(session):
-            # The sweep may not have run yet, but an expired session is over.
+        if session.paired is not paired or self._is_over(session):  # the sweep may not have run yet
             raise Refusal(Reason.SESSION_UNKNOWN)
         session.used_mono_s = self.clock_mono()
-        mine = self._by_owner[session.owner]
-        mine.move_to_end(session.id)
+        self._by_owner[session.owner].move_to_end(session.id)
         return session
 
     def end(self, session: Session) -> None:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
@@ -39,11 +39,8 @@ LIST_FLAGS: Final[Mapping[str, str]] = {
 }
 """The announcements of a changed list, and the flag that subscribes to each (MCP 2026-07-28)."""
 UPDATED: Final = "notifications/resources/updated"
+T = TypeVar("T")
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-def _never() -> bool:
-    return False
 
 
 class Outbound(NamedTuple):
@@ -67,7 +64,7 @@ class Outbound(NamedTuple):
     extra: Sequence[tuple[str, str]] = ()
     endless: bool = False
     own: bool = False
-    expired: Callable[[], bool] = _never
+    expired: Callable[[], bool] = lambda: False
 
     @property
     def owner(self) -> str:
@@ -205,6 +202,18 @@ class TransportLayer(McpTransport):
         await self.inner.close()
 
 
+async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail: str = "") -> T:
+    """What arrives until a deadline that may be moved meanwhile; `arrival` may be awaited several times. Raises
+    Refusal(UPSTREAM_TIMEOUT).
+    """
+    loop = asyncio.get_running_loop()
+    while (at := deadline.at) is None or loop.time() < at:
+        with suppress(TimeoutError):  # the deadline may have moved: check again
+            async with asyncio.timeout_at(at):
+                return await arrival()
+    raise Refusal(Reason.UPSTREAM_TIMEOUT, detail)
+
+
 class AnswerPipe:
     """Bytes from one side of the process to the other, bounded: a reader that does not read loses the rest, and gets a
     refusal.
@@ -212,67 +221,45 @@ class AnswerPipe:
     One writer, one reader. The writer never waits, because it also writes for others.
     """
 
-    __slots__ = ("_closed", "_end", "_pieces", "_size", "_waiter", "max_bytes")
+    __slots__ = ("_end", "_news", "_pieces", "_size", "closed", "max_bytes")
 
     def __init__(self, max_bytes: int = MAX_PIPED_BYTES) -> None:
         self.max_bytes = max_bytes
+        self.closed = False  # whether nothing more goes through
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._end: Refusal | None = None
-        self._closed = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more goes through."""
-        return self._closed
+        self._news = asyncio.Event()
 
     def write(self, piece: bytes) -> None:
         """Pass a piece on. If the reader is too slow, the pipe ends with RESPONSE_REFUSED."""
-        if self._closed:
+        if self.closed:
             return
         self._size += len(piece)
         if self._size > self.max_bytes:
             self.end(Refusal(Reason.RESPONSE_REFUSED, "it sent more than its reader took"))
             return
         self._pieces.append(piece)
-        self._wake()
+        self._news.set()
 
     def end(self, failure: Refusal | None = None) -> None:
         """End the pipe; the reader still gets the earlier pieces. Only the first end counts."""
-        if not self._closed:
-            self._closed, self._end = True, failure
-            self._wake()
+        if not self.closed:
+            self.closed, self._end = True, failure
+            self._news.set()
 
     async def read(self, deadline: Deadline) -> bytes:
         """The next piece; b"" at the end. Raises the writer's Refusal, or UPSTREAM_TIMEOUT at the deadline."""
         while not self._pieces:
-            if self._closed:
+            if self.closed:
                 if self._end is not None:
                     raise self._end
                 return b""
-            await self._wait(deadline)
+            self._news.clear()
+            await until(deadline, self._news.wait)
         piece = self._pieces.popleft()
         self._size -= len(piece)
         return piece
-
-    async def _wait(self, deadline: Deadline) -> None:
-        loop = asyncio.get_running_loop()
-        at = deadline.at
-        if at is not None and loop.time() >= at:
-            raise Refusal(Reason.UPSTREAM_TIMEOUT)
-        self._waiter = loop.create_future()
-        try:
-            async with asyncio.timeout_at(at):
-                await self._waiter
-        except TimeoutError:
-            return  # the deadline may have moved: check again
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class BuiltUpstream(UpstreamAnswer):

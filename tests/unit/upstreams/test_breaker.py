@@ -9,7 +9,7 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.upstream_health import BreakerSettings as BreakerSettings
-from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, BreakerEvent, BreakerPass, BreakerState
+from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, BreakerEvent, BreakerState
 from sidecar.upstreams.upstream_account import LATENCIES, UpstreamAccount, UpstreamNews, UpstreamState
 from sidecar.upstreams.upstream_account import TRANSITIONS as STANDINGS
 from tests.unit.upstreams.peer import Clock
@@ -183,7 +183,7 @@ def account(clock: Clock, failures: int = 4) -> UpstreamAccount:
     return UpstreamAccount("github", settings, clock=lambda: clock.now, clock_mono=lambda: clock.now)
 
 
-def in_state(standing: UpstreamState, clock: Clock) -> tuple[UpstreamAccount, BreakerPass]:
+def in_state(standing: UpstreamState, clock: Clock) -> tuple[UpstreamAccount, int]:
     """An account that stands so, and a pass from before."""
     made = account(clock)
     early = made.breaker.enter()
@@ -253,7 +253,7 @@ def test_latency_is_the_average_of_the_last_hundred() -> None:
     made = account(Clock())
     assert made.latency_s is None
     for took_s in [100.0] * 50 + [1.0] * 50 + [3.0] * 50:
-        made.call_answered(took_s)
+        made.call_ended(took_s, "")
     assert made.latency_s == 2.0 and LATENCIES == 100
 
 

@@ -18,7 +18,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.http.client import Deadline
 from sidecar.protocols.jsonrpc import Id, Message, Request, Response
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer, until
 
 MAX_WAITING: Final = 64  # messages that were read and not yet passed on
 MAX_WAITING_BYTES: Final = 2**20  # of them together, except the last: one message may be larger
@@ -68,19 +68,11 @@ class BorrowedCall:
 
     async def next(self, deadline: Deadline) -> Arrival:
         """The next item. Raises the Refusal that ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
-        loop = asyncio.get_running_loop()
-        while self._arrived.empty():
-            if self.over:
-                raise Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up")
-            at = deadline.at
-            if at is not None and loop.time() >= at:
-                raise Refusal(Reason.UPSTREAM_TIMEOUT)
-            try:
-                async with asyncio.timeout_at(at):
-                    return self._taken(await self._arrived.get())
-            except TimeoutError:
-                continue  # the deadline may have moved: check again
-        return self._taken(self._arrived.get_nowait())
+        if not self._arrived.empty():
+            return self._taken(self._arrived.get_nowait())
+        if self.over:
+            raise Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up")
+        return self._taken(await until(deadline, self._arrived.get))
 
     def stop(self, why: str = "the exchange was given up") -> None:
         """End the call: the server's stream closes, and a waiting reader gets a refusal."""

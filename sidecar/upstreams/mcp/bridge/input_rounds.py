@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
@@ -26,7 +27,15 @@ from sidecar.protocols.jsonrpc import (
 )
 from sidecar.upstreams.mcp.bridge import translation
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events, received
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    JSON,
+    BuiltUpstream,
+    McpTransport,
+    Outbound,
+    UpstreamAnswer,
+    until,
+)
 from sidecar.upstreams.statuses import passes_on, refusal_of
 
 MAX_ROUNDS: Final = 10
@@ -144,7 +153,7 @@ class InputRounds(UpstreamAnswer):
         """
         if self._cancelled or self._closed:
             raise self._gone("the exchange was given up")
-        self._post = asyncio.create_task(_exchange(self._inner, outbound))
+        self._post = asyncio.ensure_future(self._inner.exchange(outbound))
         try:
             self._answer = await self._post
         except asyncio.CancelledError:
@@ -253,27 +262,15 @@ class InputRounds(UpstreamAnswer):
             return {}
         answers = {}
         for key, waiting in zip(asked, list(self._waiting.values()), strict=True):
-            response = await self._awaited(waiting, deadline)
+            await until(deadline, partial(asyncio.wait, {waiting}), "the client did not answer in time")
+            if waiting.cancelled():
+                raise self._gone("the session is over")
+            response = waiting.result()
             if response.error is not None:
                 return Response(self._request.id, error=response.error)
             answers[key] = response.result
         self._waiting = {}
         return answers
-
-    async def _awaited(self, waiting: asyncio.Future[Response], deadline: Deadline) -> Response:
-        loop = asyncio.get_running_loop()
-        while not waiting.done():
-            left_s = None if deadline.at is None else deadline.at - loop.time()
-            if left_s is not None and left_s <= 0:
-                raise Refusal(Reason.UPSTREAM_TIMEOUT, "the client did not answer in time")
-            await asyncio.wait({waiting}, timeout=left_s)  # the deadline may have moved: check again
-        if waiting.cancelled():
-            raise self._gone("the session is over")
-        return waiting.result()
-
-
-async def _exchange(inner: McpTransport, outbound: Outbound) -> UpstreamAnswer:
-    return await inner.exchange(outbound)
 
 
 def _asks(response: Response) -> bool:

@@ -6,7 +6,9 @@ with sessions only, `up` the caller of a session in front of a stateless server.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from sidecar.errors import Reason
@@ -42,119 +44,87 @@ class MethodRow(NamedTuple):
     of_server: bool = False
 
 
-_PASSES: Final = MethodCrossing(BridgeDirection.PASSES)
-_UNKNOWN: Final = MethodCrossing(BridgeDirection.NOT_IN_ERA, reason=Reason.METHOD_UNKNOWN)
-_LISTED: Final = MethodCrossing(BridgeDirection.PASSES, note="`ttlMs: 0`, `cacheScope: private` are added")
-_UNLISTED: Final = MethodCrossing(BridgeDirection.PASSES, note="`ttlMs` and `cacheScope` are taken out")
+def _crossing(way: BridgeDirection) -> Callable[..., MethodCrossing]:
+    return lambda note="", reason=None: MethodCrossing(way, note=note, reason=reason)
+
+
+_passes = _crossing(BridgeDirection.PASSES)
+_here = _crossing(BridgeDirection.HERE)
+_swallowed = _crossing(BridgeDirection.SWALLOWED)
+_dropped = _crossing(BridgeDirection.DROPPED)
+_not_in_era = _crossing(BridgeDirection.NOT_IN_ERA)
+_becomes = partial(MethodCrossing, BridgeDirection.BECOMES)
+
+_UNKNOWN: Final = _not_in_era(reason=Reason.METHOD_UNKNOWN)
+_NEVER: Final = _not_in_era("no stateless server sends it")
 _TASK: Final = MethodCrossing(
     BridgeDirection.CANNOT, note="the two eras' tasks are different things", reason=Reason.TASK_UNKNOWN
 )
-_TASKS: Final = _TASK._replace(reason=Reason.METHOD_UNKNOWN)
-_CALL_DOWN: Final = MethodCrossing(
-    BridgeDirection.PASSES, note="a retry goes on with the held call, and is not sent again"
+_LISTED: Final = (
+    _passes("`ttlMs: 0`, `cacheScope: private` are added"),
+    _passes("`ttlMs` and `cacheScope` are taken out"),
 )
-_CALL_UP: Final = MethodCrossing(BridgeDirection.PASSES, note="sent again with the answers, at most ten times")
-_HELD: Final = MethodCrossing(
-    BridgeDirection.BECOMES, "input_required", "the call is held until its retry or `question_timeout_s`"
+_CALL: Final = (
+    _passes("a retry goes on with the held call, and is not sent again"),
+    _passes("sent again with the answers, at most ten times"),
 )
-_PUT: Final = MethodCrossing(
-    BridgeDirection.BECOMES, "request", "on the stream of the call; the caller POSTs its answer"
+_QUESTION: Final = (
+    _becomes("input_required", "the call is held until its retry or `question_timeout_s`"),
+    _becomes("request", "on the stream of the call; the caller POSTs its answer"),
 )
-_NEVER: Final = MethodCrossing(BridgeDirection.NOT_IN_ERA, note="no stateless server sends it")
-_HEARD: Final = MethodCrossing(BridgeDirection.PASSES, note="to who subscribed, with its `subscriptionId`")
-_UNMARKED: Final = MethodCrossing(BridgeDirection.PASSES, note="on the session's stream")
+_CHANGE: Final = _passes("to who subscribed, with its `subscriptionId`"), _passes("on the session's stream")
+_OPENED: Final = _becomes("server/discover", "the caller's revision if known, else 2025-11-25; the id is ours")
+_SUBSCRIBED: Final = _here("the session's stream listens anew, with this URI; at most 100")
+_LISTENED: Final = _becomes("resources/subscribe", "and a GET; acknowledged is what the server announces")
+_CLOSED: Final = _not_in_era("closing the stream is sent as one", Reason.METHOD_UNKNOWN)
 
+_OF_CLIENT: Final[Mapping[str, tuple[MethodCrossing, MethodCrossing]]] = {
+    "initialize": (_UNKNOWN, _OPENED),
+    "server/discover": (_becomes("initialize", "made from its result, once per session"), _UNKNOWN),
+    "ping": (_UNKNOWN, _here()),
+    "tools/list": _LISTED,
+    "tools/call": _CALL,
+    "resources/list": _LISTED,
+    "resources/templates/list": _LISTED,
+    "resources/read": _CALL,
+    "resources/subscribe": (_UNKNOWN, _SUBSCRIBED),
+    "resources/unsubscribe": (_UNKNOWN, _here("the session's stream listens anew")),
+    "subscriptions/listen": (_LISTENED, _UNKNOWN),
+    "prompts/list": _LISTED,
+    "prompts/get": _CALL,
+    "completion/complete": (_passes(), _passes()),
+    "logging/setLevel": (_UNKNOWN, _here("goes as `logLevel` with each later request")),
+    "tasks/get": (_TASK, _TASK),
+    "tasks/result": (_UNKNOWN, _TASK),
+    "tasks/list": (_UNKNOWN, _TASK._replace(reason=Reason.METHOD_UNKNOWN)),
+    "tasks/cancel": (_TASK, _TASK),
+    "tasks/update": (_TASK, _UNKNOWN),
+    "notifications/initialized": (_UNKNOWN, _swallowed()),
+    "notifications/cancelled": (_CLOSED, _swallowed("the exchange with the server is closed")),
+    "notifications/progress": (_UNKNOWN, _swallowed()),
+    "notifications/roots/list_changed": (_UNKNOWN, _swallowed()),
+}
+_OF_SERVER: Final[Mapping[str, tuple[MethodCrossing, MethodCrossing]]] = {
+    "sampling/createMessage": _QUESTION,
+    "elicitation/create": _QUESTION,
+    "roots/list": _QUESTION,
+    "ping": (_here(), _NEVER),
+    "notifications/message": (
+        _passes("if the call asked for its level (`logLevel` becomes `logging/setLevel`)"),
+        _passes(),
+    ),
+    "notifications/progress": (_passes(), _passes()),
+    "notifications/cancelled": (_dropped(), _NEVER),
+    "notifications/tools/list_changed": _CHANGE,
+    "notifications/prompts/list_changed": _CHANGE,
+    "notifications/resources/list_changed": _CHANGE,
+    "notifications/resources/updated": _CHANGE,
+    "notifications/elicitation/complete": (_dropped("the caller retries"), _NEVER),
+    "notifications/tasks/status": (_dropped(), _NEVER),
+    "notifications/tasks": (_NEVER, _dropped()),
+    "notifications/subscriptions/acknowledged": (_not_in_era("made here"), _dropped()),
+}
 CROSSINGS: Final = (
-    MethodRow(
-        "initialize",
-        _UNKNOWN,
-        MethodCrossing(
-            BridgeDirection.BECOMES,
-            "server/discover",
-            "the caller's revision if known, else 2025-11-25; the id is ours",
-        ),
-    ),
-    MethodRow(
-        "server/discover",
-        MethodCrossing(BridgeDirection.BECOMES, "initialize", "made from its result, once per session"),
-        _UNKNOWN,
-    ),
-    MethodRow("ping", _UNKNOWN, MethodCrossing(BridgeDirection.HERE)),
-    MethodRow("tools/list", _LISTED, _UNLISTED),
-    MethodRow("tools/call", _CALL_DOWN, _CALL_UP),
-    MethodRow("resources/list", _LISTED, _UNLISTED),
-    MethodRow("resources/templates/list", _LISTED, _UNLISTED),
-    MethodRow("resources/read", _CALL_DOWN, _CALL_UP),
-    MethodRow(
-        "resources/subscribe",
-        _UNKNOWN,
-        MethodCrossing(BridgeDirection.HERE, note="the session's stream listens anew, with this URI; at most 100"),
-    ),
-    MethodRow(
-        "resources/unsubscribe",
-        _UNKNOWN,
-        MethodCrossing(BridgeDirection.HERE, note="the session's stream listens anew"),
-    ),
-    MethodRow(
-        "subscriptions/listen",
-        MethodCrossing(
-            BridgeDirection.BECOMES, "resources/subscribe", "and a GET; acknowledged is what the server announces"
-        ),
-        _UNKNOWN,
-    ),
-    MethodRow("prompts/list", _LISTED, _UNLISTED),
-    MethodRow("prompts/get", _CALL_DOWN, _CALL_UP),
-    MethodRow("completion/complete", _PASSES, _PASSES),
-    MethodRow(
-        "logging/setLevel",
-        _UNKNOWN,
-        MethodCrossing(BridgeDirection.HERE, note="goes as `logLevel` with each later request"),
-    ),
-    MethodRow("tasks/get", _TASK, _TASK),
-    MethodRow("tasks/result", _UNKNOWN, _TASK),
-    MethodRow("tasks/list", _UNKNOWN, _TASKS),
-    MethodRow("tasks/cancel", _TASK, _TASK),
-    MethodRow("tasks/update", _TASK, _UNKNOWN),
-    MethodRow("notifications/initialized", _UNKNOWN, MethodCrossing(BridgeDirection.SWALLOWED)),
-    MethodRow(
-        "notifications/cancelled",
-        MethodCrossing(
-            BridgeDirection.NOT_IN_ERA, note="closing the stream is sent as one", reason=Reason.METHOD_UNKNOWN
-        ),
-        MethodCrossing(BridgeDirection.SWALLOWED, note="the exchange with the server is closed"),
-    ),
-    MethodRow("notifications/progress", _UNKNOWN, MethodCrossing(BridgeDirection.SWALLOWED)),
-    MethodRow("notifications/roots/list_changed", _UNKNOWN, MethodCrossing(BridgeDirection.SWALLOWED)),
-    MethodRow("sampling/createMessage", _HELD, _PUT, of_server=True),
-    MethodRow("elicitation/create", _HELD, _PUT, of_server=True),
-    MethodRow("roots/list", _HELD, _PUT, of_server=True),
-    MethodRow("ping", MethodCrossing(BridgeDirection.HERE), _NEVER, of_server=True),
-    MethodRow(
-        "notifications/message",
-        MethodCrossing(
-            BridgeDirection.PASSES, note="if the call asked for its level (`logLevel` becomes `logging/setLevel`)"
-        ),
-        _PASSES,
-        of_server=True,
-    ),
-    MethodRow("notifications/progress", _PASSES, _PASSES, of_server=True),
-    MethodRow("notifications/cancelled", MethodCrossing(BridgeDirection.DROPPED), _NEVER, of_server=True),
-    MethodRow("notifications/tools/list_changed", _HEARD, _UNMARKED, of_server=True),
-    MethodRow("notifications/prompts/list_changed", _HEARD, _UNMARKED, of_server=True),
-    MethodRow("notifications/resources/list_changed", _HEARD, _UNMARKED, of_server=True),
-    MethodRow("notifications/resources/updated", _HEARD, _UNMARKED, of_server=True),
-    MethodRow(
-        "notifications/elicitation/complete",
-        MethodCrossing(BridgeDirection.DROPPED, note="the caller retries"),
-        _NEVER,
-        of_server=True,
-    ),
-    MethodRow("notifications/tasks/status", MethodCrossing(BridgeDirection.DROPPED), _NEVER, of_server=True),
-    MethodRow("notifications/tasks", _NEVER, MethodCrossing(BridgeDirection.DROPPED), of_server=True),
-    MethodRow(
-        "notifications/subscriptions/acknowledged",
-        MethodCrossing(BridgeDirection.NOT_IN_ERA, note="made here"),
-        MethodCrossing(BridgeDirection.DROPPED),
-        of_server=True,
-    ),
+    *(MethodRow(name, *ways) for name, ways in _OF_CLIENT.items()),
+    *(MethodRow(name, *ways, of_server=True) for name, ways in _OF_SERVER.items()),
 )
