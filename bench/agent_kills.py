@@ -97,18 +97,20 @@ class Store:
                 if not path.name.endswith("-shm"):
                     shutil.copy(path, aside)
             with sqlite3.connect(Path(aside) / self._place.name) as file:
-                rows = file.execute("SELECT id, state, over, created_at, body FROM runs").fetchall()
+                rows = file.execute(
+                    "SELECT id, state, done, created_at, body FROM records WHERE kind = 'agent-runs'"
+                ).fetchall()
             file.close()
         return {name: Kept(standing, bool(over), at, body) for name, standing, over, at, body in rows}
 
     def _shared(self, node: Node) -> dict[str, Kept]:
         found = {}
         with node.client() as client:
-            for key in client.scan_iter(match="*agent-runs*:task:*", count=1000):
-                state, over, body = client.hmget(key, "state", "over", "body")
+            for key in client.scan_iter(match="*agent-runs*:record:*", count=1000):
+                state, over, body = client.hmget(key, "state", "done", "body")
                 if body is not None:
                     at = json.loads(body)["created_at"]
-                    found[key.rpartition(":task:")[2]] = Kept(state, over == "1", at, body.encode())
+                    found[key.rpartition(":record:")[2]] = Kept(state, over == "1", at, body.encode())
         return found
 
 
@@ -437,7 +439,7 @@ async def measured(place: Path, kills: int, replicas: int, last_s: float = LAST_
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), connector=connector) as http:
         with ExitStack() as stack:
             more: dict[str, Any] = {}
-            store = Store(place / "0" / "data" / "runs.sqlite")
+            store = Store(place / "0" / "data" / "records.sqlite")
             if replicas > 1:
                 node = stack.enter_context(one(place / "valkey"))
                 more = {"store": {"url": f"redis://{node.address}"}, "tasks": {"store": "redis"}}

@@ -23,7 +23,7 @@ from pathlib import Path
 from sidecar.errors import Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
-from sidecar.storage import RecordBounds, SqliteRecordStore
+from sidecar.storage import RecordBounds, SqliteFile, SqliteRecordStore
 from sidecar.tasks.programs.attempt import Prompt
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.run_record import RUNS, Execution, RunStatus
@@ -110,7 +110,7 @@ async def run(many: int, seed: int = 1) -> dict[str, int | float]:
     processes = Processes({"PATH": os.defpath})
     with tempfile.TemporaryDirectory() as folder:
         executions = Executions(
-            SqliteRecordStore(Path(folder) / "runs.sqlite", RUNS),
+            SqliteRecordStore(SqliteFile(Path(folder) / "runs.sqlite"), RUNS),
             lambda name, one: runner_from(name, one, processes, processes.environ),
             Metrics(upstreams=()),
             time.time,

@@ -30,6 +30,7 @@ from sidecar.storage import (
     RecordStore,
     RecordStoreOut,
     RedisRecordStore,
+    SqliteFile,
     SqliteRecordStore,
 )
 from sidecar.tasks.programs.run_record import RUNS, Execution, RunState, RunStatus
@@ -44,7 +45,7 @@ Verbs = Mapping[str, Callable[[], Awaitable[object]]]
 @asynccontextmanager
 async def opened(how: str, folder: Path, url: str) -> AsyncIterator[RecordStore[Execution]]:
     if how != "redis":
-        yield MemoryRecordStore() if how == "memory" else SqliteRecordStore(folder / "runs.sqlite", RUNS)
+        yield MemoryRecordStore() if how == "memory" else SqliteRecordStore(SqliteFile(folder / "records.sqlite"), RUNS)
         return
     shared = open_store(StoreSettings(url=url), time.time)
     try:
@@ -112,7 +113,6 @@ async def measured(how: str, records: int, under_way: int, url: str) -> Mapping[
                     began = time.perf_counter()
                     await verb()
                     took.setdefault(name, []).append((time.perf_counter() - began) * 1000)
-            await store.close()
             return took
 
 

@@ -25,7 +25,7 @@ from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.enforcement import EnforcementMode
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
-from sidecar.app.loader import executions_from, next_snapshot, record_store, snapshot_of
+from sidecar.app.loader import executions_from, next_snapshot, snapshot_of
 from sidecar.app.policy_sources import SourcePoller
 from sidecar.app.preflight import check_keeping
 from sidecar.app.reload import Reloader
@@ -78,8 +78,7 @@ class Application:
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
             shared = SharedStore.open(settings, metrics, evidence.audit, undo)
-            common = shared.limiter.store
-            runs = record_store(RUNS, settings, settings.runs_path, common)
+            runs, common = shared.records.of(RUNS), shared.limiter.store
             executions = executions_from(settings, runs, common, processes, metrics, evidence.audit.new_id)
             undo.push_async_callback(executions.close, 0.0)
             follower = SourcePoller(processes, time.time, secrets.SystemRandom().random, metrics)
@@ -179,8 +178,8 @@ class Application:
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
         await self.processes.close()
         await self.live.current.identity.close()
-        await self.shared.tasks.store.close()
         await self.callbacks.close()
+        await self.shared.records.close()
         with suppress(SettingsError):  # logged; a full disk must not block the shutdown
             await self.pipeline.refusals.tell(self.evidence.witness)
             await self.evidence.witness("stop", "sidecar")
@@ -196,7 +195,7 @@ class Application:
             ("probing upstreams", health.run),
             ("ending sessions at their servers", exchanges.run_farewells),
             ("reviewing streams", exchanges.run_sweeps),
-            ("forgetting tasks", self.shared.tasks.run_sweeps),
+            ("forgetting records", self.shared.records.run_sweeps),
             ("calling back", self.callbacks.outbox.run),
             ("the task API", self.task_api.runner.run),
             ("what runs by the clock", self.scheduler.run),

@@ -31,6 +31,7 @@ from sidecar.tasks.api.frontend import TaskFrontend
 from sidecar.tasks.api.task_lifecycle import TaskServices
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_runner import FILE, TaskRunner
+from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.schedules.scheduler import Scheduler
 from sidecar.tasks.webhooks import Webhooks, callbacks_from
 from sidecar.upstreams.mcp.session_store import SessionStore
@@ -69,7 +70,7 @@ def way_from(
         audit.control,
         partial(shared.tasks.is_anothers, namespace=OF_AGENTS),
         lambda owner, agent, said: ContextIds(shared.tasks.secret, owner, agent).shown(said),
-        shared.run,
+        shared.records,
     )
 
     async def jumped(seconds: float) -> None:
@@ -100,7 +101,7 @@ def way_from(
         refusals=refusals,
         clock=time.time,
     )
-    scheduler = Scheduler(live, shared.schedule_store, orders, audit.control, metrics, holder, audit.new_id)
+    scheduler = Scheduler(live, shared.records.of(SCHEDULES), orders, audit.control, metrics, holder, audit.new_id)
     return RequestPath(pipeline, callbacks, scheduler, task_api)
 
 

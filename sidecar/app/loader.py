@@ -17,7 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidecar import storage
 from sidecar.app.file_watcher import key_files
 from sidecar.app.preflight import keeping_faults
 from sidecar.audit import load_key
@@ -41,27 +40,14 @@ from sidecar.settings.store import StoreSettings
 from sidecar.settings.stored_policy import StoredPolicy, placed
 from sidecar.settings.yaml_document import Document, in_file_order
 from sidecar.settings.yaml_nodes import Loc
-from sidecar.storage import MemoryRecordStore, RecordKind, RedisRecordStore, SqliteRecordStore, check_file
-from sidecar.storage import RecordStore as RecordStore
-from sidecar.storage.record_store import R
-from sidecar.storage.task_owners import (
-    MemoryOwnerStore,
-    OwnerBounds,
-    OwnerStore,
-    RedisOwnerStore,
-    SqliteOwnerStore,
-    TaskOwners,
-    check_task_file,
-)
-from sidecar.tasks.api.task_record import TASKS
+from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, RecordStores
 from sidecar.tasks.api.task_runner import FILE
 from sidecar.tasks.programs.conversations import Endings
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.program_agent import cli_agent_from
-from sidecar.tasks.programs.run_record import RUNS, Execution
+from sidecar.tasks.programs.run_record import Execution
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
-from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.webhooks import check_callbacks
 from sidecar.upstreams import (
     Bridge,
@@ -115,13 +101,9 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
 
 def _check_data(settings: Settings, together: Together) -> None:
     """Check what earlier runs left in the data folder."""
-    unshared = open_store(StoreSettings(), time.time)
     together.call(SwitchLedger.open, settings.data / LEDGER_FILE)
-    together.call(tasks_from, settings, unshared, b"")
+    together.call(records_from, settings, open_store(StoreSettings(), time.time))
     together.call(check_callbacks, settings)
-    together.call(record_store, TASKS, settings, settings.task_api_path, unshared)
-    together.call(record_store, RUNS, settings, settings.runs_path, unshared)
-    together.call(record_store, SCHEDULES, settings, settings.schedules_path, unshared)
     with together.noted(), suppress(OSError):  # missing, already reported, or readable only by the serving user
         load_key(settings.audit_key_path, ours=True)
     for path in settings.previous_audit_key_paths:
@@ -143,29 +125,10 @@ def _check_policy(settings: Settings, together: Together) -> None:
         together.call(Beside.read, settings.policy.path)
 
 
-def tasks_from(settings: Settings, shared: CounterStore, secret: bytes) -> TaskOwners:
-    """Open the task owners. `shared` is the store of limits, and `secret` is shared by all replicas. Creates no file
-    yet. Raises SettingsError for an unusable file."""
-    chosen = settings.tasks
-    if chosen.store == "file":
-        check_task_file(settings.tasks_path)
-    store: OwnerStore
-    if chosen.store == "redis":
-        store = RedisOwnerStore(shared.run)
-    else:
-        store = MemoryOwnerStore() if chosen.store == "memory" else SqliteOwnerStore(settings.tasks_path)
-    return TaskOwners(store, time.time, secret, chosen.keep_s, OwnerBounds(chosen.max_per_principal, chosen.max))
-
-
-def record_store(kind: RecordKind[R], settings: Settings, path: Path, shared: CounterStore) -> RecordStore[R]:
-    """Open one kind of the task store's records. `shared` is the store of limits. Creates no file yet. Raises
-    SettingsError for an unusable file."""
-    if settings.tasks.store == "memory":
-        return MemoryRecordStore()
-    if settings.tasks.store == "redis":
-        return RedisRecordStore(shared.run, kind)
-    check_file(path, kind)
-    return SqliteRecordStore(path, kind)
+def records_from(settings: Settings, shared: CounterStore) -> RecordStores:
+    """Opens the stores of all records. `shared` is the store of limits. Creates no file. Raises SettingsError for an
+    unusable file."""
+    return RecordStores.open(settings.tasks.store, settings.records_path, shared.run)
 
 
 def executions_from(
@@ -193,7 +156,7 @@ def executions_from(
         new_id,
         FILE if tasks.store == "file" else secrets.token_hex(8),
         secrets.SystemRandom().random,
-        lambda: storage.RecordBounds(tasks.max_per_principal, tasks.max),
+        lambda: RecordBounds(tasks.max_per_principal, tasks.max),
         lambda: tasks.keep_s,
         None if shared is None or settings.store.is_memory else shared.run,
     )

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from sidecar.app.loader import record_store, tasks_from
+from sidecar.app.loader import records_from
 from sidecar.audit import Audit
 from sidecar.errors import Reason, Refusal
 from sidecar.identity.key_proofs import KEY, SCRIPT
@@ -21,24 +21,23 @@ from sidecar.limits import Limiter, StoreUnavailable, open_store
 from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
-from sidecar.storage import RecordStore
+from sidecar.storage import RecordBounds, RecordStore, RecordStores
 from sidecar.storage.redis_script import Run
-from sidecar.storage.task_owners import TaskOwners
+from sidecar.storage.task_owners import OWNERS, TaskOwners
 from sidecar.tasks.api.task_record import TASKS, Task
-from sidecar.tasks.schedules.schedule_state import SCHEDULES, ScheduleStanding
 
 log = logging.getLogger("sidecar.app.shared_store")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStore:
-    """Counters, task owners, tasks and the state of schedules, in a shared store or local."""
+    """Counters and records, in a shared store or local."""
 
     limiter: Limiter
     counting: StoreMonitor
+    records: RecordStores
     tasks: TaskOwners
     task_store: RecordStore[Task]
-    schedule_store: RecordStore[ScheduleStanding]
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics, audit: Audit, undo: AsyncExitStack) -> Self:
@@ -46,13 +45,12 @@ class SharedStore:
         counting = StoreMonitor(metrics, audit.control, settings.store.degraded_calls)
         limiter = Limiter(open_store(settings.store, time.time, observer=counting))
         undo.push_async_callback(limiter.close)
-        tasks = tasks_from(settings, limiter.store, audit.key.secret)
-        undo.push_async_callback(tasks.store.close)
-        task_store = record_store(TASKS, settings, settings.task_api_path, limiter.store)
-        undo.push_async_callback(task_store.close)
-        schedule_store = record_store(SCHEDULES, settings, settings.schedules_path, limiter.store)
-        undo.push_async_callback(schedule_store.close)
-        return cls(limiter, counting, tasks, task_store, schedule_store)
+        records = records_from(settings, limiter.store)
+        undo.push_async_callback(records.close)
+        chosen = settings.tasks
+        bounds = RecordBounds(chosen.max_per_principal, chosen.max, evicts_open=True)
+        owners = TaskOwners(records.of(OWNERS), time.time, audit.key.secret, chosen.keep_s, bounds)
+        return cls(limiter, counting, records, owners, records.of(TASKS))
 
     async def greet(self) -> None:
         """Connect before the first call. An outage does not stop the start: calls with limits are refused meanwhile."""

@@ -20,7 +20,7 @@ from sidecar.gateway.request import WatchedExchange
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.identity import check_caller
 from sidecar.protocols.a2a.operations import PUSH_SET, SEND, STREAM, Operation
-from sidecar.storage.webhooks.delivery import Kind, OnBehalfOf
+from sidecar.storage.deliveries import Kind, OnBehalfOf
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission

@@ -117,14 +117,9 @@ class Settings(Section):
         return self.audit.checkpoint_key_path or self.data / "keys" / "checkpoints.pem"
 
     @property
-    def tasks_path(self) -> Path:
-        """The file of task owners."""
-        return self.data / "tasks.sqlite"
-
-    @property
-    def callbacks_path(self) -> Path:
-        """The file of waiting callbacks and push configurations."""
-        return self.data / "callbacks.sqlite"
+    def records_path(self) -> Path:
+        """The file of all records: owners, tasks, runs, schedules, push configurations, and callbacks that wait."""
+        return self.data / "records.sqlite"
 
     @property
     def api_keys_pepper_path(self) -> Path:
@@ -135,21 +130,6 @@ class Settings(Section):
     def callback_key_path(self) -> Path:
         """The key from which receivers' secrets are derived; created when it is first needed."""
         return self.callbacks.key_path or self.data / "keys" / "callbacks.key"
-
-    @property
-    def task_api_path(self) -> Path:
-        """The file of the task API's tasks."""
-        return self.data / "a2a-tasks.sqlite"
-
-    @property
-    def runs_path(self) -> Path:
-        """The file of the runs of CLI-program agents."""
-        return self.data / "runs.sqlite"
-
-    @property
-    def schedules_path(self) -> Path:
-        """The file of the state of schedules."""
-        return self.data / "schedules.sqlite"
 
     @property
     def base_url(self) -> str:

@@ -1,14 +1,16 @@
 """Stores durable records in memory, SQLite or Redis behind one interface.
 
     record_store.py   the interface: memory_store.py, sqlite_store.py, redis_store.py
-    record_kind.py    the encoding of one kind of record, and where it is stored
+    record_kind.py    the encoding of one kind of record, and its name in every store
     eviction.py       which finished records are evicted when there are too many
-    task_owners/      who owns each task at an upstream
-    webhooks/         deliveries and push configurations
-    sqlite_file.py    a SQLite file with group commit; redis_script.py runs the Lua in scripts/
-    peers.py          the other replicas; caller_codec.py encodes callers
+    record_stores.py  opens the store of each kind where the settings say
+    task_owners.py, push_configs.py   kinds of record that A2A and MCP use
+    deliveries.py     deliveries that wait, in a table of their own
+    sqlite_file.py    the file of the data folder, with group commit; redis_script.py loads the Lua in scripts/
+    sealing.py        encrypts what must not be read in a store; caller_codec.py encodes callers
+    peers.py          the other replicas
 
-The packages that own the records define what they mean: tasks (`tasks/api/task_record.py`), runs
+The packages that own the other kinds define what they mean: tasks (`tasks/api/task_record.py`), runs
 (`tasks/programs/run_record.py`), schedules (`tasks/schedules/schedule_state.py`).
 """
 
@@ -24,8 +26,10 @@ from sidecar.storage.record_store import (
     StoredRecord,
     UnreadableRecord,
 )
+from sidecar.storage.record_stores import RecordStores
 from sidecar.storage.redis_store import RedisRecordStore
-from sidecar.storage.sqlite_store import SqliteRecordStore, check_file
+from sidecar.storage.sqlite_file import SqliteFile, check_file
+from sidecar.storage.sqlite_store import SqliteRecordStore
 
 __all__ = [
     "FINITE",
@@ -38,7 +42,9 @@ __all__ = [
     "RecordShare",
     "RecordStore",
     "RecordStoreOut",
+    "RecordStores",
     "RedisRecordStore",
+    "SqliteFile",
     "SqliteRecordStore",
     "StoredRecord",
     "UnreadableRecord",

@@ -9,62 +9,49 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class HistoryPlace(NamedTuple):
-    """A sort key: creation time, then order of arrival among records created at the same time."""
-
-    created_at: float
-    number: int
-    id: str
-
-
-class _Rank(NamedTuple):
-    """An owner's sort key: the owner with the most records first, then the one whose oldest record is older."""
-
-    fewer: int
-    oldest: HistoryPlace
-    owner: str
+HistoryPlace = tuple[float, int, str]
+"""A sort key: a record's time of creation, its number among all that came, and its id."""
 
 
 @dataclass(slots=True)
 class RecordHistory:
-    """The finished records of one target, or of all targets."""
+    """The finished records of one target, or of all targets. `_ranks` holds for each owner how many it has (negative),
+    its oldest, and its name."""
 
     count: int = 0
     _of_owner: dict[str, list[HistoryPlace]] = field(default_factory=dict)
-    _ranks: list[_Rank] = field(default_factory=list)
+    _ranks: list[tuple[int, HistoryPlace, str]] = field(default_factory=list)
 
     def add(self, owner: str, at: HistoryPlace) -> None:
         """Adds a finished record."""
         mine = self._of_owner.setdefault(owner, [])
-        self._lift(owner, mine)
+        if mine:
+            remove(self._ranks, (-len(mine), mine[0], owner))
         insort(mine, at)
-        self._rank(owner, mine)
+        insort(self._ranks, (-len(mine), mine[0], owner))
         self.count += 1
 
     def remove(self, owner: str, at: HistoryPlace) -> None:
         """Removes a record that was reopened or deleted."""
         mine = self._of_owner[owner]
-        self._lift(owner, mine)
+        remove(self._ranks, (-len(mine), mine[0], owner))
         remove(mine, at)
-        self._rank(owner, mine)
+        if mine:
+            insort(self._ranks, (-len(mine), mine[0], owner))
+        else:
+            del self._of_owner[owner]
         self.count -= 1
+
+    def oldest(self, owner: str) -> HistoryPlace | None:
+        """Returns the place of the owner's oldest finished record, or None."""
+        mine = self._of_owner.get(owner)
+        return mine[0] if mine else None
 
     def first(self) -> str:
         """Returns the id of the next record to evict. The history must not be empty."""
-        return self._ranks[0].oldest.id
-
-    def _lift(self, owner: str, mine: list[HistoryPlace]) -> None:
-        if mine:
-            remove(self._ranks, _Rank(-len(mine), mine[0], owner))
-
-    def _rank(self, owner: str, mine: list[HistoryPlace]) -> None:
-        if mine:
-            insort(self._ranks, _Rank(-len(mine), mine[0], owner))
-        else:
-            del self._of_owner[owner]
+        return self._ranks[0][1][2]
 
 
 def remove(places: list[Any], at: tuple[Any, ...]) -> None:

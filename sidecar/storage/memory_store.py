@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -21,18 +22,21 @@ from sidecar.storage.record_store import (
     RecordBounds,
     RecordPage,
     RecordShare,
+    ends_at,
 )
 
 SWEPT_AT_ONCE: Final = 200
-_NOBODY: Final = ("", 0.0)
-_EVERY: Final = ""  # never the name of a target
+_FREE: Final = ("", 0.0)
+_ALL: Final = ""  # in place of a target: the finished records of all targets
 
 
 @dataclass(slots=True)
 class MemoryRecordStore(Generic[R]):
-    """Keeps records in a dictionary. A restart loses them, including those of unfinished work."""
+    """Keeps records of a kind in a dictionary; `is_work` is the kind's. A restart loses them, including those of
+    unfinished work."""
 
     up: bool = True
+    is_work: bool = True
     _records: dict[str, R] = field(default_factory=dict)
     _of_owner: defaultdict[str, list[HistoryPlace]] = field(default_factory=lambda: defaultdict(list))
     _held: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -47,57 +51,62 @@ class MemoryRecordStore(Generic[R]):
         return False
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        if record.id in self._records:
-            return AddedRecord.KNOWN
+        record_id, owner = record.id, record.owner
+        known = self._records.get(record_id)
+        if known is not None:
+            if ends_at(known, self.is_work) > record.created_at:
+                return AddedRecord.KNOWN
+            self._forget(record_id)
+        every = self._done[_ALL]
         if bounds.done_per_target is not None:
             done = self._done[record.target]
             for _ in range(min(done.count - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
                 self._forget(done.first())
-        mine = self._of_owner.get(record.owner, ())
+        mine = self._of_owner.get(owner, [])
         if len(mine) >= bounds.per_owner:
-            oldest = next((one.id for one in mine if self._records[one.id].is_done), None)
+            oldest = every.oldest(owner) or (mine[0] if bounds.evicts_open else None)
             if oldest is None:
                 return AddedRecord.FULL
-            self._forget(oldest)
+            self._forget(oldest[2])
         else:
-            every, beyond = self._done[_EVERY], len(self._records) - bounds.total + 1
+            beyond = len(self._records) - bounds.total + 1
             for _ in range(min(beyond, every.count, FORGOTTEN_AT_ONCE)):
                 self._forget(every.first())
         if len(self._records) >= bounds.total:
             return AddedRecord.FULL
         self._added += 1
-        self._held[record.id] = holder, until_s
-        self._places[record.id] = at = HistoryPlace(record.created_at, self._added, record.id)
-        insort(self._of_owner[record.owner], at)
-        self._put(record)
+        if self.is_work:
+            self._held[record_id] = holder, until_s
+        self._places[record_id] = at = (record.created_at, self._added, record_id)
+        insort(self._of_owner[owner], at)
+        self._put(record, at)
         return AddedRecord.KEPT
 
     async def get(self, record_id: str) -> R | None:
         return self._records.get(record_id)
 
+    async def find(self, record_ids: Sequence[str]) -> list[R]:
+        return [record for one in record_ids if (record := self._records.get(one)) is not None]
+
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
         if owner is None:
             return self._page_of_all(page)
-        mine = [self._records[one.id] for one in reversed(self._of_owner.get(owner, ()))]
+        mine = [self._records[one[2]] for one in reversed(self._of_owner.get(owner, ()))]
         wanted = [one for one in mine if one.target in page.targets and page.standing in (None, one.standing)]
         return wanted[page.offset : page.offset + page.limit], len(wanted)
 
     async def replace(self, record: R) -> bool:
-        standing = self._before(record)
-        if standing is None or (standing.is_done and not record.is_done):
-            return False
-        self._lift(standing)
-        self._put(record)
-        return True
+        return self._change(record, reopens=False)
 
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
-        standing = self._before(record)
-        if standing is None or record.is_done or not standing.is_done:
+        if not self._change(record, reopens=True):
             return False
-        self._lift(standing)
-        self._put(record)
         self._held[record.id] = holder, until_s
         return True
+
+    async def remove(self, record_ids: Sequence[str]) -> None:
+        for record_id in self._records.keys() & {*record_ids}:
+            self._forget(record_id)
 
     async def take(
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
@@ -116,13 +125,16 @@ class MemoryRecordStore(Generic[R]):
         return [one for one in taken if known.get(one.id) != one.revision]
 
     async def let_go(self, holder: str) -> None:
-        self._held |= {one: _NOBODY for one, (by, _) in self._held.items() if by == holder}
+        self._held |= {one: _FREE for one, (by, _) in self._held.items() if by == holder}
 
     async def counts(self) -> Mapping[str, int]:
         counts = Counter[str]()
         for (_, standing), places in self._standing.items():
             counts[standing] += len(places)
         return +counts
+
+    async def has_room(self, bounds: RecordBounds) -> bool:
+        return len(self._records) < bounds.total or self._done[_ALL].count > 0
 
     async def sweep(self, now_s: float) -> int:
         """Deletes expired records in batches, and yields to the event loop between batches."""
@@ -134,9 +146,6 @@ class MemoryRecordStore(Generic[R]):
             await asyncio.sleep(0)
         return swept
 
-    async def close(self) -> None:
-        pass
-
     def _page_of_all(self, page: RecordPage) -> tuple[list[R], int]:
         lists = [
             places
@@ -144,35 +153,48 @@ class MemoryRecordStore(Generic[R]):
             if target in page.targets and page.standing in (None, standing)
         ]
         newest = merge(*map(reversed, lists), reverse=True)
-        found = [self._records[one.id] for one in islice(newest, page.offset, page.offset + page.limit)]
+        found = [self._records[one[2]] for one in islice(newest, page.offset, page.offset + page.limit)]
         return found, sum(map(len, lists))
 
-    def _before(self, record: R) -> R | None:
-        """Returns the stored record if it is the revision just before this one, else None."""
-        standing = self._records.get(record.id)
-        return standing if standing is not None and standing.revision == record.revision - 1 else None
-
-    def _put(self, record: R) -> None:
+    def _change(self, record: R, *, reopens: bool) -> bool:
+        """Replaces the previous revision, if this is the next one and reopens it or not, as stated."""
+        stands = self._records.get(record.id)
+        if stands is None or stands.revision != record.revision - 1:
+            return False
+        if (stands.is_done and not record.is_done) != reopens:
+            return False
         at = self._places[record.id]
-        self._records[record.id] = record
-        insort(self._standing[record.target, record.standing], at)
-        if record.is_done:
-            self._held.pop(record.id, None)
-            insort(self._ends, (record.expires_at, record.id))
-            for target in (record.target, _EVERY):
-                self._done[target].add(record.owner, at)
+        self._lift(stands, at)
+        self._put(record, at)
+        return True
 
-    def _lift(self, record: R) -> None:
-        at = self._places[record.id]
-        remove(self._standing[record.target, record.standing], at)
+    def _put(self, record: R, at: HistoryPlace) -> None:
+        self._records[at[2]] = record
+        if record.target:
+            insort(self._standing[record.target, record.standing], at)
+        if (ends := ends_at(record, self.is_work)) < math.inf:
+            insort(self._ends, (ends, at[2]))
         if record.is_done:
-            for target in (record.target, _EVERY):
-                self._done[target].remove(record.owner, at)
-            remove(self._ends, (record.expires_at, record.id))
+            self._held.pop(at[2], None)
+            self._done[_ALL].add(record.owner, at)
+            if record.target:
+                self._done[record.target].add(record.owner, at)
+
+    def _lift(self, record: R, at: HistoryPlace) -> None:
+        if record.target:
+            remove(self._standing[record.target, record.standing], at)
+        if (ends := ends_at(record, self.is_work)) < math.inf:
+            remove(self._ends, (ends, at[2]))
+        if record.is_done:
+            self._done[_ALL].remove(record.owner, at)
+            if record.target:
+                self._done[record.target].remove(record.owner, at)
 
     def _forget(self, record_id: str) -> None:
-        record = self._records.pop(record_id)
-        self._lift(record)
-        remove(self._of_owner[record.owner], self._places.pop(record_id))
-        if not self._of_owner[record.owner]:
+        record, at = self._records.pop(record_id), self._places.pop(record_id)
+        self._held.pop(record_id, None)
+        self._lift(record, at)
+        mine = self._of_owner[record.owner]
+        remove(mine, at)
+        if not mine:
             del self._of_owner[record.owner]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic
 
 import orjson
-from pydantic import ConfigDict
+from pydantic import ConfigDict, TypeAdapter
 
+from sidecar.storage.caller_codec import caller_from, plain_caller
 from sidecar.storage.record_store import R, UnreadableRecord
+from sidecar.storage.sealing import AesSeal
 
 MAX_ID_CHARS: Final = 64
 MAX_TOLD: Final = 1_000
@@ -29,29 +31,62 @@ class RecordCodec(Generic[R]):
     decode: Callable[[bytes | str], R]
 
 
+def record_codec(kind: type[R]) -> RecordCodec[R]:
+    """Returns the encoding of a NamedTuple as JSON. A decoded record is complete and of the right types; members that a
+    newer version added are left out."""
+    whole, fields = TypeAdapter(kind, config=FINITE), kind._fields  # type: ignore[attr-defined]
+
+    def encode(record: R) -> bytes:
+        plain = record._asdict()  # type: ignore[attr-defined]
+        if "caller" in plain:
+            plain["caller"] = plain_caller(plain["caller"])
+        return orjson.dumps(plain)
+
+    def decode(body: bytes | str) -> R:
+        plain = orjson.loads(body)
+        if "caller" in fields:
+            plain["caller"] = caller_from(plain["caller"])
+        return whole.validate_python({name: plain[name] for name in fields if name in plain})
+
+    return RecordCodec(encode, decode)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
-    """One kind of record. `what` names one such record in a sentence; `table` is its table in SQLite and `key` its key
-    in Redis. These and the codec are a storage format, which neighbouring versions share. `broken` and `newer` are the
-    codes of faults for an unusable file, `lost` says what is lost without it, and `told` holds the unreadable records
-    already logged."""
+    """One kind of record. `what` names one such record in a sentence; `key` is its name in every store. The key and the
+    codec are a storage format, which neighbouring versions share.
+
+    An unfinished record of a kind that is work (`is_work`) may be held and never expires; of another kind it is never
+    taken, and expires as a finished one does. `told` holds the unreadable records already logged.
+    """
 
     what: str
     codec: RecordCodec[R]
-    table: str
     key: str
-    broken: str
-    newer: str
-    lost: str
+    is_work: bool = True
     told: set[int] = field(default_factory=set, compare=False, repr=False)
 
-    def read(self, body: bytes | str | None) -> R:
-        """Decodes a stored record. Raises UnreadableRecord if it cannot be decoded: an unreadable record must not be
-        reported as missing."""
+    def sealed(self, seal: Callable[[], AesSeal]) -> RecordKind[R]:
+        """Returns the same kind with bodies that only holders of the key can read. `seal` is called on first use."""
+        about = self.key.encode()
+        return replace(
+            self,
+            codec=RecordCodec(
+                lambda record: seal().sealed_text(self.codec.encode(record), about),
+                lambda body: self.codec.decode(seal().opened_text(body, about)),
+            ),
+        )
+
+    def read(self, body: bytes | str | None, record_id: str | None = None) -> R:
+        """Decodes a stored record. Raises UnreadableRecord if it cannot be decoded, or is another than the one of this
+        id: an unreadable record must not be reported as missing."""
         try:
-            return self.codec.decode(body or b"")
+            record = self.codec.decode(body or b"")
+            if record_id is None or record.id == record_id:
+                return record
         except (ValueError, TypeError, LookupError):
-            raise UnreadableRecord(f"{self.what} cannot be read: it was damaged, or another version wrote it") from None
+            pass
+        raise UnreadableRecord(f"{self.what} cannot be read: it was damaged, or another version wrote it")
 
     def _tell(self, unreadable: UnreadableRecord, body: bytes | str | None) -> None:
         """Logs each unreadable record once, because it is read again and again."""

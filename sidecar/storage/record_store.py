@@ -7,15 +7,26 @@ hold has lapsed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeVar
+
+from sidecar.errors import Reason, Refusal
 
 FORGOTTEN_AT_ONCE: Final = 100  # per `add`, of a target with too many finished records; later calls delete the rest
 
 
-class RecordStoreOut(Exception):
-    """The store did not answer, or not in time."""
+class RecordStoreOut(Refusal):
+    """The store did not answer, or not in time. A call that needs the record is refused: without it, another caller's
+    task could be used, or a disabled caller served. `str` says what happened, for operators; callers never see it."""
+
+    def __init__(self, what_happened: str) -> None:
+        super().__init__(Reason.STORE_UNAVAILABLE)
+        self.what_happened = what_happened
+
+    def __str__(self) -> str:
+        return self.what_happened
 
 
 class UnreadableRecord(RecordStoreOut):
@@ -26,8 +37,9 @@ class StoredRecord(Protocol):
     """What a store knows of a record; only the code that writes and reads the record knows the rest.
 
     `standing` is the state by which records are counted and filtered. `is_done` means that no work is left: the record
-    is not taken over, and may be deleted from `expires_at` on. `revision` grows by one with each change. Times are
-    seconds since the epoch.
+    is not taken over, and may be deleted from `expires_at` on. A record whose `target` is "" stands in no list of all
+    owners, and is not counted by its standing. `revision` grows by one with each change. Times are seconds since the
+    epoch.
     """
 
     @property
@@ -51,6 +63,11 @@ class StoredRecord(Protocol):
 R = TypeVar("R", bound=StoredRecord)
 
 
+def ends_at(record: StoredRecord, is_work: bool) -> float:
+    """Returns when a record may be deleted: infinity for unfinished work."""
+    return math.inf if is_work and not record.is_done else record.expires_at
+
+
 class AddedRecord(Enum):
     """The result of adding a record."""
 
@@ -60,13 +77,14 @@ class AddedRecord(Enum):
 
 
 class RecordBounds(NamedTuple):
-    """The maximum number of records: per owner, whose oldest finished record is evicted first, and in total. Beyond the
-    total, and beyond `done_per_target` finished records of one target, the owner with the most finished records loses
-    its oldest."""
+    """The maximum number of records: per owner, whose oldest finished record is evicted first (then, with
+    `evicts_open`, the oldest unfinished one), and in total. Beyond the total, and beyond `done_per_target` finished
+    records of one target, the owner with the most finished records loses its oldest."""
 
     per_owner: int = 1_000
     total: int = 100_000
     done_per_target: int | None = None
+    evicts_open: bool = False
 
 
 class RecordShare(NamedTuple):
@@ -90,8 +108,8 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 class RecordStore(Protocol[R]):
-    """Stores records. Every method raises RecordStoreOut. `up` says whether the store answered last time; `is_durable`
-    says whether records outlive this process."""
+    """Stores records of one kind. Every method raises RecordStoreOut. `up` says whether the store answered last time;
+    `is_durable` says whether records outlive this process."""
 
     @property
     def up(self) -> bool: ...
@@ -99,11 +117,14 @@ class RecordStore(Protocol[R]):
     def is_durable(self) -> bool: ...
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        """Stores a new record, held by `holder`. An id is taken as long as its record is stored. Once this returns
-        KEPT, no crash loses the record."""
+        """Stores a new record, held by `holder`. An id is taken as long as its record is stored, unless that one had
+        expired when this one was created. Once this returns KEPT, no crash loses the record."""
 
     async def get(self, record_id: str) -> R | None:
         """Returns the record with this id, of any owner, or None."""
+
+    async def find(self, record_ids: Sequence[str]) -> list[R]:
+        """Returns those records of these ids that exist, of any owner."""
 
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
         """Returns a page of an owner's records (of all owners if None, for operators) and the total count. A record
@@ -116,6 +137,9 @@ class RecordStore(Protocol[R]):
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
         """Replaces the previous revision, which is done, with this one, which is not, and holds it. Returns False if
         the stored record is not that revision."""
+
+    async def remove(self, record_ids: Sequence[str]) -> None:
+        """Deletes these records, finished or not."""
 
     async def take(
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
@@ -132,8 +156,8 @@ class RecordStore(Protocol[R]):
     async def counts(self) -> Mapping[str, int]:
         """Returns the number of records of each standing that occurs."""
 
-    async def sweep(self, now_s: float) -> int:
-        """Deletes finished records that have expired, and returns how many."""
+    async def has_room(self, bounds: RecordBounds) -> bool:
+        """Whether there is room for one more record of an owner that has few, after an eviction if need be."""
 
-    async def close(self) -> None:
-        """Closes the store. Closing twice is allowed."""
+    async def sweep(self, now_s: float) -> int:
+        """Deletes expired records, and returns how many."""

@@ -1,9 +1,9 @@
-"""Runs work on a SQLite file in a thread, with group commit and a deadline.
+"""Runs work on the SQLite file of the data folder in a thread, with group commit and a deadline.
 
-The file is in the data folder, in WAL mode and synced, and has a thread of its own: the event loop never waits for the
-disk, and work that arrives while the disk is busy shares one transaction (group commit). Each call has a deadline; when
-it passes, the store counts as out and the thread's work is interrupted. A file of a newer version, or one that is not
-such a file, prevents the start.
+The file is in WAL mode and synced, and has a thread of its own: the event loop never waits for the disk, and work that
+arrives while the disk is busy shares one transaction (group commit). Each call has a deadline; when it passes, the
+store counts as out and the thread's work is interrupted. A file of a newer version, or one that is not such a file,
+prevents the start.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.observability.outage_log import Outage
+from sidecar.storage.record_store import RecordStoreOut
 
 DEADLINE_S: Final = 2.0
 BUSY_MS: Final = 1000  # another process uses the file; shorter than the deadline, so that the thread returns in time
-MAX_WAITING: Final = 1000  # beyond this, callers would only wait until their own deadlines
+MAX_WAITING: Final = 5000  # beyond this, callers would only wait until their own deadlines
 MAX_AT_ONCE: Final = 100  # jobs in one transaction
 _STEPS_BETWEEN_LOOKS: Final = 10_000
 _MAGIC, _VERSION_AT = b"SQLite format 3\x00", 60  # sqlite.org/fileformat2.html, 1.3
@@ -37,15 +37,86 @@ T = TypeVar("T")
 log = logging.getLogger("sidecar.files")
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteFormat:
-    """The format of a file: the statements that create it, its version, and each table's columns in order. `derived`
-    creates what is computed from those tables, if it is missing."""
+VERSION: Final = 1
+LOST: Final = (
+    "without it no caller can follow earlier tasks and runs, paused schedules run again, and waiting callbacks are lost"
+)
+_COLUMNS: Final = {
+    "records": (
+        "kind", "id", "owner", "target", "state", "done", "revision", "created_at", "ends_at", "holder", "held_until",
+        "body",
+    ),
+    "held": ("kind", "target", "owner", "total", "done", "oldest"),
+    "deliveries": (
+        "position", "id", "kind", "ref", "owner", "url", "created_at", "attempts", "due_at", "size", "headers", "body",
+        "behalf",
+    ),
+}  # fmt: skip
+# `state` is a record's standing; `ends_at` is infinite while work is left. `held` counts the records of each owner, and
+# of all owners (owner ''), in total and per target, so that no bound needs a count of the table.
+_TABLES: Final = """
+CREATE TABLE records (
+    kind TEXT NOT NULL, id TEXT NOT NULL, owner TEXT NOT NULL CHECK (owner <> ''), target TEXT NOT NULL,
+    state TEXT NOT NULL, done INTEGER NOT NULL, revision INTEGER NOT NULL,
+    created_at REAL NOT NULL, ends_at REAL NOT NULL,
+    holder TEXT NOT NULL, held_until REAL NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (kind, id)
+);
+CREATE INDEX records_of_owner ON records (kind, owner, done DESC, created_at);
+CREATE INDEX records_open ON records (kind, held_until) WHERE done = 0;
+CREATE INDEX records_ends ON records (kind, ends_at);
+CREATE INDEX records_newest ON records (kind, created_at, target, state) WHERE target <> '';
+CREATE INDEX records_done ON records (kind, target, owner, created_at) WHERE done = 1 AND target <> '';
+CREATE TABLE held (
+    kind TEXT, target TEXT, owner TEXT, total INTEGER NOT NULL, done INTEGER NOT NULL, oldest REAL NOT NULL,
+    PRIMARY KEY (kind, target, owner)
+) WITHOUT ROWID;
+CREATE INDEX held_most ON held (kind, target, done DESC, oldest) WHERE owner <> '';
+CREATE TABLE deliveries (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, ref TEXT NOT NULL,
+    owner TEXT NOT NULL CHECK (owner <> ''),
+    url TEXT NOT NULL, created_at REAL NOT NULL, attempts INTEGER NOT NULL, due_at REAL NOT NULL,
+    size INTEGER NOT NULL, headers TEXT NOT NULL, body BLOB NOT NULL, behalf TEXT NOT NULL
+);
+CREATE INDEX deliveries_of_owner ON deliveries (owner, size);
+"""
+# Keeps `held` right: of all targets (TARGET is ''), and of a record's own target if it has one.
+_TALLY: Final = """
+CREATE TRIGGER added_NAME AFTER INSERT ON records WHEN APPLIES BEGIN
+    INSERT INTO held VALUES
+        (NEW.kind, TARGET, '', 1, NEW.done, 0),
+        (NEW.kind, TARGET, NEW.owner, 1, NEW.done, iif(NEW.done, NEW.created_at, 9e999))
+    ON CONFLICT DO UPDATE SET total = total + 1, done = done + excluded.done, oldest = min(oldest, excluded.oldest);
+END;
+CREATE TRIGGER changed_NAME AFTER UPDATE OF done ON records WHEN NEW.done <> OLD.done AND APPLIES BEGIN
+    UPDATE held SET done = done + NEW.done - OLD.done WHERE kind = NEW.kind AND target = TARGET AND owner = '';
+    UPDATE held SET done = done + NEW.done - OLD.done, oldest = OLDEST
+    WHERE kind = NEW.kind AND target = TARGET AND owner = NEW.owner;
+END;
+CREATE TRIGGER removed_NAME AFTER DELETE ON records WHEN APPLIES BEGIN
+    UPDATE held SET total = total - 1, done = done - OLD.done
+    WHERE kind = OLD.kind AND target = TARGET AND owner = '';
+    UPDATE held SET total = total - 1, done = done - OLD.done, oldest = OLDEST
+    WHERE kind = OLD.kind AND target = TARGET AND owner = OLD.owner;
+    DELETE FROM held WHERE kind = OLD.kind AND target = TARGET AND owner = OLD.owner AND total = 0;
+END;
+"""
+_OLDEST: Final = """(
+    SELECT coalesce(min(created_at), 9e999) FROM records
+    WHERE kind = held.kind AND owner = held.owner AND done = 1 OF_IT
+)"""
 
-    schema: str
-    version: int
-    tables: Mapping[str, tuple[str, ...]]
-    derived: str = ""
+
+def _schema() -> Iterator[str]:
+    """Yields the statements that create the tables."""
+    yield from filter(str.strip, _TABLES.split(";"))
+    for name in ("all", "target"):
+        oldest = _OLDEST.replace("OF_IT", "" if name == "all" else "AND target = held.target AND target <> ''")
+        for trigger in _TALLY.replace("OLDEST", oldest).replace("NAME", name).split("END;")[:-1]:
+            own = "NEW.target" if "NEW" in trigger else "OLD.target"
+            target, applies = ("''", "true") if name == "all" else (own, f"{own} <> ''")
+            yield f"{trigger.replace('TARGET', target).replace('APPLIES', applies)}END"
 
 
 class _SqliteJob(NamedTuple):
@@ -57,32 +128,29 @@ class _SqliteJob(NamedTuple):
 
 
 class SqliteFile:
-    """A SQLite file, created by the first work on it. Raises `out` when it cannot do the work."""
+    """The file, created by the first work on it; without a path a database in memory. Raises RecordStoreOut when it
+    cannot do the work."""
 
-    def __init__(
-        self, path: Path, format_: SqliteFormat, out: type[Exception], *, name: str, deadline_s: float = DEADLINE_S
-    ) -> None:
+    def __init__(self, path: Path | None, *, deadline_s: float = DEADLINE_S) -> None:
         self.up = True
         self._path = path
-        self._format = format_
-        self._out = out
         self._deadline_s = deadline_s
-        self._outage = Outage(log, name)
+        self._outage = Outage(log, "records")
         self._connection: sqlite3.Connection | None = None
         self._waiting: deque[_SqliteJob] = deque()
         self._is_busy = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
 
     @property
     def is_there(self) -> bool:
         """Whether the file exists."""
-        return self._connection is not None or self._path.exists()
+        return self._connection is not None or (self._path is not None and self._path.exists())
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` in a transaction, which other work may share. Once this returns, no crash loses the result.
         `work` must give the same result if it is run again."""
         if len(self._waiting) >= MAX_WAITING:
-            raise self._out("too many wait for it")
+            raise RecordStoreOut("too many wait for it")
         job = _SqliteJob(work, time.monotonic() + self._deadline_s, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         try:
@@ -92,11 +160,11 @@ class SqliteFile:
         except TimeoutError:
             self.up = False
             self._outage.fell("it does not answer in time")
-            raise self._out("it does not answer in time") from None
+            raise RecordStoreOut("it does not answer in time") from None
         except (sqlite3.Error, OSError, RuntimeError) as error:
             self.up = False
             self._outage.fell(error)
-            raise self._out(str(error)) from None
+            raise RecordStoreOut(str(error)) from None
         self.up = True
         self._outage.rose()
         return done
@@ -154,7 +222,7 @@ class SqliteFile:
 
     def _alone(self, job: _SqliteJob) -> Any:
         if time.monotonic() >= job.ends_mono_s:
-            return self._out("it does not answer in time")  # its caller has given up
+            return RecordStoreOut("it does not answer in time")  # its caller has given up
         try:
             return self._transact([job])[0]
         except Exception as error:
@@ -170,7 +238,10 @@ class SqliteFile:
             done = [job.work(connection) for job in jobs]
             connection.execute("COMMIT")
         except BaseException:
-            self._let_go()  # the connection's state is unknown: drop it, which rolls the transaction back
+            if self._path is None:
+                connection.rollback()
+            else:
+                self._let_go()  # the connection's state is unknown: drop it, which rolls the transaction back
             raise
         return done
 
@@ -180,20 +251,20 @@ class SqliteFile:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        # Created here, because SQLite would apply the umask; SQLite's companion files take the mode of this file.
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(self._path, timeout=BUSY_MS / 1000, isolation_level=None)
+        if self._path is not None:
+            # Created here, because SQLite would apply the umask; SQLite's companion files take the mode of this file.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self._path or ":memory:", timeout=BUSY_MS / 1000, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
-                for statement in filter(str.strip, self._format.schema.split(";")):
+                for statement in _schema():
                     connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {self._format.version}")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
-            if version > self._format.version:
-                raise self._out("its file was written by a newer version")
-            connection.executescript(f"BEGIN IMMEDIATE; {self._format.derived} COMMIT;")
+            if version > VERSION:
+                raise RecordStoreOut("its file was written by a newer version")
             connection.execute("PRAGMA journal_mode = WAL")  # after the version, which is thus in the file's header
             connection.execute("PRAGMA synchronous = FULL")  # a committed transaction survives a power cut
         except BaseException:
@@ -211,35 +282,37 @@ def _tell(job: _SqliteJob, end: object) -> None:
         job.done.set_result(end)
 
 
-def check_sqlite_file(path: Path, format_: SqliteFormat, *, broken: str, newer: str, hint: str, without: str) -> None:
-    """Checks that a start could use this file; a missing file is fine. Only reads. `broken` and `newer` are codes of
-    faults, `hint` says how to mend a broken file, and `without` says what is lost without it. Raises SettingsError."""
+def check_file(path: Path) -> None:
+    """Checks that a start could use this file; a missing file is fine. Only reads. Raises SettingsError."""
+    hint = f"restore it from a backup, or set it aside: {LOST}"
     try:
         with path.open("rb") as file:
             head = file.read(100)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SettingsError([fault_in(path, f"cannot be read: {error.strerror}", code=broken, hint=hint)]) from None
+        raise _fault(path, f"cannot be read: {error.strerror}", "T101", hint) from None
     if not head:  # the machine stopped just after the file was created
         return
     if len(head) < 100 or not head.startswith(_MAGIC):
-        raise SettingsError([fault_in(path, "is no SQLite file", code=broken, hint=hint)])
+        raise _fault(path, "is no SQLite file", "T101", hint)
     version = int.from_bytes(head[_VERSION_AT : _VERSION_AT + 4], "big")
-    if version > format_.version:
-        use_it = f"use that version, or set the file aside: {without}"
-        raise SettingsError([fault_in(path, "was written by a newer version", code=newer, hint=use_it)])
+    if version > VERSION:
+        raise _fault(path, "was written by a newer version", "T102", f"use that version, or set the file aside: {LOST}")
     try:
-        found = _tables_in(path, format_.tables)
+        found = _columns_in(path)
     except sqlite3.Error as error:
-        raise SettingsError([fault_in(path, f"is damaged: {error}", code=broken, hint=hint)]) from None
-    if found != (format_.tables if version else dict.fromkeys(format_.tables, ())):
-        what = " and ".join(format_.tables)
-        raise SettingsError([fault_in(path, f"holds something else than {what}", code=broken, hint=hint)])
+        raise _fault(path, f"is damaged: {error}", "T101", hint) from None
+    if found != (_COLUMNS if version else dict.fromkeys(_COLUMNS, ())):
+        raise _fault(path, "is a SQLite file with other tables than the sidecar's", "T101", hint)
 
 
-def _tables_in(path: Path, names: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Returns the columns of these tables. Tables are created before WAL mode is set, so they are in the file itself.
+def _fault(path: Path, message: str, code: str, hint: str) -> SettingsError:
+    return SettingsError([fault_in(path, message, code=code, hint=hint)])
+
+
+def _columns_in(path: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the columns of our tables. Tables are created before WAL mode is set, so they are in the file itself.
     `immutable` keeps SQLite from creating files beside it."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-        return {name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in names}
+        return {name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in _COLUMNS}

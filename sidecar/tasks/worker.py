@@ -165,10 +165,9 @@ class HeldRecords(Generic[R]):
             del self.refused[next(iter(self.refused))]
 
     async def close(self) -> None:
-        """Releases every record and closes the store."""
+        """Releases every record."""
         with suppress(RecordStoreOut):
             await self.store.let_go(self.holder)
-        await self.store.close()
 
 
 @contextmanager
@@ -178,6 +177,10 @@ def store_answers() -> Iterator[None]:
         yield
     except RecordStoreOut as out:
         raise Refusal(Reason.STORE_UNAVAILABLE, str(out) if isinstance(out, UnreadableRecord) else "") from None
+
+
+async def no_sweep() -> None:
+    """Sweeps a store in which nothing expires."""
 
 
 def backoff_s(first_s: float, most_s: float, failed: int, spread: tuple[float, float], chance: float) -> float:

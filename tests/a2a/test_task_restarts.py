@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from sidecar.storage import RecordBounds, RecordShare, SqliteRecordStore
+from sidecar.storage import RecordBounds, RecordShare, SqliteFile, SqliteRecordStore
 from sidecar.tasks.api.task_lifecycle import UNKNOWN_WHETHER_SENT
 from sidecar.tasks.api.task_record import TASKS, Task, TaskState, TaskStep
 from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
@@ -77,11 +77,11 @@ class Restarted:
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[SqliteRecordStore[Task]]:
-        store = SqliteRecordStore(self.served.folder / "data" / "a2a-tasks.sqlite", TASKS)
+        file = SqliteFile(self.served.folder / "data" / "records.sqlite")
         try:
-            yield store
+            yield SqliteRecordStore(file, TASKS)
         finally:
-            await store.close()
+            await file.close()
 
 
 @asynccontextmanager

@@ -54,5 +54,5 @@ async def test_a_reload_that_narrows_the_list_holds_for_what_waits_already(tmp_p
 async def test_a_sidecar_that_calls_nobody_back_makes_no_file(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         await running.call("search_code", {"repo": "acme/x"})
-        assert not (tmp_path / "data" / "callbacks.sqlite").exists()
+        assert not (tmp_path / "data" / "records.sqlite").exists()
         assert not (tmp_path / "data" / "keys" / "callbacks.key").exists()

@@ -20,9 +20,7 @@ BAD_FILES = {
     "policies/pins.yaml": "version: 1\nservres: {}\n",
     "policies/disabled.yaml": "version: 1\ndisabld: []\n",
     "data/disabled.json": "garbage",
-    "data/tasks.sqlite": "garbage",
-    "data/a2a-tasks.sqlite": "garbage",
-    "data/runs.sqlite": "garbage",
+    "data/records.sqlite": "garbage",
     "data/keys/audit.key": "",
 }
 
@@ -63,7 +61,7 @@ def test_a_start_tells_what_a_check_tells(tmp_path: Path) -> None:
     assert said[0].stderr == said[1].stderr != ""
 
 
-@pytest.mark.parametrize("place", ["data", "data/audit/audit.jsonl", "data/tasks.sqlite", "data/keys/audit.key"])
+@pytest.mark.parametrize("place", ["data", "data/audit/audit.jsonl", "data/records.sqlite", "data/keys/audit.key"])
 def test_what_stands_in_the_way_of_what_is_kept_is_told(tmp_path: Path, place: str) -> None:
     folder_with(tmp_path, {})
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp import web
 
@@ -113,8 +114,11 @@ class Stage:
         return str(task["taskId"])
 
     def expire(self) -> None:
-        with closing(sqlite3.connect(self.running.folder / "data" / "tasks.sqlite")) as file, file:
-            file.execute("UPDATE tasks SET expires_at = 1")
+        with closing(sqlite3.connect(self.running.folder / "data" / "records.sqlite")) as file, file:
+            for name, body in file.execute("SELECT id, body FROM records").fetchall():
+                owner = orjson.loads(body)
+                owner[8] = 1.0
+                file.execute("UPDATE records SET ends_at = 1, body = ? WHERE id = ?", (orjson.dumps(owner), name))
 
 
 @asynccontextmanager
@@ -530,7 +534,7 @@ async def test_a_memory_store_may_be_asked_for(tmp_path: Path) -> None:
     async with stage(tmp_path, settings=SETTINGS + "tasks: {store: memory}\n") as on:
         owner = on.talk("nhi:planner", "stateless")
         assert reason_of(await op(owner, "tasks/get", await on.create(owner))) == ""
-        assert not (on.running.folder / "data" / "tasks.sqlite").exists()
+        assert not (on.running.folder / "data" / "records.sqlite").exists()
 
 
 async def ask_served(running: Served, http: aiohttp.ClientSession, key: str, method: str, name: str) -> Any:

@@ -22,8 +22,7 @@ from sidecar.identity import Identity
 from sidecar.limits import open_store
 from sidecar.settings.schedules import ScheduleSettings
 from sidecar.settings.store import StoreSettings
-from sidecar.storage import MemoryRecordStore, RecordKind, RecordStore, RedisRecordStore, SqliteRecordStore
-from sidecar.storage.record_store import R
+from sidecar.storage import RecordStore, RecordStores, SqliteFile
 from sidecar.tasks.api.task_lifecycle import TaskLifecycle
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import TASKS, Task, TaskStep
@@ -240,13 +239,9 @@ async def clockwork(
     scripted = agent or ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
     shared = open_store(StoreSettings(url=url or "memory://", timeout=timeout_s), time.time)
 
-    def opened(kind: RecordKind[R]) -> RecordStore[R]:
-        if store == "redis":
-            return RedisRecordStore(shared.run, kind)
-        return MemoryRecordStore() if store == "memory" else SqliteRecordStore(folder / f"{kind.table}.sqlite", kind)
-
+    records = RecordStores(store, SqliteFile(folder / "records.sqlite"), shared.run)
     async with agent_world(folder, scripted, rules=rules, **more) as world:
-        works = Clockwork(world, opened(TASKS), opened(SCHEDULES), moment(begin))
+        works = Clockwork(world, records.of(TASKS), records.of(SCHEDULES), moment(begin))
         works.schedules = {"minutely": ScheduleSettings.model_validate(MINUTELY)}
         for _ in range(replicas):
             works.replica()
@@ -255,6 +250,5 @@ async def clockwork(
         finally:
             for replica in works.replicas:
                 replica.kill()
-            await works.standings.close()
-            await works.tasks.close()
+            await records.close()
             await shared.close()

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.schedules import ScheduleSettings
-from sidecar.storage import SqliteRecordStore
+from sidecar.storage import SqliteFile, SqliteRecordStore
 from sidecar.tasks.schedules import scheduler
 from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.schedules.scheduler import Conflict
@@ -85,7 +85,7 @@ async def test_what_was_added_is_there_after_a_restart_and_gives_way_to_the_sett
         await works.replicas[0].scheduler.add("minutely", ADDED, "me")
         works.replicas[0].kill()
         await works.replicas[0].scheduler.close()
-        works.standings = SqliteRecordStore(tmp_path / "schedules.sqlite", SCHEDULES)
+        works.standings = SqliteRecordStore(SqliteFile(tmp_path / "records.sqlite"), SCHEDULES)
         again = works.replica().scheduler
         await again.recall()
         caller = (await again._of("minutely")).caller

@@ -316,10 +316,10 @@ async def test_one_whose_standing_cannot_be_read_does_not_run_and_keeps_no_other
         works.write(minutely=MINUTELY, other=MINUTELY | {"principal": "nhi:minutely"})
         await works.at("12:00:30")
         scheduler = works.replicas[0].scheduler
-        with closing(sqlite3.connect(tmp_path / "schedules.sqlite")) as kept, kept:
+        with closing(sqlite3.connect(tmp_path / "records.sqlite")) as kept, kept:
             about = "minutely"
-            ((body,),) = kept.execute("SELECT body FROM schedules WHERE id = ?", (about,)).fetchall()
-            kept.execute("UPDATE schedules SET body = ? WHERE id = ?", (body.replace(b"active", b"dormant"), about))
+            ((body,),) = kept.execute("SELECT body FROM records WHERE id = ?", (about,)).fetchall()
+            kept.execute("UPDATE records SET body = ? WHERE id = ?", (body.replace(b"active", b"dormant"), about))
         for minute in ("12:01:30", "12:02:30", "12:03:30"):
             await works.at(minute)
             await works.settle()
@@ -332,8 +332,8 @@ async def test_one_whose_standing_cannot_be_read_does_not_run_and_keeps_no_other
         told = [one for one in caplog.records if one.levelname in ("WARNING", "ERROR") and "bug" not in one.message]
         assert [one.message for one in told if "does not run" in one.message] == ["a schedule does not run"]
         assert len([one for one in told if "cannot be read" in one.message]) <= 1, "each look would say so"
-        with closing(sqlite3.connect(tmp_path / "schedules.sqlite")) as kept, kept:
-            kept.execute("UPDATE schedules SET body = ? WHERE id = ?", (body, about))
+        with closing(sqlite3.connect(tmp_path / "records.sqlite")) as kept, kept:
+            kept.execute("UPDATE records SET body = ? WHERE id = ?", (body, about))
         for minute in ("12:04:30", "12:05:30"):  # what the one ordered has ended by the other
             await works.at(minute)
             await works.settle()

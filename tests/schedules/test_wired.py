@@ -36,7 +36,7 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
         _, said = app.metrics.render("")
         assert b'sidecar_schedule_runs_total{result="success",schedule="minutely"} 1' in said
         assert re.search(rb'sidecar_schedule_last_success_timestamp_seconds{schedule="minutely"} 1\.', said)
-        assert (tmp_path / "data" / "schedules.sqlite").exists()
+        assert (tmp_path / "data" / "records.sqlite").exists()
         path = tmp_path / "sidecar.yaml"
         path.write_text(path.read_text().replace(YEARLY, YEARLY.replace("minutely", "other")))
         await app.reload("test")

@@ -1,63 +1,55 @@
 -- Every record of one kind of a deployment, one verb at a time. KEYS[1] names them all; what is derived from it has its
 -- hash tag.
 --
---   <key>:task:<id>      owner, target, state (its standing), over (whether it is done), revision, body
---   <key>:of:<owner>     their ids, by when they were created
---   <key>:open           ids that are not done, by until when they are held; <key>:holders says by whom
---   <key>:over           ids that are done, by when they may be forgotten
+--   <key>:record:<id>    owner, target, state (its standing), done (1 or 0), revision, body
+--   <key>:ends           every id, by when it may be deleted (infinity while work is left)
+--   <key>:of:<owner>     an owner's ids, by when they were created
+--   <key>:open           ids of unfinished work, by until when they are held; <key>:holders says by whom
 --   <key>:counts         how many there are of each standing
 --   <key>:at:<target>:<standing>   ids, by when they were created; no standing has a colon in it
---   <key>:done:<length of target>:<target>:<owner>   ids that are done, likewise; without a target, of every one
---   <key>:most:<target>  who has some of those: by how many, most first, then by when their oldest was created
+--   <key>:done:<length of target>:<target>:<owner>   finished ids, likewise; without a target, of every target
+--   <key>:most:<target>  the owners of those: by how many, most first, then by when their oldest was created
 --   <key>:histories      how many those are, of each target
 --
--- Those from <key>:at on came later than the task API: what a version without them changes while replicas are updated is
--- missing there, or out of place, until the record changes once more, a page meets it, or it gives way. Nothing but pages
--- of everybody and the history of a target is read from them.
+-- A record without a target is in no <key>:counts and no <key>:at.
 local key, verb = KEYS[1], ARGV[1]
-local open, over, holders, counts = key .. ':open', key .. ':over', key .. ':holders', key .. ':counts'
-local function task(id) return key .. ':task:' .. id end
+local open, ends, holders, counts = key .. ':open', key .. ':ends', key .. ':holders', key .. ':counts'
+local histories = key .. ':histories'
+local function record(id) return key .. ':record:' .. id end
 local function of(owner) return key .. ':of:' .. owner end
 local function at(target, state) return key .. ':at:' .. target .. ':' .. state end
 local function done(target, owner) return key .. ':done:' .. #target .. ':' .. target .. ':' .. owner end
 local function most(target) return key .. ':most:' .. target end
 
-local function count(state, by)
-  if redis.call('HINCRBY', counts, state, by) <= 0 then redis.call('HDEL', counts, state) end
-end
-
--- An owner's place among those who have some that are done: the time has always as many characters.
+-- An owner's place among those with finished records: the time has always as many characters.
 local function rank(target, owner)
   local oldest = redis.call('ZRANGE', done(target, owner), 0, 0, 'WITHSCORES')[2]
   return oldest and string.format('%020.6f', oldest) .. owner
 end
 local function owner_in(rank) return string.sub(rank, 21) end
 
--- One more is done, or (without a time) one less.
+-- One finished record more (with the time of its creation), or one less.
 local function counted(id, target, owner, created)
   local mine, stood = done(target, owner), rank(target, owner)
   local changed = created and redis.call('ZADD', mine, created, id) or -redis.call('ZREM', mine, id)
-  if changed == 0 then return end
-  redis.call('HINCRBY', key .. ':histories', target, changed)
+  redis.call('HINCRBY', histories, target, changed)
   if stood then redis.call('ZREM', most(target), stood) end
   local stands = rank(target, owner)
   if stands then redis.call('ZADD', most(target), -redis.call('ZCARD', mine), stands) end
 end
-local function history(id, target, owner, created)
-  counted(id, target, owner, created)
-  counted(id, '', owner, created)
-end
 
-local function place(id, target, owner, state, is_done, created)
-  count(state, 1)
-  redis.call('ZADD', at(target, state), created, id)
-  if is_done == '1' then history(id, target, owner, created) end
-end
-
-local function lift(id, target, owner, state, was_done)
-  count(state, -1)
-  redis.call('ZREM', at(target, state), id)
-  if was_done == '1' then history(id, target, owner) end
+-- Adds a record to what is counted (with the time of its creation), or removes it.
+local function tally(id, target, owner, state, is_done, created)
+  if target ~= '' then
+    if redis.call('HINCRBY', counts, state, created and 1 or -1) <= 0 then redis.call('HDEL', counts, state) end
+    if created then
+      redis.call('ZADD', at(target, state), created, id)
+    else
+      redis.call('ZREM', at(target, state), id)
+    end
+    if is_done == '1' then counted(id, target, owner, created) end
+  end
+  if is_done == '1' then counted(id, '', owner, created) end
 end
 
 local function hold(id, holder, held)
@@ -65,62 +57,66 @@ local function hold(id, holder, held)
   redis.call('HSET', holders, id, holder)
 end
 
-local function finish(id, expires)
+local function unhold(id)
   redis.call('ZREM', open, id)
   redis.call('HDEL', holders, id)
-  redis.call('ZADD', over, expires, id)
 end
 
 local function forget(id)
-  local owner, target, state, is_done = unpack(redis.call('HMGET', task(id), 'owner', 'target', 'state', 'over'))
-  redis.call('ZREM', over, id)
+  local owner, target, state, is_done = unpack(redis.call('HMGET', record(id), 'owner', 'target', 'state', 'done'))
+  redis.call('ZREM', ends, id)
   if not owner then return end
-  redis.call('DEL', task(id))
+  redis.call('DEL', record(id))
   redis.call('ZREM', of(owner), id)
-  lift(id, target, owner, state, is_done)
+  unhold(id)
+  tally(id, target, owner, state, is_done)
 end
 
--- The oldest of whoever has most. What a version without histories forgot or reopened is only out of them now.
+-- The oldest finished record of the owner with most of them. A server that evicts keys may have lost either.
 local function give_way(target)
   local first = redis.call('ZRANGE', most(target), 0, 0)[1]
-  if not first then return redis.call('HDEL', key .. ':histories', target) end
-  local owner = owner_in(first)
-  local oldest = redis.call('ZRANGE', done(target, owner), 0, 0)[1]
+  if not first then return end
+  local oldest = redis.call('ZRANGE', done(target, owner_in(first)), 0, 0)[1]
   if not oldest then return redis.call('ZREM', most(target), first) end
-  if redis.call('HGET', task(oldest), 'over') == '1' then forget(oldest) end
-  counted(oldest, target, owner)
+  forget(oldest)
+  if redis.call('ZSCORE', done(target, owner_in(first)), oldest) then counted(oldest, target, owner_in(first)) end
 end
 
-local function done_of(target) return tonumber(redis.call('HGET', key .. ':histories', target) or 0) end
+local function done_of(target) return tonumber(redis.call('HGET', histories, target) or 0) end
 
 if verb == 'add' then
-  local id, state, is_done, created, expires, revision, body, holder, held, owner, target = unpack(ARGV, 2, 12)
-  local per_owner, total, history_most, at_once = unpack(ARGV, 13)
-  if redis.call('HGET', task(id), 'owner') then return 'known' end
+  local id, state, is_done, created, ends_at, revision, body, holder, held, owner, target = unpack(ARGV, 2, 12)
+  local per_owner, total, history_most, at_once, evicts_open = unpack(ARGV, 13)
+  local known_ends = redis.call('ZSCORE', ends, id)
+  if known_ends and tonumber(known_ends) > tonumber(created) then return 'known' end
+  if known_ends then forget(id) end
   if history_most ~= '' then
     for _ = 1, math.min(done_of(target) - tonumber(history_most), tonumber(at_once)) do give_way(target) end
   end
   if redis.call('ZCARD', of(owner)) >= tonumber(per_owner) then
-    local gone
-    for _, old in ipairs(redis.call('ZRANGE', of(owner), 0, -1)) do
-      if redis.call('HGET', task(old), 'over') == '1' then gone = old break end
-    end
-    if not gone then return 'full' end
-    forget(gone)
+    local oldest = redis.call('ZRANGE', done('', owner), 0, 0)[1]
+    if not oldest and evicts_open == '1' then oldest = redis.call('ZRANGE', of(owner), 0, 0)[1] end
+    if not oldest then return 'full' end
+    forget(oldest)
   else
-    local beyond = redis.call('ZCARD', open) + redis.call('ZCARD', over) - tonumber(total) + 1
+    local beyond = redis.call('ZCARD', ends) - tonumber(total) + 1
     for _ = 1, math.min(beyond, done_of(''), tonumber(at_once)) do give_way('') end
   end
-  if redis.call('ZCARD', open) + redis.call('ZCARD', over) >= tonumber(total) then return 'full' end
-  redis.call('HSET', task(id), 'owner', owner, 'target', target, 'state', state, 'over', is_done, 'revision', revision,
+  if redis.call('ZCARD', ends) >= tonumber(total) then return 'full' end
+  redis.call('HSET', record(id), 'owner', owner, 'target', target, 'state', state, 'done', is_done, 'revision', revision,
     'body', body)
+  redis.call('ZADD', ends, ends_at, id)
   redis.call('ZADD', of(owner), created, id)
-  place(id, target, owner, state, is_done, created)
-  if is_done == '1' then finish(id, expires) else hold(id, holder, held) end
+  tally(id, target, owner, state, is_done, created)
+  if is_done == '0' and held ~= '' then hold(id, holder, held) end
   return 'kept'
 end
 
-if verb == 'get' then return redis.call('HGET', task(ARGV[2]), 'body') end
+if verb == 'find' then
+  local found = {}
+  for place = 2, #ARGV do found[#found + 1] = redis.call('HGET', record(ARGV[place]), 'body') end
+  return found
+end
 
 -- An owner has as many as the bounds let them: each is looked at.
 if verb == 'page' then
@@ -128,17 +124,17 @@ if verb == 'page' then
   for number = 6, #ARGV do targets[ARGV[number]] = true end
   local found, total = {}, 0
   for _, id in ipairs(redis.call('ZREVRANGE', of(owner), 0, -1)) do
-    local known = redis.call('HMGET', task(id), 'target', 'state')
+    local known = redis.call('HMGET', record(id), 'target', 'state')
     if targets[known[1]] and (state == '' or known[2] == state) then
       total = total + 1
-      if total > offset and #found < limit then found[#found + 1] = redis.call('HGET', task(id), 'body') end
+      if total > offset and #found < limit then found[#found + 1] = redis.call('HGET', record(id), 'body') end
     end
   end
   return {total, found}
 end
 
 -- Those of all are many: they are read where the page begins, from each target and standing that has any.
-if verb == 'everybody' then
+if verb == 'page_of_all' then
   local state, limit, offset, states = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), {ARGV[2]}
   if state == '' then
     states = {}
@@ -149,7 +145,7 @@ if verb == 'everybody' then
   local from, total, skipped, newest, oldest = {}, 0, 0, -math.huge, math.huge
   for number = 5, #ARGV do
     for _, standing in ipairs(states) do
-      local one = {key = at(ARGV[number], standing), state = standing, place = 0}
+      local one = {key = at(ARGV[number], standing), place = 0}
       local held = redis.call('ZCARD', one.key)
       if held > 0 then from[#from + 1] = one end
       total = total + held
@@ -180,7 +176,7 @@ if verb == 'everybody' then
     end
     skipped = newer_than(newest)
   end
-  local found, astray = {}, {}
+  local found = {}
   for _, one in ipairs(from) do one.created, one.id = score(one, one.place) end
   for number = skipped, offset < total and math.min(offset + limit, total) - 1 or -1 do
     local first
@@ -189,44 +185,34 @@ if verb == 'everybody' then
         first = one
       end
     end
-    if number >= offset then
-      local target, stands, body = unpack(redis.call('HMGET', task(first.id), 'target', 'state', 'body'))
-      if stands == first.state then
-        found[#found + 1] = body
-      else
-        astray[#astray + 1] = {key = first.key, id = first.id, to = target and at(target, stands), created = first.created}
-      end
-    end
+    if number >= offset then found[#found + 1] = redis.call('HGET', record(first.id), 'body') end
     first.place = first.place + 1
     first.created, first.id = score(first, first.place)
-  end
-  for _, one in ipairs(astray) do
-    redis.call('ZREM', one.key, one.id)
-    if one.to then redis.call('ZADD', one.to, one.created, one.id) end
   end
   return {total, found}
 end
 
 if verb == 'replace' or verb == 'reopen' then
-  local id, state, is_done, created, expires, revision, body, holder, held = unpack(ARGV, 2)
-  local known = redis.call('HMGET', task(id), 'target', 'state', 'over', 'owner', 'revision')
+  local id, state, is_done, created, ends_at, revision, body, holder, held = unpack(ARGV, 2)
+  local known = redis.call('HMGET', record(id), 'target', 'state', 'done', 'owner', 'revision')
   local target, stood, was_done, owner = unpack(known)
   if not target or tonumber(known[5]) ~= tonumber(revision) - 1 then return 0 end
   if (was_done == '1' and is_done == '0') ~= (verb == 'reopen') then return 0 end
-  redis.call('HSET', task(id), 'state', state, 'over', is_done, 'revision', revision, 'body', body)
-  lift(id, target, owner, stood, was_done)
-  place(id, target, owner, state, is_done, created)
-  if is_done == '1' then
-    finish(id, expires)
-  elseif verb == 'reopen' then
-    redis.call('ZREM', over, id)
-    hold(id, holder, held)
-  end
+  redis.call('HSET', record(id), 'state', state, 'done', is_done, 'revision', revision, 'body', body)
+  redis.call('ZADD', ends, ends_at, id)
+  tally(id, target, owner, stood, was_done)
+  tally(id, target, owner, state, is_done, created)
+  if is_done == '1' then unhold(id) elseif verb == 'reopen' then hold(id, holder, held) end
   return 1
 end
 
--- Those that nobody held for longest come first, and no more of them are looked at than are taken: to order thousands
--- by age would hold up whoever waits for their limits.
+if verb == 'remove' then
+  for place = 2, #ARGV do forget(ARGV[place]) end
+  return 1
+end
+
+-- Those free for longest come first, and no more of them are read than are taken: sorting thousands by age would delay
+-- the limits, which share this server.
 if verb == 'take' then
   local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
   local beyond = 2 * tonumber(held) - tonumber(now)
@@ -246,12 +232,12 @@ if verb == 'take' then
   for _, ids in ipairs({mine, free}) do
     for _, id in ipairs(ids) do
       if taken >= limit then return found end
-      local owner, revision = unpack(redis.call('HMGET', task(id), 'owner', 'revision'))
+      local owner, revision = unpack(redis.call('HMGET', record(id), 'owner', 'revision'))
       if owner and (has[owner] or 0) < of_owner then
         has[owner] = (has[owner] or 0) + 1
         taken = taken + 1
         hold(id, holder, held)
-        if known[id] ~= revision then found[#found + 1] = redis.call('HGET', task(id), 'body') end
+        if known[id] ~= revision then found[#found + 1] = redis.call('HGET', record(id), 'body') end
       end
     end
   end
@@ -267,6 +253,10 @@ end
 
 if verb == 'counts' then return redis.call('HGETALL', counts) end
 
-local gone = redis.call('ZRANGEBYSCORE', over, '-inf', ARGV[2], 'LIMIT', 0, tonumber(ARGV[3]))
+if verb == 'has_room' then
+  return (redis.call('ZCARD', ends) < tonumber(ARGV[2]) or done_of('') > 0) and 1 or 0
+end
+
+local gone = redis.call('ZRANGEBYSCORE', ends, '-inf', ARGV[2], 'LIMIT', 0, tonumber(ARGV[3]))
 for _, id in ipairs(gone) do forget(id) end
 return #gone

@@ -40,7 +40,7 @@ from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.task_owners import TaskOwners
 from sidecar.tasks.api.models import shown, without_result
 from sidecar.tasks.api.request_reader import cancels, gets, hears, sends
-from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep, encoded
+from sidecar.tasks.api.task_record import SEEN, TASKS, Task, TaskState, TaskStep
 from sidecar.tasks.webhooks import OnBehalfOf, Outbox
 from sidecar.upstreams.agents import AgentUpstream, OutgoingOperation
 from sidecar.upstreams.agents.transport import Result
@@ -438,7 +438,7 @@ class TaskLifecycle:
                 is_kept = await self.means.store.replace(record)
                 if not is_kept and in_doubt:  # an earlier write's reply was lost; no other attempt has its `sender`
                     found = await self.means.store.get(record.id)
-                    is_kept = found is not None and encoded(found) == encoded(record)
+                    is_kept = found is not None and TASKS.codec.encode(found) == TASKS.codec.encode(record)
             except UnreadableRecord:
                 raise
             except RecordStoreOut:  # the write may have happened all the same

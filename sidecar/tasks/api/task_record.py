@@ -11,12 +11,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-import orjson
-from pydantic import TypeAdapter
-
 from sidecar.errors import Reason
-from sidecar.storage import FINITE, RecordCodec, RecordKind
-from sidecar.storage.caller_codec import caller_from, plain_caller
+from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller
 
 
@@ -143,30 +139,7 @@ class Task(NamedTuple):
         return self.moved(state, now_s).at(step)._replace(input=None, **facts)
 
 
-def encoded(record: Task) -> bytes:
-    plain = record._asdict()
-    plain["caller"] = plain_caller(record.caller)
-    return orjson.dumps(plain)
-
-
-def decoded(raw: bytes | str) -> Task:
-    """Decodes a stored record. Raises ValueError, TypeError or LookupError for data that cannot be decoded."""
-    plain = orjson.loads(raw)
-    plain["caller"] = caller_from(plain["caller"])
-    known = {name: plain[name] for name in Task._fields if name in plain}  # newer versions may have more
-    return _WHOLE.validate_python(known)
-
-
-_WHOLE: Final = TypeAdapter(Task, config=FINITE)
-TASKS: Final = RecordKind(
-    "a task",
-    RecordCodec(encoded, decoded),
-    table="a2a_tasks",
-    key="a2a-tasks",
-    broken="T103",
-    newer="T104",
-    lost="tasks that were created before are not known then, and nobody follows them",
-)
+TASKS: Final = RecordKind("a task", record_codec(Task), key="a2a-tasks")
 
 
 def moment(epoch_s: float | None) -> str | None:

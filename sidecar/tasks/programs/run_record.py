@@ -214,9 +214,5 @@ _WHOLE: Final = TypeAdapter(Execution, config=FINITE)
 RUNS: Final = RecordKind(
     "a run",
     RecordCodec(encoded, decoded),
-    table="runs",
     key="agent-runs",
-    broken="T105",
-    newer="T106",
-    lost="runs that were begun before are not known then, and nobody sees what became of them",
 )

@@ -246,9 +246,5 @@ _WHOLE: Final = TypeAdapter(ScheduleStanding)
 SCHEDULES: Final = RecordKind(
     "how a schedule stands",
     RecordCodec(_encoded, _decoded),
-    table="schedules",
     key="schedules",
-    broken="T107",
-    newer="T108",
-    lost="who is paused runs again, what was due meanwhile is nothing to make up for, and what was added is gone",
 )

@@ -4,9 +4,9 @@
     outbox.py           sends each delivery at least once
     signature.py        signs deliveries
 
-`storage/webhooks/` stores deliveries, with their state table, and push configurations. The A2A frontend registers push
-configurations (`gateway/frontends/a2a/push_notifications.py`). `http/client/guarded_client.py` checks an address when
-it is registered and before each delivery.
+`storage/deliveries.py` stores deliveries, with their state table, and `storage/push_configs.py` defines the record of a
+push configuration. The A2A frontend registers push configurations (`gateway/frontends/a2a/push_notifications.py`).
+`http/client/guarded_client.py` checks an address when it is registered and before each delivery.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Final
 
 from sidecar.gateway.frontends.a2a.push_notifications import PATH, IsAnothers, PushConfigs, RewrittenConfig, Shows
 from sidecar.http.client import GuardedClient, SystemResolver
 from sidecar.settings import Settings
-from sidecar.storage.redis_script import Run
-from sidecar.storage.webhooks.delivery import Delivery, DeliveryOutcome, OnBehalfOf, PendingDelivery
-from sidecar.storage.webhooks.memory import MemoryDeliveryStore
-from sidecar.storage.webhooks.push_config import PushRecord
-from sidecar.storage.webhooks.redis import RedisPushStore
-from sidecar.storage.webhooks.sqlite import SqliteDeliveryStore, check_callback_file
-from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
+from sidecar.storage import RecordStores
+from sidecar.storage.deliveries import (
+    Delivery,
+    DeliveryBounds,
+    DeliveryOutcome,
+    DeliveryStore,
+    OnBehalfOf,
+    PendingDelivery,
+)
+from sidecar.storage.push_configs import PUSHES, PushRecord
+from sidecar.storage.sealing import AesSeal
 from sidecar.tasks.webhooks.outbox import DeliveryCounts, Objection, Outbox
 from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
 from sidecar.vocabulary import Witness
@@ -38,22 +43,19 @@ __all__ = [
     "DeliveryBounds",
     "DeliveryOutcome",
     "DeliveryStore",
-    "DeliveryStoreOut",
-    "MemoryDeliveryStore",
     "OnBehalfOf",
     "Outbox",
     "PendingDelivery",
     "PushConfigs",
     "PushRecord",
-    "RedisPushStore",
     "RewrittenConfig",
-    "SqliteDeliveryStore",
     "Webhooks",
     "callbacks_from",
-    "check_callback_file",
     "check_callbacks",
     "load_or_make_callback_key",
 ]
+
+PURPOSE: Final = b"sidecar/push/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,12 @@ class Webhooks:
     resolver: SystemResolver
 
     async def close(self) -> None:
-        """Closes the file and the resolver's threads. Waiting deliveries are sent after the next start."""
-        await self.outbox.store.close()
+        """Closes the resolver's threads. Waiting deliveries are sent after the next start."""
         self.resolver.close()
 
 
 def check_callbacks(settings: Settings) -> None:
-    """Checks that a start could use the stored files. Only reads. Raises SettingsError."""
-    if settings.tasks.store != "memory":
-        check_callback_file(settings.callbacks_path)
+    """Checks that a start could use the stored key. Only reads. Raises SettingsError."""
     if settings.callback_key_path.exists():
         load_or_make_callback_key(settings.callback_key_path)
 
@@ -85,20 +84,19 @@ def callbacks_from(
     witness: Witness,
     is_anothers: IsAnothers,
     shows: Shows,
-    run: Run,
+    stores: RecordStores,
 ) -> Webhooks:
-    """Builds the webhooks from the settings, whose limits may change later. File and key are created on first use;
-    `run` runs scripts in the store that replicas share. Raises SettingsError if an existing file or key is unusable."""
+    """Builds the webhooks from the settings, whose limits may change later. The key is created on first use. Raises
+    SettingsError if an existing key is unusable."""
     settings = now()
     check_callbacks(settings)
-    kept, key = settings.tasks.store, cache(partial(load_or_make_callback_key, settings.callback_key_path))
-    store: DeliveryStore = MemoryDeliveryStore() if kept == "memory" else SqliteDeliveryStore(settings.callbacks_path)
-    if kept == "redis":
-        store = RedisPushStore(run, store, lambda: key().key)
+    key = cache(partial(load_or_make_callback_key, settings.callback_key_path))
+    # Sealed in a store that replicas share: a configuration holds credentials for the caller's receiver.
+    kind = PUSHES.sealed(cache(lambda: AesSeal(key().key, PURPOSE))) if stores.where == "redis" else PUSHES
     resolver = SystemResolver()
     guard = GuardedClient(lambda: now().callbacks, resolver)
     outbox = Outbox(
-        store=store,
+        store=stores.deliveries,
         post=guard.post,
         objection=objection,
         witness=witness,
@@ -110,7 +108,7 @@ def callbacks_from(
         new_id=lambda: f"msg_{secrets.token_hex(16)}",
     )
     pushes = PushConfigs(
-        store=store,
+        store=stores.of(kind),
         outbox=outbox,
         check=guard.check,
         is_anothers=is_anothers,

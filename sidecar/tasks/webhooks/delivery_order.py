@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from sidecar.storage.webhooks.delivery import MOVES, DeliveryState, Happening, PendingDelivery
+from sidecar.storage.deliveries import MOVES, DeliveryState, Happening, PendingDelivery
 
 PLACES: Final = 64
 PLACES_OF_OWNER: Final = 16

@@ -18,11 +18,14 @@ from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client import Accepted, EgressError, InvalidRequest, NotAllowed
 from sidecar.http.client.origin import parse_strictly
 from sidecar.settings.callbacks import CallbackSettings
-from sidecar.storage.webhooks.delivery import (
+from sidecar.storage import RecordStoreOut
+from sidecar.storage.deliveries import (
     GONE,
     Delivery,
+    DeliveryBounds,
     DeliveryOutcome,
     DeliveryState,
+    DeliveryStore,
     Happening,
     Headers,
     Kind,
@@ -30,10 +33,9 @@ from sidecar.storage.webhooks.delivery import (
     PendingDelivery,
     Result,
 )
-from sidecar.storage.webhooks.store import DeliveryBounds, DeliveryStore, DeliveryStoreOut
 from sidecar.tasks.webhooks.delivery_order import DeliveryOrder
 from sidecar.tasks.webhooks.signature import CallbackKey
-from sidecar.tasks.worker import STORE_REST_S, Worker, backoff_s
+from sidecar.tasks.worker import STORE_REST_S, Worker, backoff_s, no_sweep
 from sidecar.vocabulary import Witness
 
 LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
@@ -90,7 +92,7 @@ class Outbox:
     _look_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._worker = Worker("callbacks", self._look, self._sweep, self._pause_s, ended=self._wake)
+        self._worker = Worker("callbacks", self._look, no_sweep, self._pause_s, ended=self._wake)
         self._look_at = self.clock()
 
     def listen(self, kind: Kind, told: Listener) -> None:
@@ -105,11 +107,7 @@ class Outbox:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
         callback = Delivery(self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
         bounds = DeliveryBounds(rules.max_waiting_per_principal, rules.max_waiting, rules.max_waiting_size)
-        try:
-            has_room = await self.store.put(callback, now_s, bounds)
-        except DeliveryStoreOut:
-            raise Refusal(Reason.STORE_UNAVAILABLE) from None
-        if not has_room:
+        if not await self.store.put(callback, now_s, bounds):
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
         self._known(PendingDelivery(*callback[:6], 0, now_s))
         self._wake()
@@ -122,9 +120,9 @@ class Outbox:
             self._order.move(id_, Happening.DROPPED)
         try:
             await self.store.ended(dropped)
-        except DeliveryStoreOut:
+        except RecordStoreOut:
             self._over |= dict.fromkeys(dropped, DeliveryState.FORGOTTEN)
-            raise Refusal(Reason.STORE_UNAVAILABLE) from None
+            raise
         finally:
             self._count()
 
@@ -140,7 +138,7 @@ class Outbox:
             await self._worker.cancel()
 
     async def _look(self) -> None:
-        """Reads the store if it is time, and begins what may be sent now. Raises DeliveryStoreOut."""
+        """Reads the store if it is time, and begins what may be sent now. Raises RecordStoreOut."""
         now_s = self.clock()
         try:
             if not self._look_at - LOOK_AGAIN_S <= now_s < self._look_at:
@@ -169,9 +167,6 @@ class Outbox:
             if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
                 await asyncio.sleep(0)  # yields to other tasks: after a long outage there are many
 
-    async def _sweep(self) -> None:
-        await self.store.sweep(self.clock())
-
     def _known(self, waiting: PendingDelivery) -> None:
         if waiting.id not in self._over and waiting.id not in self._order:
             self._order.add(waiting, _receiver(waiting.url))
@@ -185,7 +180,7 @@ class Outbox:
         except BaseException as error:  # if it was cancelled, it may have arrived; the receiver knows it by its id
             if waiting.id in self._order:
                 self._order.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
-            if not isinstance(error, DeliveryStoreOut | _Held):  # the next look reports an outage
+            if not isinstance(error, RecordStoreOut | _Held):  # the next look reports an outage
                 raise
         else:
             await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
@@ -248,7 +243,7 @@ class Outbox:
                 await self.store.again(waiting.id, attempts, due_at)
             else:
                 await self.store.ended([waiting.id])
-        except DeliveryStoreOut:
+        except RecordStoreOut:
             if state is not DeliveryState.WAITING:
                 self._over[waiting.id] = state
         self._count()

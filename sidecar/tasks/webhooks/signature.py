@@ -22,7 +22,7 @@ from typing import Final
 from sidecar.errors import SettingsError, fault_in
 from sidecar.http.client.origin import TargetOrigin
 from sidecar.settings.secrets import keep_once, weakness_of
-from sidecar.storage.webhooks.delivery import Headers
+from sidecar.storage.deliveries import Headers
 
 PREFIX: Final = "whsec_"
 KEY_BYTES: Final = 32

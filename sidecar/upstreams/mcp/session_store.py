@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import orjson
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sidecar.errors import Reason, Refusal
 from sidecar.storage.redis_script import Run, script_text
+from sidecar.storage.sealing import AesSeal
 from sidecar.upstreams.mcp.background import BackgroundTasks
 from sidecar.upstreams.mcp.sessions import Session, Sessions
 from sidecar.vocabulary import Caller
@@ -36,8 +34,7 @@ LOOK_EVERY_S: Final = 5.0  # how long a stream may outlive its session, if anoth
 LOOKED_AT_ONCE: Final = 64
 MAX_FORGETTING: Final = 10_000
 _OURS: Final = re.compile(r"[A-Za-z0-9_-]{43}")
-_NONCE_BYTES: Final = 12
-_NAMED, _SEALED = b"sidecar session record\0", b"sidecar session seal\0"
+_NAMED, _SEALED = b"sidecar session record\0", b"sidecar session seal"
 _ABOUT: Final = b"sidecar session v1"
 
 
@@ -57,8 +54,7 @@ class SessionRecord(NamedTuple):
     def sealed(self, session_id: str) -> str:
         """The record in its stored form."""
         plain = orjson.dumps({"v": VERSION, **self._asdict()})
-        nonce = os.urandom(_NONCE_BYTES)
-        return (nonce + AESGCM(_digest(_SEALED, session_id)).encrypt(nonce, plain, _ABOUT)).hex()
+        return AesSeal(session_id.encode(), _SEALED).sealed_text(plain, _ABOUT).decode()
 
 
 def opened(session_id: str, sealed: object) -> SessionRecord | None:
@@ -68,19 +64,17 @@ def opened(session_id: str, sealed: object) -> SessionRecord | None:
     if not isinstance(sealed, bytes):
         return None
     try:
-        raw = bytes.fromhex(sealed.decode("ascii"))
-        key = AESGCM(_digest(_SEALED, session_id))
-        said = orjson.loads(key.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _ABOUT))
+        said = orjson.loads(AesSeal(session_id.encode(), _SEALED).opened_text(sealed, _ABOUT))
         if said.pop("v") != VERSION:
             return None
         return SessionRecord(**{name: said[name] for name in SessionRecord._fields})
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidTag):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def key_of(session_id: str) -> str:
     """The store's key of the record."""
-    return f"session:{_digest(_NAMED, session_id).hex()}"
+    return f"session:{hashlib.sha256(_NAMED + session_id.encode()).hexdigest()}"
 
 
 @dataclass(slots=True)
@@ -196,7 +190,3 @@ class SessionStore:
             raise Refusal(Reason.STORE_UNAVAILABLE) from None
         self.up = True
         return answer
-
-
-def _digest(what: bytes, session_id: str) -> bytes:
-    return hashlib.sha256(what + session_id.encode()).digest()

@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 
 from sidecar.observability.outage_log import TELL_EVERY_S, Outage
-from sidecar.storage.redis_script import RedisScript
-from sidecar.storage.sqlite_file import SqliteFile, SqliteFormat
+from sidecar.storage import RecordStoreOut, RedisRecordStore, SqliteFile
+from sidecar.storage.push_configs import PUSHES
 
 OUT, BACK = "a store is out", "a store is back"
-
-
-class Out(Exception):
-    """The store is out."""
 
 
 def test_it_is_told_once_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,23 +39,24 @@ def test_one_that_comes_and_goes_is_told_now_and_then(caplog: pytest.LogCaptureF
 async def test_a_file_and_a_key_that_are_out_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     answers = False
 
-    async def run(*_: object) -> bytes:
+    async def run(*_: object) -> list[bytes]:
         if not answers:
             raise ConnectionError("nobody there")
-        return b"OK"
+        return []
 
-    (tmp_path / "script").touch()
-    key = RedisScript(run, "key", tmp_path / "script", Out)
-    file = SqliteFile(tmp_path / "not-there" / "file", SqliteFormat("", 1, {}), Out, name="file")
+    key, file = RedisRecordStore(run, PUSHES), SqliteFile(tmp_path / "not-there" / "file")
     for _ in range(3):
-        with pytest.raises(Out):
-            await key.ask("word")
-        with pytest.raises(Out):
+        with pytest.raises(RecordStoreOut):
+            await key.counts()
+        with pytest.raises(RecordStoreOut):
             await file.run(lambda connection: None)
-    assert [(one.message, vars(one)["store"]) for one in caplog.records] == [(OUT, "key"), (OUT, "file")]
+    assert [(one.message, vars(one)["store"]) for one in caplog.records] == [(OUT, "push-configs"), (OUT, "records")]
     answers = True
     (tmp_path / "not-there").mkdir()
-    await key.ask("word")
+    await key.counts()
     await file.run(lambda connection: None)
-    assert [(one.message, vars(one)["store"]) for one in caplog.records[2:]] == [(BACK, "key"), (BACK, "file")]
+    assert [(one.message, vars(one)["store"]) for one in caplog.records[2:]] == [
+        (BACK, "push-configs"),
+        (BACK, "records"),
+    ]
     await file.close()

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import (
     AddedRecord,
     RecordBounds,
     RecordCodec,
-    RecordKind,
     RecordPage,
     RecordShare,
+    RecordStore,
     RecordStoreOut,
     RedisRecordStore,
+    SqliteFile,
     SqliteRecordStore,
+    UnreadableRecord,
     check_file,
 )
+from sidecar.storage.push_configs import PUSHES, PushRecord
+from sidecar.storage.sealing import AesSeal
+from sidecar.storage.task_owners import OWNERS, OwnerRecord
 from sidecar.tasks.api.task_record import TASKS
 from sidecar.tasks.programs.run_record import RUNS
-from tests.unit.storage.worlds import ALL, ROOM, SHARE, SORTS, Sort, World, after, opened
+from tests.unit.storage.worlds import ALL, ROOM, SHARE, SORTS, Sort, World, after, owner_record, push_record, stores
 from tests.valkey import Valkey
 
 
@@ -45,10 +46,8 @@ def how(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=SORTS)
 async def world(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     sort = SORTS[request.param]
-    async with opened(how, sort.kind, tmp_path, lambda: request.getfixturevalue("valkey")) as store:
-        yield World(store, sort)
-        await store.close()
-        await store.close()
+    async with stores(how, tmp_path, lambda: request.getfixturevalue("valkey")) as opened:
+        yield World(opened.of(sort.kind), sort)
 
 
 async def test_what_is_kept_is_found(world: World) -> None:
@@ -57,6 +56,7 @@ async def test_what_is_kept_is_found(world: World) -> None:
     assert await world.store.get("1") is None
     assert await world.add("1") is AddedRecord.KEPT
     assert await world.store.get("1") == made
+    assert await world.store.find(["2", "1", "3"]) == [made] and await world.store.find([]) == []
     assert await world.store.counts() == {made.standing: 1}
 
 
@@ -277,19 +277,118 @@ async def test_what_cannot_be_read_is_no_others_trouble(
 ) -> None:
     """A newer version may have put it there, as replicas do where they are changed one after the other."""
     newer = replace(sort.kind, codec=RecordCodec(lambda _: b'{"state": "paused"}', sort.kind.codec.decode))
-    path = tmp_path / "odd"
-    path.mkdir()
-    async with opened(how, sort.kind, path, lambda: request.getfixturevalue("valkey")) as store:
-        world = World(store, sort)
+    async with stores(how, tmp_path, lambda: request.getfixturevalue("valkey")) as opened:
+        world = World(opened.of(sort.kind), sort)
         await world.add("good")
-        store._kind = newer  # type: ignore[attr-defined]
-        await world.add("odd")
-        assert [one.id for one in await store.take("me", 5.0, 12.0, SHARE)] == ["good"]
+        await World(opened.of(newer), sort).add("odd")
+        assert [one.id for one in await world.store.take("me", 5.0, 12.0, SHARE)] == ["good"]
         assert await world.page("alice", ALL) == (["good"], 2)
         assert await world.page(None, ALL) == (["good"], 2)
         with pytest.raises(RecordStoreOut):
-            await store.get("odd")
-        await store.close()
+            await world.store.get("odd")
+
+
+async def test_kinds_in_one_store_do_not_meet(how: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    async with stores(how, tmp_path, lambda: request.getfixturevalue("valkey")) as opened:
+        tasks, runs = (World(opened.of(sort.kind), sort) for sort in SORTS.values())
+        only = RecordBounds(1, 1)
+        assert {await one.add("1", room=only) for one in (tasks, runs)} == {AddedRecord.KEPT}
+        await tasks.store.remove(["1", "unknown"])
+        assert await tasks.store.get("1") is None and await runs.store.get("1") == runs.made("1")
+        assert (
+            await tasks.add("2", room=only) is AddedRecord.KEPT and await runs.add("2", room=only) is AddedRecord.FULL
+        )
+        assert await tasks.store.counts() == {tasks.made("2").standing: 1}
+        assert await runs.store.take("me", 0.0, 20.0, SHARE) == [runs.made("1")]
+
+
+# --- records that are no work -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def owners(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RecordStore[OwnerRecord]]:
+    async with stores(how, tmp_path, lambda: request.getfixturevalue("valkey")) as opened:
+        yield opened.of(OWNERS)
+
+
+OPEN = RecordBounds(per_owner=3, total=5, evicts_open=True)
+
+
+async def kept(store: RecordStore[OwnerRecord], names: str) -> str:
+    return "".join(one.task_id for one in await store.find([owner_record(name).id for name in names]))
+
+
+async def test_an_id_is_free_again_once_its_record_has_expired(owners: RecordStore[OwnerRecord]) -> None:
+    first, second = owner_record("1"), owner_record("1", "bob", created_at=99.0, expires_at=200.0)
+    assert await owners.add(first, "", 0.0, OPEN) is AddedRecord.KEPT
+    assert await owners.add(second, "", 0.0, OPEN) is AddedRecord.KNOWN
+    assert await owners.add(second._replace(created_at=100.0), "", 0.0, OPEN) is AddedRecord.KEPT
+    assert await owners.find([first.id]) == [second._replace(created_at=100.0)]
+    assert await owners.take("me", 150.0, 160.0, SHARE) == [], "it is no work"
+    assert (await owners.sweep(199.0), await owners.sweep(200.0), await owners.sweep(200.0)) == (0, 1, 0)
+    assert await owners.counts() == {}
+
+
+async def test_the_oldest_of_an_owner_gives_way_and_first_one_that_ended(owners: RecordStore[OwnerRecord]) -> None:
+    for at, name in enumerate("abc"):
+        await owners.add(owner_record(name, created_at=float(at)), "", 0.0, OPEN)
+    assert await owners.replace(owner_record("b", created_at=1.0, state="cancelled", revision=1))
+    for at, (name, there) in enumerate([("d", "acd"), ("e", "cde"), ("f", "def")], start=4):
+        assert await owners.add(owner_record(name, created_at=float(at)), "", 0.0, OPEN) is AddedRecord.KEPT
+        assert await kept(owners, "abcdef") == there
+
+
+async def test_there_is_room_as_long_as_anything_may_give_way(owners: RecordStore[OwnerRecord]) -> None:
+    """No owner's many keep another out."""
+    room = OPEN._replace(per_owner=4, total=6)
+    for name, owner, state in [("a", "a", "failed"), *((n, "flooder", "failed") for n in "xyz"), ("l", "o", "")]:
+        await owners.add(owner_record(name, owner, state=state), "", 0.0, room)
+    for name, there in [("n", "alnxyz"), ("m", "almnyz"), ("k", "aklmnz"), ("j", "jklmnz"), ("i", "ijklmn")]:
+        assert await owners.has_room(room)
+        assert await owners.add(owner_record(name, f"new {name}", created_at=1.0), "", 0.0, room) is AddedRecord.KEPT
+        assert "".join(sorted(await kept(owners, "aijklmnxyz"))) == there
+    assert not await owners.has_room(room)
+    assert await owners.add(owner_record("h", "new h"), "", 0.0, room) is AddedRecord.FULL
+    assert await owners.add(owner_record("h", "new i"), "", 0.0, room._replace(per_owner=1)) is AddedRecord.KEPT
+
+
+@pytest.mark.parametrize(
+    "name", ["é\u4e2d\U0001f600", "' OR 1=1 --", '"', "a\nb", "x" * 1024, " ", "\x01", "[1]", "a/b"]
+)
+async def test_an_id_is_any_text(owners: RecordStore[OwnerRecord], name: str) -> None:
+    await owners.add(owner_record(name), "", 0.0, OPEN)
+    assert await owners.find([owner_record(name).id, owner_record(name + " ").id]) == [owner_record(name)]
+
+
+async def test_what_is_sealed_is_read_with_the_key_alone_and_under_its_own_id(valkey: Valkey, tmp_path: Path) -> None:
+    async with stores("redis", tmp_path, lambda: valkey) as opened:
+        one, other, stranger = (
+            opened.of(PUSHES.sealed(partial(AesSeal, key, b"purpose"))) for key in (b"k" * 32, b"k" * 32, b"x" * 32)
+        )
+        kept = push_record("h1")
+        assert await one.add(kept, "", 0.0, ROOM) is AddedRecord.KEPT
+        assert await other.get("h1") == kept
+        assert await stranger.page("alice", RecordPage(("planner",))) == ([], 1)
+        with pytest.raises(UnreadableRecord):
+            await stranger.get("h1")
+        with valkey.client() as client:
+            (name,) = client.keys("*:record:*")
+            held = "".join(client.hgetall(name).values())
+            assert held and not any(word in held for word in ("t0ken", "s3cret", "0urs", "h.example"))
+            client.rename(name, f"{name[:-2]}h2")  # a writer gives one caller's to another handle
+            for body in (None, "é"):
+                if body is not None:
+                    client.hset(f"{name[:-2]}h2", "body", body)
+                with pytest.raises(UnreadableRecord):
+                    await one.get("h2")
+
+
+def test_what_proves_a_caller_is_never_printed() -> None:
+    assert str(push_record("h")) == repr(push_record("h")) == "PushRecord('planner')"
+    assert isinstance(push_record("h"), PushRecord)
+
+
+# --- the file and the server ------------------------------------------------------------------------------------------
 
 
 async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
@@ -301,87 +400,22 @@ async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
     await shared.close()
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sort", SORTS.values(), ids=[*SORTS])
-async def test_a_file_is_there_with_its_first_record_and_only_its_owner_reads_it(sort: Sort, tmp_path: Path) -> None:
-    path = tmp_path / "kept.sqlite"
-    store = SqliteRecordStore(path, sort.kind)
-    assert await store.counts() == {} and await store.sweep(1.0) == 0
-    await store.let_go("me")
-    assert not path.exists()
-    world = World(store, sort)
-    await world.add("1")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    await store.close()
-    check_file(path, sort.kind)
-    again = SqliteRecordStore(path, sort.kind)
-    assert await again.get("1") == world.made("1")
-    await again.close()
-
-
-@pytest.mark.parametrize(("kind", "code"), [(TASKS, "T103"), (RUNS, "T105")])
-async def test_a_file_that_is_none_stops_the_start_and_is_out_while_it_runs(
-    kind: RecordKind[Any], code: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "kept.sqlite"
-    path.write_text("something else" * 20)
-    with pytest.raises(SettingsError, match=code):
-        check_file(path, kind)
-    store = SqliteRecordStore(path, kind)
-    with pytest.raises(RecordStoreOut):
-        await store.get("1")
-    assert not store.up
-    await store.close()
-
-
-async def test_a_file_of_another_kind_stops_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "kept.sqlite"
-    store = SqliteRecordStore(path, TASKS)
-    await World(store, SORTS["tasks"]).add("1")
-    await store.close()
-    with pytest.raises(SettingsError, match="T105"):
-        check_file(path, RUNS)
-
-
-async def test_a_file_of_the_version_before_gets_what_is_derived_from_it(tmp_path: Path) -> None:
-    path = tmp_path / "kept.sqlite"
-    before = World(SqliteRecordStore(path, TASKS), SORTS["tasks"])
-    for name in "123":
-        await before.add(name)
-    await before.store.replace(before.done(before.made("2")))
-    await before.store.close()
-    with closing(sqlite3.connect(path)) as connection:
-        before_it = ("a2a_tasks", "a2a_tasks_of_owner", "a2a_tasks_open", "a2a_tasks_by_state")
-        made = connection.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        for kind, name in made:
-            if name not in before_it:
-                connection.execute(f"DROP {kind} IF EXISTS {name}")
-    check_file(path, TASKS)
-    world = World(SqliteRecordStore(path, TASKS), SORTS["tasks"])
-    assert await world.page(None, ALL) == (["3", "2", "1"], 3)
-    await world.add("4", room=RecordBounds(10, 10, done_per_target=0))
-    assert await world.page(None, ALL) == (["4", "3", "1"], 3)
-    await world.store.close()
-
-
 KILLED = """
 import asyncio, sys
 from itertools import count
 from pathlib import Path
 from sidecar.tasks.programs.run_record import RUNS
-from sidecar.storage import RecordBounds as Bounds, SqliteRecordStore as SqliteStore
+from sidecar.storage import RecordBounds, SqliteFile, SqliteRecordStore
 from tests.unit.tasks.programs.runs import run
 async def keep(store, name):
     made = run(id=name)
-    await store.add(made, "file", 0.0, Bounds())
+    await store.add(made, "file", 0.0, RecordBounds())
     print(name, 0, flush=True)
     for revision in (1, 2, 3):
         await store.replace(made._replace(revision=revision))
         print(name, revision, flush=True)
 async def main():
-    store = SqliteStore(Path(sys.argv[1]), RUNS)
+    store = SqliteRecordStore(SqliteFile(Path(sys.argv[1])), RUNS)
     for batch in count():
         await asyncio.gather(*(keep(store, f"{batch}-{number}") for number in range(20)))
 asyncio.run(main())
@@ -389,7 +423,7 @@ asyncio.run(main())
 
 
 async def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    path = tmp_path / "runs.sqlite"
+    path = tmp_path / "records.sqlite"
     said = list[str]()
     with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -399,34 +433,11 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
                 writer.kill()
     kept = dict(line.split() for line in said if line.endswith("\n"))
     assert writer.returncode == -9 and len(said) >= 150
-    check_file(path, RUNS)
-    store = SqliteRecordStore(path, RUNS)
+    check_file(path)
+    file = SqliteFile(path)
+    store = SqliteRecordStore(file, RUNS)
     for name, revision in kept.items():
         found = await store.get(name)
         assert found is not None and found.revision >= int(revision)
     assert {one.id for one in await store.take("file", 0.0, 15.0, SHARE)} >= kept.keys(), "and it is its own again"
-    await store.close()
-
-
-# --- the server -------------------------------------------------------------------------------------------------------
-
-
-async def test_what_the_version_before_did_is_right_for_its_owner_and_heals_for_everybody(
-    valkey: Valkey, tmp_path: Path
-) -> None:
-    """It knows no index of everybody's: replicas that are changed one after the other share what is kept."""
-    async with opened("redis", TASKS, tmp_path, lambda: valkey) as store:
-        world = World(store, SORTS["tasks"])
-        for at, name in enumerate("abc"):
-            await world.add(name, at=at)
-        with valkey.client() as client:
-            key = next(client.scan_iter("*:task:a")).removesuffix(":task:a")
-            client.delete(f"{key}:task:a")  # it was forgotten
-            client.hset(f"{key}:task:b", "state", "running")
-            client.hincrby(f"{key}:counts", "running", 1)
-        assert await world.page(None, ALL) == (["c"], 3)
-        assert await world.page(None, ALL) == (["c", "b"], 2)
-        await store.replace(world.done(world.made("b", at=1)))
-        assert await world.page(None, ALL) == (["c", "b"], 2)
-        assert await world.page("alice", ALL) == (["c", "b"], 2)
-        assert await store.sweep(1000.0) == 1
+    await file.close()

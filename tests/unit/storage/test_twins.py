@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.storage import RecordBounds, RecordPage, RecordShare
-from tests.unit.storage.worlds import SORTS, World, after, opened
+from tests.unit.storage.worlds import SORTS, World, after, stores
 from tests.valkey import Valkey
 
 SORT = SORTS["runs"]
@@ -70,9 +70,8 @@ def test_every_store_says_what_memory_says(valkey: Valkey, steps: list[Step]) ->
         with TemporaryDirectory() as folder:
             answers = []
             for how in ("memory", "file", "redis"):
-                async with opened(how, SORT.kind, Path(folder), lambda: valkey) as store:
-                    answers.append(await told(World(store, SORT), steps))
-                    await store.close()
+                async with stores(how, Path(folder), lambda: valkey) as opened:
+                    answers.append(await told(World(opened.of(SORT.kind), SORT), steps))
             assert answers[0] == answers[1]
             assert answers[0] == answers[2]
 

@@ -10,21 +10,14 @@ from typing import Any, NamedTuple
 
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
-from sidecar.storage import (
-    AddedRecord,
-    MemoryRecordStore,
-    RecordBounds,
-    RecordKind,
-    RecordPage,
-    RecordShare,
-    RecordStore,
-    RedisRecordStore,
-    SqliteRecordStore,
-)
+from sidecar.storage import AddedRecord, RecordBounds, RecordKind, RecordPage, RecordShare, RecordStore, RecordStores
+from sidecar.storage.push_configs import PushRecord
+from sidecar.storage.task_owners import OwnerRecord
 from sidecar.tasks.api.task_record import TASKS, TaskStep
 from sidecar.tasks.api.task_record import TaskState as TaskState
 from sidecar.tasks.programs.run_record import RUNS, RunStatus
 from sidecar.tasks.programs.run_record import RunState as RunState
+from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.tasks.api.test_task_record import record as task
 from tests.unit.tasks.programs.runs import run
 from tests.valkey import Valkey
@@ -58,6 +51,19 @@ SORTS = {
 }
 
 
+CALLER = Caller((Principal("user:a", "local", frozenset("r"), frozenset("s")),), (Credential("api_key"),), 5.0)
+
+
+def owner_record(id: str, owner: str = "alice", **more: Any) -> OwnerRecord:
+    question = ("tool:github/x", "tools/call", "tools/call", 0.0, 100.0)
+    return OwnerRecord("mcp", "github", id, owner, *question)._replace(**more)
+
+
+def push_record(id: str, owner: str = "alice", **more: Any) -> PushRecord:
+    about = ("planner", "t", "c", "1.0", "https://h.example/", "t0ken-of-the-caller", "Bearer", "s3cret", "0urs")
+    return PushRecord(id, owner, *about, 0.0, 9.0, "search", CALLER)._replace(**more)
+
+
 class World(NamedTuple):
     """A store, and what is kept in it."""
 
@@ -88,16 +94,18 @@ def after(before: Any, **more: Any) -> Any:
 
 
 @asynccontextmanager
-async def opened(
-    how: str, kind: RecordKind[Any], tmp_path: Path, server: Callable[[], Valkey]
-) -> AsyncIterator[RecordStore[Any]]:
-    if how != "redis":
-        yield MemoryRecordStore() if how == "memory" else SqliteRecordStore(tmp_path / "kept.sqlite", kind)
-        return
-    with server().client() as client:
-        client.flushall()
-    shared = open_store(StoreSettings(url=server().url, timeout=2.0), time.time)
+async def stores(how: Any, folder: Path, server: Callable[[], Valkey]) -> AsyncIterator[RecordStores]:
+    """All stores of a sidecar whose data folder this is."""
+    settings = StoreSettings()
+    if how == "redis":
+        settings = StoreSettings(url=server().url, timeout=2.0)
+        with server().client() as client:
+            client.flushall()
+    shared = open_store(settings, time.time)
+    opened = RecordStores.open(how, folder / "records.sqlite", shared.run)
     try:
-        yield RedisRecordStore(shared.run, kind)
+        yield opened
     finally:
+        await opened.close()
+        await opened.close()
         await shared.close()

@@ -15,7 +15,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in
 from sidecar.protocols.a2a.operations import PUSH_DELETE, PUSH_GET, PUSH_LIST, PUSH_SET
-from sidecar.storage.webhooks.delivery import OnBehalfOf
+from sidecar.storage.deliveries import OnBehalfOf
 from sidecar.vocabulary import Caller
 
 

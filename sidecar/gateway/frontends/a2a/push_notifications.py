@@ -15,9 +15,9 @@ its first push, and to no other afterwards.
 from __future__ import annotations
 
 import hmac
+import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -30,13 +30,14 @@ from sidecar.protocols.a2a.operations import GET, STREAM, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM
 from sidecar.settings.callbacks import CallbackSettings
-from sidecar.storage.webhooks.delivery import Headers, Kind, OnBehalfOf
-from sidecar.storage.webhooks.push_config import PushRecord
-from sidecar.storage.webhooks.store import DeliveryStore, DeliveryStoreOut
+from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordStore, RecordStoreOut, UnreadableRecord
+from sidecar.storage.deliveries import Headers, Kind, OnBehalfOf
+from sidecar.storage.push_configs import PushRecord
 
 PATH: Final = "/a2a/push/"
 MAX_SECRET_CHARS: Final = 4096
 HANDLE_CHARS: Final = 43  # 256 bits in base64url
+CHANGED_TIMES: Final = 20  # while other calls change the same configuration
 _OURS = re.compile(rf"https?://[^?#]*{PATH}([A-Za-z0-9_-]{{{HANDLE_CHARS}}})")
 _HANDLE = re.compile(rf"[A-Za-z0-9_-]{{{HANDLE_CHARS}}}")
 _VALUE = re.compile(r"[!-~](?:[ !-~]*[!-~])?")  # valid in a header
@@ -44,6 +45,7 @@ _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _MEMBERS: Final = ("task", "statusUpdate", "artifactUpdate", "message")
 _CONTENT_TYPES: Final[Mapping[Version, str]] = {"0.3": "application/json", "1.0": "application/a2a+json"}
 
+log = logging.getLogger("sidecar.gateway.push_notifications")
 
 IsAnothers = Callable[[str, str, str], Awaitable[bool]]
 """Reports whether a task at an agent belongs to another owner. Raises Refusal."""
@@ -79,7 +81,7 @@ class PushConfigs:
     tasks, and `shows` what an owner may see; `new_secret` returns 43 unguessable characters of base64url; nothing is
     kept longer than `keep_s` seconds."""
 
-    store: DeliveryStore
+    store: RecordStore[PushRecord]
     outbox: Outbox
     check: Callable[[str, str], Awaitable[None]]
     is_anothers: IsAnothers
@@ -106,9 +108,8 @@ class PushConfigs:
             self.new_secret(), caller.binding, server, task_id, config.get("id", ""), version, config["url"], token,
             scheme, credentials, self.new_secret(), now_s, now_s + self.keep_s(), skill, caller,
         )  # fmt: skip
-        with _stored():
-            kept = await self.store.keep_push(record, rules.max_configs_per_principal, rules.max_configs)
-        if not kept:
+        bounds = RecordBounds(rules.max_configs_per_principal, rules.max_configs)
+        if await self.store.add(record, "", 0.0, bounds) is not AddedRecord.KEPT:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many push configurations")
         told = {name: value for name, value in config.items() if name in ("tenant", "id", "taskId")}
         ours = {"url": f"{self.base_url()}{PATH}{record.handle}", "token": record.secret}
@@ -120,10 +121,12 @@ class PushConfigs:
     async def accepted(self, handle: str, task_id: str, config_id: str = "") -> None:
         """Binds a configuration to this task and name once the agent accepts it. An older one of the same name is
         replaced. Raises Refusal(STORE_UNAVAILABLE)."""
-        with _stored():
-            replaced = await self.store.name_push(handle, task_id, config_id)
-        for older in replaced:
-            await self.outbox.drop("push", older)
+        named = await self._changed(handle, task_id=task_id, config_id=config_id, named_at=self.clock())
+        if named is None:
+            return
+        alike = [one for one in await self._of(named.owner, named.server, task_id) if one.config_id == config_id]
+        last = max(alike, key=_named_last, default=None)  # two that are named at once agree on this
+        await self._forget([one.handle for one in alike if one is not last])
 
     async def abandon(self, handle: str) -> None:
         await self._forget([handle])
@@ -142,8 +145,7 @@ class PushConfigs:
 
     async def forget(self, owner: str, server: str, task_id: str, config_id: str) -> None:
         """Drops a configuration that the agent deleted, with its deliveries. Raises Refusal(STORE_UNAVAILABLE)."""
-        with _stored():
-            mine = await self.store.pushes_of(owner, server, task_id, self.clock())
+        mine = await self._of(owner, server, task_id)
         # The official agents name a configuration without a name after its task.
         names = (config_id, "") if config_id == task_id else (config_id,)
         await self._forget([record.handle for record in mine if record.config_id in names])
@@ -181,18 +183,44 @@ class PushConfigs:
         never to a task of another owner."""
         if await self.is_anothers(record.owner, record.server, task_id):
             return ""
-        with _stored():
-            return await self.store.bind_push(record.handle, task_id)
+        bound = await self._changed(record.handle, task_id=task_id, only_if_unbound=True)
+        return "" if bound is None else bound.task_id
+
+    async def _changed(self, handle: str, *, only_if_unbound: bool = False, **facts: Any) -> PushRecord | None:
+        """Changes a configuration, unless it is bound to a task and must not be; returns it as it is then."""
+        for _ in range(CHANGED_TIMES):
+            record = await self._record(handle)
+            if record is None or (only_if_unbound and record.task_id):
+                return record
+            changed = record._replace(revision=record.revision + 1, **facts)
+            if await self.store.replace(changed):
+                return changed
+        raise RecordStoreOut("a push configuration is changed by too many calls at once")
+
+    async def _of(self, owner: str, server: str, task_id: str) -> list[PushRecord]:
+        """Returns the unexpired configurations of one task."""
+        mine, _ = await self.store.page(owner, RecordPage((server,), limit=self.rules().max_configs_per_principal))
+        now_s = self.clock()
+        return [one for one in mine if (one.owner, one.task_id) == (owner, task_id) and one.expires_at > now_s]
 
     async def _record(self, handle: str) -> PushRecord | None:
-        with _stored():
-            return await self.store.push(handle, self.clock())
+        """Returns an unexpired configuration; None also for one that another key sealed."""
+        try:
+            record = await self.store.get(handle)
+        except UnreadableRecord as unreadable:
+            log.warning("%s: do all replicas have the same key for callbacks?", unreadable)
+            return None
+        return record if record is not None and record.expires_at > self.clock() else None
 
     async def _forget(self, handles: list[str]) -> None:
-        with _stored():
-            await self.store.forget_pushes(handles)
+        if handles:
+            await self.store.remove(handles)
         for handle in handles:
             await self.outbox.drop("push", handle)
+
+
+def _named_last(record: PushRecord) -> tuple[float, str]:
+    return record.named_at, record.handle
 
 
 def _check_headers(token: str, scheme: str, credentials: str) -> None:
@@ -246,12 +274,3 @@ def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
         return orjson.dumps(JSON_FORM.write_result(GET, task))
     except UnreadableMessage as error:
         raise Refusal(Reason.MALFORMED_CALL, f"A2A 0.3 cannot say this: {error}") from None
-
-
-@contextmanager
-def _stored() -> Iterator[None]:
-    """Fails closed if the store is out: without the record the receiver is unknown."""
-    try:
-        yield
-    except DeliveryStoreOut:
-        raise Refusal(Reason.STORE_UNAVAILABLE) from None

@@ -8,27 +8,23 @@ caller can read it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from hashlib import sha256
 from typing import Any, Final
 
 import orjson
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.protocols import base64url
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
+from sidecar.storage.sealing import AesSeal
 
 MOST_LISTED: Final = 100  # of one page (A2A 1.0)
 DEFAULT_LISTED: Final = 50
 MAX_READ: Final = 10  # of the agent's pages for one answered page
 MAX_TOKEN_CHARS: Final = 4096  # of an agent's token
-_NONCE_BYTES: Final = 12
-_PURPOSE: Final = b"sidecar/page/1\0"
+_PURPOSE: Final = b"sidecar/page/1"
 
 Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | AgentError]]
 """Requests one page from the agent. Raises Refusal."""
@@ -40,7 +36,7 @@ class TaskPages:
     __slots__ = ("_seal",)
 
     def __init__(self, secret: bytes) -> None:
-        self._seal = AESGCM(sha256(_PURPOSE + secret).digest())
+        self._seal = AesSeal(secret, _PURPOSE)
 
     async def page(self, owning: TaskOwnership, ask: Ask) -> dict[str, Any] | AgentError:
         """Returns the page requested. Raises Refusal: MALFORMED_CALL for a token of another list."""
@@ -72,17 +68,14 @@ class TaskPages:
     def _sealed(self, owning: TaskOwnership, token: str, skip: int) -> str:
         if len(token) > MAX_TOKEN_CHARS:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its page token is longer than {MAX_TOKEN_CHARS} characters")
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        said = orjson.dumps([token, skip])
-        return base64url.encode(nonce + self._seal.encrypt(nonce, said, _whose(owning)))
+        return base64url.encode(self._seal.sealed(orjson.dumps([token, skip]), _whose(owning)))
 
     def _open(self, owning: TaskOwnership, sealed: str) -> tuple[str, int]:
         if not sealed:
             return "", 0
         try:
-            raw = base64url.decode(sealed)
-            said = self._seal.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _whose(owning))
-        except (ValueError, InvalidTag):
+            said = self._seal.opened(base64url.decode(sealed), _whose(owning))
+        except ValueError:
             raise malformed("params.pageToken is not one of this list", INVALID_PARAMS) from None
         token, skip = orjson.loads(said)
         return token, skip

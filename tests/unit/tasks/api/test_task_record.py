@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.protocols.a2a.messages import STATES
-from sidecar.tasks.api.task_record import MOVES, SEEN, STEPS, Task, TaskState, TaskStep, decoded, encoded, moment
+from sidecar.tasks.api.task_record import MOVES, SEEN, STEPS, TASKS, Task, TaskState, TaskStep, moment
 from sidecar.vocabulary import Caller, Credential, Principal
 
 ALICE = Caller(
@@ -82,15 +82,16 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
         state=TaskState.RUNNING, step=TaskStep.SENT, started_at=2.0, a2a_task="t", result={"artifacts": []}, revision=3
     )
     for one in (record(), full):
-        back = decoded(encoded(one))
+        back = TASKS.codec.decode(TASKS.codec.encode(one))
         assert back == one
         assert back.caller.binding == one.owner
         assert [each.trust for each in back.caller.credentials] == ["", "corp"]
-    assert b"secret" not in encoded(record(caller=Caller(ALICE.chain, ALICE.credentials, 1.0, token="secret")))
+    caller = Caller(ALICE.chain, ALICE.credentials, 1.0, token="secret")
+    assert b"secret" not in TASKS.codec.encode(record(caller=caller))
 
 
 def test_what_a_newer_version_wrote_beside_is_left_out() -> None:
-    assert decoded(encoded(record())[:-1] + b',"more":1}') == record()
+    assert TASKS.codec.decode(TASKS.codec.encode(record())[:-1] + b',"more":1}') == record()
 
 
 def test_times_are_told_to_the_millisecond() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from sidecar.storage.sqlite_file import SqliteFile
 from sidecar.storage.sqlite_store import SqliteRecordStore
 from sidecar.tasks.programs.run_record import RUNS, RunState
 from sidecar.tasks.programs.runners import runner_from
@@ -24,7 +25,7 @@ PROGRAMS = {
 
 def stage_in(folder: Path, processes: Processes) -> Stage:
     """Runs of those programs, kept in a file there."""
-    stage = staged(says, store=SqliteRecordStore(folder / "runs.sqlite", RUNS), holder="file")
+    stage = staged(says, store=SqliteRecordStore(SqliteFile(folder / "records.sqlite"), RUNS), holder="file")
     stage.executions.make_runner = lambda name, one: runner_from(name, one, processes, os.environ)
     stage.executions.offer(
         {

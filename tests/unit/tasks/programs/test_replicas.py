@@ -18,6 +18,7 @@ from sidecar.settings.store import StoreSettings
 from sidecar.storage import AddedRecord, RecordBounds, RecordStoreOut
 from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.redis_store import RedisRecordStore
+from sidecar.storage.sqlite_file import SqliteFile
 from sidecar.storage.sqlite_store import SqliteRecordStore
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, Prompt, Started
 from sidecar.tasks.programs.run_record import RUNS, Category, Execution, Failure, RunState, RunStatus, Usage
@@ -39,6 +40,10 @@ from tests.unit.tasks.programs.staging import (
     staged,
 )
 from tests.valkey import Valkey, running_valkey
+
+
+def filed(folder: Path) -> SqliteRecordStore[Execution]:
+    return SqliteRecordStore(SqliteFile(folder / "records.sqlite"), RUNS)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
     work = Working(starts=state is not RunState.STARTING, cleanup_s=0.05)
     script: Script = failing(9) if state is RunState.FAILED else work
     retries = {"max": 1, "backoff_s": 60}
-    kept = SqliteRecordStore(tmp_path / "runs.sqlite", RUNS)
+    kept = filed(tmp_path)
     stage = staged(script, store=kept, holder="file", max_concurrent_executions=1, retries=retries)
     left = await stage.begin()
     if state is RunState.CLEANUP:
@@ -93,7 +98,7 @@ async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
     await killed(stage)
 
     ran = Working()
-    async with running(staged(ran, store=SqliteRecordStore(tmp_path / "runs.sqlite", RUNS), holder="file")) as after:
+    async with running(staged(ran, store=filed(tmp_path), holder="file")) as after:
         run = await after.over(left)
         if state is RunState.CLEANUP:
             assert (run.status, run.task["status"]["state"]) == (RunStatus.SUCCESS, "TASK_STATE_COMPLETED")
@@ -105,7 +110,6 @@ async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
         assert [one.state for one in run.transitions[-2:]] == [RunState.CLEANUP, RunState.IDLE]
         assert not ran.there
         await after.until(await after.begin(), RunState.RUNNING)
-    await kept.close()
 
 
 CHOICE = {"parameters": {"--mood": "calm"}}
@@ -114,7 +118,7 @@ ALLOWED = {"cli_args": {"--mood": {"values": ["calm"]}}}
 
 @pytest.mark.parametrize("end", ["kill -9", "SIGTERM"])
 async def test_what_a_sidecar_left_before_it_began_runs_after_the_next_start(end: str, tmp_path: Path) -> None:
-    kept = SqliteRecordStore(tmp_path / "runs.sqlite", RUNS)
+    kept = filed(tmp_path)
     work = Working()
     stage = staged(work, store=kept, holder="file", max_concurrent_executions=1, per_call=ALLOWED)
     first = await stage.begin()
@@ -141,39 +145,37 @@ async def test_what_a_sidecar_left_before_it_began_runs_after_the_next_start(end
         async for event in says(order):
             yield event
 
-    again = staged(notes, store=SqliteRecordStore(tmp_path / "runs.sqlite", RUNS), holder="file", per_call=ALLOWED)
+    again = staged(notes, store=filed(tmp_path), holder="file", per_call=ALLOWED)
     async with running(again):
         run = await again.over(left)
         assert (run.status, run.output, run.caller) == (RunStatus.SUCCESS, "tides", ALICE)
         assert [(one.execution_id, one.prompt.cli_args) for one in orders] == [(left, CHOICE["parameters"])]
         assert (await again.over(first)).status is RunStatus.FAILURE, "it had begun"
-    await kept.close()
 
 
 async def test_what_was_left_does_not_begin_for_a_caller_who_may_not_have_it_any_more(tmp_path: Path) -> None:
-    kept = SqliteRecordStore(tmp_path / "runs.sqlite", RUNS)
+    kept = filed(tmp_path)
     stage = staged(Working(), store=kept, holder="file", max_concurrent_executions=1)
     await stage.begin()
     left = await stage.begin()
     await killed(stage)
-    again = staged(says, store=SqliteRecordStore(tmp_path / "runs.sqlite", RUNS), holder="file")
+    again = staged(says, store=filed(tmp_path), holder="file")
     again.executions.objection = lambda *_: Reason.PRINCIPAL_DISABLED
     async with running(again):
         run = await again.over(left)
     assert (run.status, run.started_at) == (RunStatus.FAILURE, None)
     assert run.failure is not None and "principal-disabled" in run.failure.message
-    await kept.close()
 
 
 async def test_of_more_than_the_queue_holds_each_one_left_has_its_turn_in_the_end(tmp_path: Path) -> None:
-    kept = SqliteRecordStore(tmp_path / "runs.sqlite", RUNS)
+    kept = filed(tmp_path)
     stage = staged(Working(), store=kept, holder="file", max_concurrent_executions=1)
     runs = [await stage.begin() for _ in range(8)]
     await stage.until(runs[0], RunState.RUNNING)
     await killed(stage)
     again = staged(
         says,
-        store=SqliteRecordStore(tmp_path / "runs.sqlite", RUNS),
+        store=filed(tmp_path),
         holder="file",
         max_concurrent_executions=1,
         max_queue=2,
@@ -181,7 +183,6 @@ async def test_of_more_than_the_queue_holds_each_one_left_has_its_turn_in_the_en
     async with running(again):
         ends = [(await again.over(one)).status for one in runs]
     assert ends == [RunStatus.FAILURE] + 7 * [RunStatus.SUCCESS]
-    await kept.close()
 
 
 async def test_the_store_has_that_a_run_begins_before_it_does(valkey: Valkey) -> None:
@@ -199,22 +200,21 @@ async def test_the_store_has_that_a_run_begins_before_it_does(valkey: Valkey) ->
 
 
 async def test_what_is_asked_for_while_it_is_unidentified_is_what_becomes_of_it(tmp_path: Path) -> None:
-    kept = SqliteRecordStore(tmp_path / "runs.sqlite", RUNS)
+    kept = filed(tmp_path)
     stage = staged(Working(), store=kept, holder="file")
     left = await stage.begin()
     await stage.until(left, RunState.RUNNING)
     await killed(stage)
-    after = staged(says, store=SqliteRecordStore(tmp_path / "runs.sqlite", RUNS), holder="file")
+    after = staged(says, store=filed(tmp_path), holder="file")
     cancelling = asyncio.create_task(after.executions.cancel(left, "late"))
     await asyncio.sleep(0.05)
     async with running(after):
         run = await cancelling
     assert (run.status, run.task["status"]["state"]) == (RunStatus.CANCELLED, "TASK_STATE_CANCELED")
-    await kept.close()
 
 
 async def test_of_an_agent_so_many_runs_are_kept_as_it_says(tmp_path: Path) -> None:
-    async with running(staged(says, store=SqliteRecordStore(tmp_path / "runs.sqlite", RUNS), keep_runs=3)) as stage:
+    async with running(staged(says, store=filed(tmp_path), keep_runs=3)) as stage:
         runs = [(await stage.over(await stage.begin())).id for _ in range(6)]
         kept, count = await stage.executions.page(None, ("writer",), None, 10, 0)
         assert ([one.id for one in kept], count) == (runs[:1:-1], 4)

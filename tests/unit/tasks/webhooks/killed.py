@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidecar.tasks.webhooks import DeliveryOutcome, SqliteDeliveryStore
+from sidecar.storage import SqliteFile
+from sidecar.tasks.webhooks import DeliveryOutcome, DeliveryStore
 from tests.unit.tasks.webhooks.receiving import Seen, for_, outbox
 
 
@@ -18,13 +19,13 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DiesWhenDelivered(SqliteDeliveryStore):
+class DiesWhenDelivered(DeliveryStore):
     async def ended(self, ids: Sequence[str]) -> None:
         die()
 
 
 async def main(state: str, path: Path, url: str) -> None:
-    store = (DiesWhenDelivered if state == "delivered" else SqliteDeliveryStore)(path)
+    store = (DiesWhenDelivered if state == "delivered" else DeliveryStore)(SqliteFile(path))
     one = outbox(store, Seen(), state, first_retry_s=0.1)
     await one.put("push", "ref", for_("alice"), url, (("Content-Type", "application/json"),), b'{"n":1}')
     if state == "put":

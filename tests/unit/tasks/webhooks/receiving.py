@@ -16,8 +16,9 @@ from typing import Any
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import GuardedClient, parse_origin
 from sidecar.settings.callbacks import CallbackSettings
-from sidecar.storage.webhooks.delivery import Kind
-from sidecar.tasks.webhooks import CallbackKey, DeliveryOutcome, DeliveryStore, MemoryDeliveryStore, OnBehalfOf, Outbox
+from sidecar.storage import SqliteFile
+from sidecar.storage.deliveries import Kind
+from sidecar.tasks.webhooks import CallbackKey, DeliveryOutcome, DeliveryStore, OnBehalfOf, Outbox
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.http.client.hostile import Conversation, Script
 
@@ -95,14 +96,13 @@ def outbox(store: DeliveryStore, seen: Seen, ids: str = "msg", **rules: Any) -> 
 @asynccontextmanager
 async def running(store: DeliveryStore | None = None, **rules: Any) -> AsyncIterator[tuple[Outbox, Seen]]:
     seen = Seen()
-    one = outbox(store or MemoryDeliveryStore(), seen, **rules)
+    one = outbox(store or DeliveryStore(SqliteFile(None)), seen, **rules)
     task = asyncio.create_task(one.run())
     try:
         yield one, seen
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await one.store.close()
 
 
 def in_turn(*answers: bytes) -> Script:

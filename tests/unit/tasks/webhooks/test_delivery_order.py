@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.storage.webhooks.delivery import MOVES, DeliveryState, Happening, PendingDelivery
+from sidecar.storage.deliveries import MOVES, DeliveryState, Happening, PendingDelivery
 from sidecar.tasks.webhooks.delivery_order import BURST, PLACES, PLACES_OF_OWNER, PLACES_OF_RECEIVER, DeliveryOrder
 
 FAST = 1_000_000

@@ -21,14 +21,13 @@ from click.testing import CliRunner
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client import parse_origin
+from sidecar.storage import RecordStoreOut, SqliteFile
 from sidecar.tasks.webhooks import (
     CallbackKey,
     Delivery,
     DeliveryOutcome,
-    DeliveryStoreOut,
-    MemoryDeliveryStore,
+    DeliveryStore,
     PendingDelivery,
-    SqliteDeliveryStore,
     load_or_make_callback_key,
 )
 from tests.pages import blocks_of
@@ -188,7 +187,7 @@ async def test_a_listener_that_fails_is_nobody_elses_trouble() -> None:
     assert len(heard) == 1
 
 
-class OutAtTimes(MemoryDeliveryStore):
+class OutAtTimes(DeliveryStore):
     """A store that is out whenever it is told so."""
 
     out = False
@@ -196,20 +195,20 @@ class OutAtTimes(MemoryDeliveryStore):
 
     async def get(self, id_: str) -> Delivery | None:
         if self.mute:
-            raise DeliveryStoreOut("it is out")
-        return await MemoryDeliveryStore.get(self, id_)
+            raise RecordStoreOut("it is out")
+        return await DeliveryStore.get(self, id_)
 
     async def waiting(self) -> Sequence[PendingDelivery]:
         self._check()
-        return await MemoryDeliveryStore.waiting(self)
+        return await DeliveryStore.waiting(self)
 
     async def ended(self, ids: Sequence[str]) -> None:
         self._check()
-        await MemoryDeliveryStore.ended(self, ids)
+        await DeliveryStore.ended(self, ids)
 
     def _check(self) -> None:
         if self.out:
-            raise DeliveryStoreOut("it is out")
+            raise RecordStoreOut("it is out")
 
 
 async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_twice(
@@ -217,16 +216,16 @@ async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_t
 ) -> None:
     monkeypatch.setattr("sidecar.tasks.webhooks.outbox.LOOK_AGAIN_S", 0.05)
     monkeypatch.setattr("sidecar.tasks.webhooks.outbox.STORE_REST_S", 0.05)
-    store = OutAtTimes()
+    store = OutAtTimes(SqliteFile(None))
     async with serving(say(TAKEN)) as receiver, running(store) as (box, seen):
         store.out = True
         await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await seen.until(1)
         await asyncio.sleep(0.1)
-        assert len(await MemoryDeliveryStore.waiting(store)) == 1
+        assert len(await DeliveryStore.waiting(store)) == 1
         store.out = False
         async with asyncio.timeout(2):
-            while await MemoryDeliveryStore.waiting(store):
+            while await DeliveryStore.waiting(store):
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)
         assert len(receiver.requests) == 1
@@ -234,7 +233,7 @@ async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_t
 
 async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.tasks.webhooks.outbox.STORE_REST_S", 0.01)
-    store = OutAtTimes()
+    store = OutAtTimes(SqliteFile(None))
     async with serving(say(TAKEN)) as receiver, running(store, max_attempts=1) as (box, seen):
         store.mute = True
         await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
@@ -246,12 +245,11 @@ async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_put_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    store = SqliteDeliveryStore(tmp_path / "none" / "c")
+    store = DeliveryStore(SqliteFile(tmp_path / "none" / "c"))
     one = outbox(store, Seen())
     with pytest.raises(Refusal) as told:
         await one.put("push", "ref", for_("alice"), "http://127.0.0.1:9/", JSON, b"{}")
     assert told.value.reason is Reason.STORE_UNAVAILABLE
-    await store.close()
 
 
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
@@ -281,13 +279,13 @@ async def test_whatever_it_is_killed_at_the_next_run_delivers_it_under_the_same_
             sent_before = len(first.requests)
             assert sent_before == (state != "put")
         with closing(sqlite3.connect(path)) as file:
-            [(attempts,)] = file.execute("SELECT attempts FROM callbacks").fetchall()
+            [(attempts,)] = file.execute("SELECT attempts FROM deliveries").fetchall()
             assert attempts == (state == "waiting")
         async with serving(say(TAKEN)) as second:
             moved = sqlite3.connect(path)  # the receiver has another port now
             with closing(moved), moved:
-                moved.execute("UPDATE callbacks SET url = ?", (second.url,))
-            async with running(SqliteDeliveryStore(path)) as (_, seen):
+                moved.execute("UPDATE deliveries SET url = ?", (second.url,))
+            async with running(DeliveryStore(SqliteFile(path))) as (_, seen):
                 await seen.until(1)
                 [request] = second.requests
                 assert verified(request, second.url) == b'{"n":1}'
@@ -386,12 +384,12 @@ async def test_what_cannot_be_recorded_is_neither_sent_nor_forgotten(monkeypatch
 async def test_an_entry_that_was_damaged_is_nobody_elses_trouble(column: str, tmp_path: Path) -> None:
     path = tmp_path / "callbacks"
     async with serving(say(TAKEN)) as receiver:
-        store = SqliteDeliveryStore(path)
+        store = DeliveryStore(SqliteFile(path))
         box = outbox(store, Seen())
         for name in ("alice", "bob"):
             await box.put("push", "ref", for_(name), f"{receiver.url}/{name}", JSON, b"{}")
         with closing(sqlite3.connect(path)) as file, file:
-            file.execute(f"UPDATE callbacks SET {column} = '[7, null, 1]' WHERE url LIKE '%alice'")
+            file.execute(f"UPDATE deliveries SET {column} = '[7, null, 1]' WHERE url LIKE '%alice'")
         async with running(store) as (_, seen):
             await seen.until(2)
             assert sorted(each.result for each in seen.told) == ["delivered", "refused"]

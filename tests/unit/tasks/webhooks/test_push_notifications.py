@@ -23,7 +23,9 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import GuardedClient
 from sidecar.settings.callbacks import CallbackSettings
-from sidecar.tasks.webhooks import PATH, DeliveryStore, MemoryDeliveryStore, PushConfigs, SqliteDeliveryStore
+from sidecar.storage import MemoryRecordStore, RecordStore, SqliteFile, SqliteRecordStore
+from sidecar.storage.push_configs import PUSHES, PushRecord
+from sidecar.tasks.webhooks import PATH, Outbox, PushConfigs
 from tests.a2a.agents import NO_OLD, OLD_PYTHON
 from tests.unit.http.client.hostile import Hostile, response, say, serving
 from tests.unit.tasks.webhooks.receiving import HERE, Seen, for_, header, running, verified
@@ -42,7 +44,8 @@ class World:
     pushes: PushConfigs
     seen: Seen
     receiver: Hostile
-    store: DeliveryStore
+    store: RecordStore[PushRecord]
+    outbox: Outbox
 
     def config(self, **more: Any) -> dict[str, Any]:
         return {
@@ -77,13 +80,15 @@ async def pushed(pushes: PushConfigs, handle: str, token: str, authorization: st
 
 @pytest.fixture(params=["memory", "file"])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    store: DeliveryStore = MemoryDeliveryStore() if request.param == "memory" else SqliteDeliveryStore(tmp_path / "c")
+    store: RecordStore[PushRecord] = MemoryRecordStore(is_work=False)
+    if request.param == "file":
+        store = SqliteRecordStore(SqliteFile(tmp_path / "c"), PUSHES)
     settings = CallbackSettings.model_validate(HERE)
 
     async def nobody(host: str, port: int) -> Sequence[str]:
         return ["10.0.0.1"]
 
-    async with serving(say(TAKEN)) as receiver, running(store) as (box, seen):
+    async with serving(say(TAKEN)) as receiver, running() as (box, seen):
         pushes = PushConfigs(
             store=store,
             outbox=box,
@@ -96,7 +101,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             new_secret=lambda: secrets.token_urlsafe(32),
             keep_s=lambda: 100.0,
         )
-        yield World(pushes, seen, receiver, store)
+        yield World(pushes, seen, receiver, store, box)
 
 
 async def refused(awaitable: Any) -> Reason:
@@ -137,7 +142,7 @@ async def test_what_it_pushes_arrives_with_the_callers_token_and_credentials_in_
         assert b"authorization" not in request.lower() and b"x-a2a-notification-token" not in request.lower()
     artifact = {"taskId": "t-1", "contextId": "c-1", "artifact": {"artifactId": "a", "parts": [{"text": "x"}]}}
     await world.push(handle, secret, {"artifactUpdate": artifact}, arrives=False)
-    assert list(await world.store.waiting()) == [], "0.3 has no word for it"
+    assert list(await world.outbox.store.waiting()) == [], "0.3 has no word for it"
 
 
 async def test_who_does_not_hold_our_secret_pushes_nothing(world: World) -> None:
@@ -168,7 +173,7 @@ async def test_what_is_no_notification_of_this_task_goes_nowhere(world: World, b
     """Threats N2: a configuration is for one task; no task is not every task."""
     handle, secret = await world.registered()
     assert await refused(pushed(world.pushes, handle, secret, "", body)) is Reason.MALFORMED_CALL
-    assert list(await world.store.waiting()) == []
+    assert list(await world.outbox.store.waiting()) == []
 
 
 async def test_what_came_inside_a_send_belongs_to_the_first_task_that_it_is_about(world: World) -> None:
@@ -306,7 +311,7 @@ asyncio.run(main(*map(json.loads, sys.argv[1:])))
 
 @pytest.mark.skipif(not OLD_PYTHON.is_file(), reason=NO_OLD)
 async def test_the_official_agent_of_0_3_pushes_through_us_to_a_caller_of_1_0(world: World) -> None:
-    if isinstance(world.store, MemoryDeliveryStore):
+    if isinstance(world.store, MemoryRecordStore):
         return  # once is enough: it takes its time to start
     handle, told = await world.pushes.register(BEHALF, "t-1", world.config(), "1.0")
     async with at_an_address(world.pushes) as here:

@@ -1,9 +1,7 @@
 """Records who owns each task at an upstream.
 
-    record.py   the record of a task: its owner, and the question that created it
-    store.py    the interface of a store: memory.py (this process), sqlite.py (a file, which survives a restart), or
-                redis.py (a server, which replicas share)
-    __init__    the one accessor: every access to a task, by MCP and by A2A, goes through `TaskOwners` (threats G1)
+Every access to a task, by MCP and by A2A, goes through `TaskOwners` (threats G1). A record holds who may use the task
+and the question that policy is asked then; nothing of the task's arguments, progress or result.
 
 A task belongs to the chain that created it, as a session does, and never to a session, a connection or the bytes of
 a token. Another caller's task and an unknown task get the same refusal. A task whose owner cannot be looked up is
@@ -12,38 +10,71 @@ refused.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Literal, NamedTuple
 
 from sidecar.errors import Reason, Refusal
-from sidecar.storage.task_owners.memory import MemoryOwnerStore
-from sidecar.storage.task_owners.record import MAX_ID_CHARS, TERMINAL, Namespace, OwnerRecord
-from sidecar.storage.task_owners.redis import RedisOwnerStore
-from sidecar.storage.task_owners.sqlite import SqliteOwnerStore, check_task_file
-from sidecar.storage.task_owners.store import OwnerBounds, OwnerStore, OwnerStoreOut
+from sidecar.storage.record_kind import RecordKind, record_codec
+from sidecar.storage.record_store import AddedRecord, RecordBounds, RecordStore, RecordStoreOut
 from sidecar.vocabulary import Caller, Question
 
-__all__ = [
-    "MAX_ID_CHARS",
-    "TERMINAL",
-    "MemoryOwnerStore",
-    "Namespace",
-    "OwnerBounds",
-    "OwnerRecord",
-    "OwnerStore",
-    "OwnerStoreOut",
-    "RedisOwnerStore",
-    "SqliteOwnerStore",
-    "TaskOwners",
-    "check_task_file",
-]
+Namespace = Literal["mcp", "a2a", "a2a-context"]
+MAX_ID_CHARS: Final = 1024  # must fit the header that mirrors it (MCP 2026-07-28), in base64 of UTF-8
+TERMINAL: Final = frozenset({"completed", "failed", "cancelled", "canceled", "rejected"})  # of MCP and of A2A
+GRACE_S: Final = 60.0  # clocks differ; the owner may ask for the task until the server itself has deleted it
+AMENDED_TIMES: Final = 20  # while other calls change the same record
 
-GRACE_S = 60.0  # clocks differ; the owner may ask for the task until the server itself has deleted it
-SWEEP_EVERY_S = 60.0
 
-log = logging.getLogger("sidecar.storage.task_owners")
+class OwnerRecord(NamedTuple):
+    """The owner of one task. `task_id` is the upstream's, unique at its `server`; `owner` is `Caller.binding`, never
+    empty.
+
+    `object` and `action` are the question that created it, and `method` the method on the wire. Times are seconds since
+    the epoch. `state` is how the task ended, "" until its end is seen.
+    """
+
+    namespace: Namespace
+    server: str
+    task_id: str
+    owner: str
+    object: str
+    action: str
+    method: str
+    created_at: float
+    expires_at: float
+    state: str = ""
+    revision: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.namespace}/{self.server}/{self.task_id}"
+
+    @property
+    def target(self) -> str:
+        """Returns "": owners are in no list."""
+        return ""
+
+    @property
+    def standing(self) -> str:
+        return self.state
+
+    @property
+    def is_done(self) -> bool:
+        return self.state != ""
+
+    @property
+    def question(self) -> Question:
+        """Returns the question that created the task, without its arguments, which are not stored."""
+        return Question(self.object, self.action, self.server, self.object.partition("/")[2])
+
+    def is_same_as(self, other: OwnerRecord) -> bool:
+        """Whether both records have the same task, owner and question."""
+        return self[:7] == other[:7]
+
+
+OWNERS: Final = RecordKind("a task's owner", record_codec(OwnerRecord), key="task-owners", is_work=False)
 
 
 @dataclass(slots=True)
@@ -51,11 +82,11 @@ class TaskOwners:
     """The owners of all tasks. `clock` gives seconds since the epoch; no record is kept longer than `keep_s`.
     Context ids are derived with `secret`, so that only this deployment can make them."""
 
-    store: OwnerStore
+    store: RecordStore[OwnerRecord]
     clock: Callable[[], float]
     secret: bytes = field(repr=False)
     keep_s: float = 7 * 86_400.0
-    bounds: OwnerBounds = field(default_factory=OwnerBounds)
+    bounds: RecordBounds = field(default_factory=partial(RecordBounds, evicts_open=True))
 
     async def owned(self, caller: Caller, server: str, task_id: str, *, namespace: Namespace = "mcp") -> OwnerRecord:
         """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN, also for another's task, or
@@ -79,22 +110,19 @@ class TaskOwners:
         asked = [task_id for task_id in dict.fromkeys(task_ids) if 0 < len(task_id) <= MAX_ID_CHARS]
         if caller.is_anonymous or not asked:
             return {}  # all anonymous callers look alike: a task of one would belong to all of them (threats G2)
-        try:
-            found = await self.store.find(namespace, server, asked, self.clock())
-        except OwnerStoreOut:
-            raise _unavailable() from None
+        found = await self._found(namespace, server, asked)
         return {record.task_id: record for record in found if record.owner == caller.binding}
+
+    async def _found(self, namespace: Namespace, server: str, task_ids: Collection[str]) -> list[OwnerRecord]:
+        found, now_s = await self.store.find([f"{namespace}/{server}/{one}" for one in task_ids]), self.clock()
+        return [record for record in found if record.expires_at > now_s]
 
     async def may_create(self, caller: Caller) -> None:
         """Checks that a task created now could be stored, before the call is forwarded. Raises Refusal."""
         if caller.is_anonymous:
             raise Refusal(Reason.UNAUTHENTICATED, "a task belongs to somebody, and nobody said who")
-        try:
-            has_room = await self.store.has_room(self.bounds)
-        except OwnerStoreOut:
-            raise _unavailable() from None
-        if not has_room:
-            raise _full()
+        if not await self.store.has_room(self.bounds):
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
 
     async def created(
         self,
@@ -117,25 +145,16 @@ class TaskOwners:
         if not 0 < len(task_id) <= MAX_ID_CHARS:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its task id is not of 1 to {MAX_ID_CHARS} characters")
         now_s = self.clock()
-        record = OwnerRecord(
-            namespace,
-            server,
-            task_id,
-            caller.binding,
-            by.object,
-            by.action,
-            method,
-            now_s,
-            self._expiry(now_s, ttl_s),
-            state,
-        )
-        try:
-            standing = await self.store.claim(record, self.bounds)
-        except OwnerStoreOut:
-            raise _unavailable() from None
-        if standing is None:
-            raise _full()
-        if not standing.is_same_as(record):
+        expires_at = self._expiry(now_s, ttl_s)
+        whose = (caller.binding, by.object, by.action, method)
+        record = OwnerRecord(namespace, server, task_id, *whose, now_s, expires_at, state)
+        added = await self.store.add(record, "", 0.0, self.bounds)
+        if added is AddedRecord.KEPT:
+            return record
+        if added is AddedRecord.FULL:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
+        standing = await self.store.get(record.id)
+        if standing is None or not standing.is_same_as(record):
             raise Refusal(Reason.RESPONSE_REFUSED, "its task id is taken")
         if ttl_s is None:
             await self.used(standing)
@@ -146,15 +165,11 @@ class TaskOwners:
         caller could claim the id. Raises Refusal(STORE_UNAVAILABLE)."""
         expires_at = self._expiry(self.clock(), None)
         if record.expires_at < expires_at - self.keep_s / 2:  # not on every message of a conversation
-            await self._amend(record._replace(expires_at=expires_at))
+            await self._amend(record, record.state, expires_at)
 
     async def is_anothers(self, owner: str, server: str, task_id: str, *, namespace: Namespace) -> bool:
         """Whether the task is on record for another owner. Raises Refusal(STORE_UNAVAILABLE)."""
-        try:
-            found = await self.store.find(namespace, server, (task_id,), self.clock())
-        except OwnerStoreOut:
-            raise _unavailable() from None
-        return any(record.owner != owner for record in found)
+        return any(record.owner != owner for record in await self._found(namespace, server, (task_id,)))
 
     async def saw(self, record: OwnerRecord, state: str, ttl_s: float | None) -> None:
         """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises
@@ -163,32 +178,20 @@ class TaskOwners:
         ended = state if state in TERMINAL and not record.state else record.state
         if ended == record.state and abs(expires_at - record.expires_at) < 1.0:
             return
-        await self._amend(record._replace(state=ended, expires_at=expires_at))
+        await self._amend(record, ended, expires_at)
 
-    async def _amend(self, record: OwnerRecord) -> None:
-        try:
-            await self.store.amend(record)
-        except OwnerStoreOut:
-            raise _unavailable() from None
+    async def _amend(self, record: OwnerRecord, state: str, expires_at: float) -> None:
+        """Changes the record if its owner still has it. An end is final."""
+        for _ in range(AMENDED_TIMES):
+            changed = record._replace(state=record.state or state, expires_at=expires_at, revision=record.revision + 1)
+            if await self.store.replace(changed):
+                return
+            stands = await self.store.get(record.id)
+            if stands is None or stands.owner != record.owner:
+                return
+            record = stands
+        raise RecordStoreOut("the owner of a task is changed by too many calls at once")
 
     def _expiry(self, created_at: float, ttl_s: float | None) -> float:
         lasts_s = self.keep_s if ttl_s is None else min(self.keep_s, max(0.0, ttl_s) + GRACE_S)
         return created_at + lasts_s
-
-    async def run_sweeps(self) -> None:
-        """Deletes expired records until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            try:
-                await self.store.sweep(self.clock())
-            except OwnerStoreOut as out:
-                log.warning("the task store is out", extra={"error": str(out)})
-
-
-def _unavailable() -> Refusal:
-    # Fail closed: without its record, any caller could use the task.
-    return Refusal(Reason.STORE_UNAVAILABLE)
-
-
-def _full() -> Refusal:
-    return Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")

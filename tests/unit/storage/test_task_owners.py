@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.storage.task_owners import GRACE_S, MemoryOwnerStore, OwnerBounds, OwnerRecord, OwnerStoreOut, TaskOwners
+from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, RedisRecordStore
+from sidecar.storage.task_owners import GRACE_S, OWNERS, OwnerRecord, TaskOwners
 from sidecar.vocabulary import Caller, Principal, Question
 
 SEARCH = Question("tool:github/search/code", "tools/call", "github", "search/code", {"repo": "secret"})
@@ -29,11 +30,13 @@ class Clock:
 @dataclass
 class Kept:
     clock: Clock = field(default_factory=Clock)
-    store: MemoryOwnerStore = field(default_factory=MemoryOwnerStore)
+    store: RecordStore[OwnerRecord] = field(default_factory=lambda: MemoryRecordStore(is_work=False))
 
     @property
     def tasks(self) -> TaskOwners:
-        return TaskOwners(self.store, self.clock, b"secret", keep_s=1000.0, bounds=OwnerBounds(10, 20))
+        return TaskOwners(
+            self.store, self.clock, b"secret", keep_s=1000.0, bounds=RecordBounds(10, 20, evicts_open=True)
+        )
 
     async def create(self, who: Caller = ALICE, task_id: str = "t", ttl_s: float | None = None) -> OwnerRecord:
         return await self.tasks.created(who, "github", task_id, by=SEARCH, method="tools/call", ttl_s=ttl_s)
@@ -138,24 +141,12 @@ async def test_all_of_several_tasks_must_be_owned() -> None:
     assert (await kept.tasks.mine(ALICE, "github", ["a", "b", "c"])).keys() == {"a"}
 
 
-class Out(MemoryOwnerStore):
-    """A store that does not answer."""
-
-    async def find(self, *_: object) -> list[OwnerRecord]:
-        raise OwnerStoreOut("gone")
-
-    async def claim(self, *_: object) -> OwnerRecord | None:
-        raise OwnerStoreOut("gone")
-
-    async def has_room(self, *_: object) -> bool:
-        raise OwnerStoreOut("gone")
-
-    async def amend(self, *_: object) -> None:
-        raise OwnerStoreOut("gone")
+async def gone(*_: object) -> None:
+    raise ConnectionError("gone")
 
 
 async def test_without_its_store_nobody_has_a_task() -> None:
-    kept = Kept(store=Out())
+    kept = Kept(store=RedisRecordStore(gone, OWNERS))
     record = await Kept().create()
     for asked in (
         kept.tasks.owned(ALICE, "github", "t"),

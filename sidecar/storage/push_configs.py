@@ -1,11 +1,12 @@
-"""The record of one push configuration."""
+"""The record of one push configuration: the receiver that a caller named, and what is needed to reach it."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sidecar.protocols.a2a.operations import Version
-from sidecar.storage.webhooks.delivery import OnBehalfOf
+from sidecar.storage.deliveries import OnBehalfOf
+from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller
 
 
@@ -14,7 +15,8 @@ class PushRecord(NamedTuple):
     sidecar's own address that the agent was given instead. The agent authenticates with `secret`; `token`, `scheme` and
     `credentials` are the caller's, for its receiver, so a record is never printed. `task_id` is "" until the agent
     reports the task it created. `caller` registered the configuration with a send for `skill` ("" for none), and is
-    checked again for each push; `owner` is its binding."""
+    checked again for each push; `owner` is its binding. `named_at` is when the agent accepted it last; of two
+    configurations of one name the later one counts."""
 
     handle: str
     owner: str
@@ -31,9 +33,32 @@ class PushRecord(NamedTuple):
     expires_at: float
     skill: str
     caller: Caller
+    named_at: float = 0.0
+    revision: int = 0
 
     def __repr__(self) -> str:
         return f"PushRecord({self.server!r})"
+
+    # --- StoredRecord -------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.handle
+
+    @property
+    def target(self) -> str:
+        return self.server
+
+    @property
+    def standing(self) -> str:
+        return ""
+
+    @property
+    def is_done(self) -> bool:
+        """Returns False: no configuration is evicted for another one."""
+        return False
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     @property
     def behalf(self) -> OnBehalfOf:
@@ -48,3 +73,6 @@ class PushRecord(NamedTuple):
             credentials = {"credentials": self.credentials} if self.credentials else {}
             told["authentication"] = {"scheme": self.scheme, **credentials}
         return told
+
+
+PUSHES: Final = RecordKind("a push configuration", record_codec(PushRecord), key="push-configs", is_work=False)

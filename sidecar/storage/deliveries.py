@@ -1,0 +1,211 @@
+"""Stores deliveries that wait, and defines a delivery and its state table.
+
+Deliveries have a table of their own in the file of the data folder, beside the records: they are bounded by bytes, are
+listed without their content in the order in which they came, and never leave the replica that accepted them.
+
+state       event           next
+waiting     its turn        sending
+sending     2xx             delivered       final
+sending     410             given_up        final: the receiver wants no more deliveries
+sending     refused         refused         final: the address is not allowed, or no request can be made of it
+sending     withheld        withheld        final: the caller is disabled, or may no longer have the content
+sending     anything else   waiting         after a growing delay, told as `failed`; after the last attempt: given_up
+sending     process dies    waiting         sent again: at least once
+waiting     too old         given_up        final
+waiting     dropped         forgotten       not reported
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, Literal, NamedTuple
+
+import orjson
+
+from sidecar.storage.caller_codec import caller_from, plain_caller
+from sidecar.storage.sqlite_file import SqliteFile
+from sidecar.vocabulary import Caller
+
+Kind = Literal["push", "task"]
+"""The kind of delivery: a push notification from an agent, or the end of a task of the task API."""
+
+Headers = tuple[tuple[str, str], ...]
+GONE: Final = 410
+
+
+class OnBehalfOf(NamedTuple):
+    """On whose behalf a delivery is made: the caller, and the agent `server` that was asked for `skill` ("" for none).
+    This is enough to check later whether the delivery is still allowed."""
+
+    caller: Caller
+    server: str
+    skill: str = ""
+
+
+class Delivery(NamedTuple):
+    """One delivery. `kind` and `ref` are for the code that queued it; `owner` is the binding of the chain it is sent
+    for. `headers` may hold credentials for the receiver, so a delivery is never printed."""
+
+    id: str
+    kind: Kind
+    ref: str
+    owner: str
+    url: str
+    created_at: float
+    headers: Headers
+    body: bytes
+    behalf: OnBehalfOf
+
+    def __repr__(self) -> str:
+        return f"Delivery({self.id!r}, {self.kind!r})"
+
+    @property
+    def size(self) -> int:
+        """Approximate size in bytes."""
+        return len(self.body) + len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+
+class PendingDelivery(NamedTuple):
+    """A delivery without its content. `due_at` is when it may be sent next, in seconds since the epoch."""
+
+    id: str
+    kind: Kind
+    ref: str
+    owner: str
+    url: str
+    created_at: float
+    attempts: int
+    due_at: float
+
+
+class DeliveryState(StrEnum):
+    """The state of a delivery."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    WITHHELD = "withheld"
+    GIVEN_UP = "given_up"
+    FORGOTTEN = "forgotten"
+
+
+class Happening(StrEnum):
+    """An event that moves a delivery to another state."""
+
+    TURN = "turn"
+    ACCEPTED = "accepted"
+    UNWANTED = "unwanted"
+    REFUSED = "refused"
+    WITHHELD = "withheld"
+    FAILED = "failed"
+    EXHAUSTED = "exhausted"
+    POSTPONED = "postponed"
+    DROPPED = "dropped"
+
+
+MOVES: Final[Mapping[tuple[DeliveryState, Happening], DeliveryState]] = {
+    (DeliveryState.WAITING, Happening.TURN): DeliveryState.SENDING,
+    (DeliveryState.WAITING, Happening.DROPPED): DeliveryState.FORGOTTEN,
+    (DeliveryState.SENDING, Happening.ACCEPTED): DeliveryState.DELIVERED,
+    (DeliveryState.SENDING, Happening.UNWANTED): DeliveryState.GIVEN_UP,
+    (DeliveryState.SENDING, Happening.REFUSED): DeliveryState.REFUSED,
+    (DeliveryState.SENDING, Happening.WITHHELD): DeliveryState.WITHHELD,
+    (DeliveryState.SENDING, Happening.FAILED): DeliveryState.WAITING,
+    (DeliveryState.SENDING, Happening.EXHAUSTED): DeliveryState.GIVEN_UP,
+    (DeliveryState.SENDING, Happening.POSTPONED): DeliveryState.WAITING,
+    (DeliveryState.SENDING, Happening.DROPPED): DeliveryState.FORGOTTEN,
+}
+
+Result = Literal["delivered", "failed", "refused", "withheld", "given_up"]
+
+
+class DeliveryOutcome(NamedTuple):
+    """The result of one attempt, for the code that queued the delivery. After `failed` another attempt follows. `why`
+    is a status or a sentence of the sidecar's, never the receiver's text."""
+
+    id: str
+    kind: Kind
+    ref: str
+    result: Result
+    attempts: int
+    why: str
+
+
+class DeliveryBounds(NamedTuple):
+    """How many deliveries may wait: per owner and in total, and their total size in bytes."""
+
+    per_owner: int
+    total: int
+    total_bytes: int
+
+
+_STANDING: Final = "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(owner = ?), 0) FROM deliveries"
+_PUT: Final = "INSERT INTO deliveries VALUES (NULL, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)"
+_WAITING: Final = """
+SELECT id, kind, ref, owner, url, created_at, attempts, due_at FROM deliveries ORDER BY position
+"""
+_GET: Final = "SELECT id, kind, ref, owner, url, created_at, headers, body, behalf FROM deliveries WHERE id = ?"
+_AGAIN: Final = "UPDATE deliveries SET attempts = ?, due_at = ? WHERE id = ?"
+_ENDED: Final = "DELETE FROM deliveries WHERE id = ?"
+
+
+class DeliveryStore:
+    """Stores deliveries in a file, or in a database in memory. Every method raises RecordStoreOut. `up` says whether
+    the store answered last time."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    @property
+    def up(self) -> bool:
+        return self._file.up
+
+    async def put(self, delivery: Delivery, due_at: float, bounds: DeliveryBounds) -> bool:
+        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it."""
+        caller, server, skill = delivery.behalf
+        behalf = orjson.dumps([plain_caller(caller), server, skill]).decode()
+        headers = orjson.dumps(delivery.headers).decode()
+        row = (*delivery[:6], due_at, delivery.size, headers, delivery.body, behalf)
+
+        def work(connection: sqlite3.Connection) -> bool:
+            count, size, mine = connection.execute(_STANDING, (delivery.owner,)).fetchone()
+            if count >= bounds.total or size + delivery.size > bounds.total_bytes or mine >= bounds.per_owner:
+                return False
+            connection.execute(_PUT, row)
+            return True
+
+        return await self._file.run(work)
+
+    async def waiting(self) -> Sequence[PendingDelivery]:
+        """Returns all stored deliveries, the oldest first."""
+        if not self._file.is_there:
+            return []
+        return await self._file.run(lambda connection: [PendingDelivery(*row) for row in connection.execute(_WAITING)])
+
+    async def get(self, id_: str) -> Delivery | None:
+        """Returns one delivery with its content, or None. Raises ValueError if it is damaged; other deliveries are not
+        affected."""
+        row = await self._file.run(lambda connection: connection.execute(_GET, (id_,)).fetchone())
+        return None if row is None else _delivery(row)
+
+    async def again(self, id_: str, attempts: int, due_at: float) -> None:
+        """Records that `attempts` attempts have failed, and when the next is due."""
+        await self._file.run(lambda connection: connection.execute(_AGAIN, (attempts, due_at, id_)))
+
+    async def ended(self, ids: Sequence[str]) -> None:
+        """Deletes these deliveries."""
+        rows = [(id_,) for id_ in ids]
+        await self._file.run(lambda connection: connection.executemany(_ENDED, rows))
+
+
+def _delivery(row: tuple[Any, ...]) -> Delivery:
+    *facts, headers, body, behalf = row
+    try:
+        caller, server, skill = orjson.loads(behalf)
+        pairs = tuple((name, value) for name, value in orjson.loads(headers))
+        return Delivery._make((*facts, pairs, body, OnBehalfOf(caller_from(caller), server, skill)))
+    except (TypeError, LookupError):
+        raise ValueError("the stored delivery is damaged") from None
