@@ -110,7 +110,7 @@ async def run(many: int, seed: int = 1) -> dict[str, int | float]:
     processes = Processes({"PATH": os.defpath})
     with tempfile.TemporaryDirectory() as folder:
         executions = Executions(
-            SqliteRecordStore(SqliteFile(Path(folder) / "runs.sqlite"), RUNS),
+            SqliteRecordStore(SqliteFile(Path(folder) / "records.sqlite"), RUNS),
             lambda name, one: runner_from(name, one, processes, processes.environ),
             Metrics(upstreams=()),
             time.time,

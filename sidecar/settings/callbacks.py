@@ -86,7 +86,7 @@ NetworkField = Annotated[
 
 
 class CallbackSettings(Section):
-    """Callbacks and push notifications: what leaves to addresses that callers chose. They wait in `callbacks.sqlite` in
+    """Callbacks and push notifications: what leaves to addresses that callers chose. They wait in `records.sqlite` in
     the data folder, or with `tasks.store: memory` in memory, which a restart forgets. Who registered what is in the
     store that replicas share, with `tasks.store: redis`."""
 

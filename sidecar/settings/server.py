@@ -226,10 +226,9 @@ class TaskSettings(Section):
     """Who owns which task of MCP and A2A, the tasks of the task API, and the runs of agents that are programs."""
 
     store: Literal["file", "memory", "redis"] = "file"
-    """`file` is `tasks.sqlite` in the data folder, `a2a-tasks.sqlite` for the task API, and `runs.sqlite` for what
-    agents that are programs did; what `memory` held, nobody owns or follows after a restart. `redis` is the store of
-    limits (`store.url`), which replicas share: a task that one of them created is there at all of them, and one that
-    dies leaves its tasks to the others."""
+    """`file` is `records.sqlite` in the data folder. What `memory` held is gone after a restart: then no caller owns or
+    follows it. `redis` is the store of limits (`store.url`), which replicas share: a task that one of them created is
+    there at all of them, and one that dies leaves its tasks to the others."""
     keep_s: Seconds = 7 * 86_400.0
     """How long an owner is remembered at most; a task that says that it lasts shorter is forgotten with its end."""
     max_per_principal: Count = 1_000

@@ -21,7 +21,7 @@ class RecordStoreOut(Refusal):
     """The store did not answer, or not in time. A call that needs the record is refused: without it, another caller's
     task could be used, or a disabled caller served. `str` says what happened, for operators; callers never see it."""
 
-    def __init__(self, what_happened: str) -> None:
+    def __init__(self, what_happened: str = "it did not answer") -> None:
         super().__init__(Reason.STORE_UNAVAILABLE)
         self.what_happened = what_happened
 

@@ -413,7 +413,11 @@ async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other
         ids = [(await sent(running, "/api/agents/echo/runs", {}))[1]["run_id"] for _ in range(6)]
         unread, read = {ids[2], ids[3], ids[5]}, [ids[4], ids[1], ids[0]]
         with closing(sqlite3.connect(running.folder / "data" / "records.sqlite")) as kept, kept:
-            await until(lambda: kept.execute("SELECT count(*) FROM records WHERE done = 1").fetchone() == (6,))
+            await until(
+                lambda: (
+                    kept.execute("SELECT count(*) FROM records WHERE kind = 'agent-runs' AND done").fetchone() == (6,)
+                )
+            )
             kept.execute("UPDATE records SET body = ? WHERE id IN (?, ?, ?)", (b'{"id": "odd", "future": 1}', *unread))
         for size, standing in ((1, ""), (2, ""), (3, "&status=success"), (200, "")):
             seen, offset = [], 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sidecar.gateway import forwarder
+from sidecar.storage.sealing import AesSeal
 from sidecar.upstreams.mcp import session_store
 from sidecar.upstreams.mcp.session_store import SessionRecord, key_of, opened
 from tests.flow.process import served
@@ -283,7 +284,6 @@ def test_a_record_opens_for_its_own_session_alone() -> None:
 )
 def test_a_neighbouring_versions_record_is_understood_or_none(changed: dict[str, Any], understood: bool) -> None:
     plain = json.dumps({"v": 1, **RECORD._asdict()} | changed).encode()
-    nonce = b"n" * 12
-    key = session_store._digest(session_store._SEALED, "a" * 43)
-    sealed = (nonce + session_store.AESGCM(key).encrypt(nonce, plain, session_store._ABOUT)).hex().encode()
+    seal = AesSeal(b"a" * 43, session_store._SEALED)
+    sealed = seal.sealed_text(plain, session_store._ABOUT)
     assert (opened("a" * 43, sealed) is not None) is understood

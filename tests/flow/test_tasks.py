@@ -117,7 +117,7 @@ class Stage:
         with closing(sqlite3.connect(self.running.folder / "data" / "records.sqlite")) as file, file:
             for name, body in file.execute("SELECT id, body FROM records").fetchall():
                 owner = orjson.loads(body)
-                owner[8] = 1.0
+                owner["expires_at"] = 1.0
                 file.execute("UPDATE records SET ends_at = 1, body = ? WHERE id = ?", (orjson.dumps(owner), name))
 
 
@@ -514,8 +514,7 @@ async def test_without_the_store_nobody_has_a_task_and_other_calls_go_on(era: Er
     async with stage(tmp_path) as on:
         owner = on.talk("nhi:planner", era)
         task_id = await on.create(owner)
-        store = on.running.app.pipeline.tasks.store
-        await store.close()  # its thread is gone, as with a disk that hangs
+        await on.running.app.shared.records.close()  # its thread is gone, as with a disk that hangs
         wish = {"task": {}} if era == "session" else {}
         for answer in (
             await op(owner, "tasks/get", task_id),
