@@ -58,127 +58,101 @@ class Operation(NamedTuple):
         return self.http10 if version == "1.0" else self.http03
 
 
-def _routes(*routes: OperationRoute) -> tuple[OperationRoute, ...]:
-    return routes
+def _operation(
+    action: str,
+    request: str,
+    response: str,
+    rpc10: str,
+    *routes: OperationRoute,
+    rpc03: str = "",
+    grpc03: str | None = None,
+    http03: tuple[OperationRoute, ...] = (),
+    streams: bool = False,
+) -> Operation:
+    """An operation whose names in 0.3 are those of 1.0, but for what is given; its addresses there begin with /v1."""
+    old = http03 or tuple(route._replace(path="/v1" + route.path) for route in routes)
+    grpc = rpc10 if grpc03 is None else grpc03
+    return Operation(action, request, response, rpc10, rpc03 or action, grpc, routes, old, streams)
 
 
 _CONFIGS: Final = "/tasks/{task}/pushNotificationConfigs"
 _ONE_CONFIG: Final = _CONFIGS + "/{config}"
 
-SEND: Final = Operation(
+SEND: Final = _operation(
     "message/send",
     "SendMessageRequest",
     "SendMessageResponse",
     "SendMessage",
-    "message/send",
-    "SendMessage",
-    _routes(OperationRoute("POST", "/message:send", True)),
-    _routes(OperationRoute("POST", "/v1/message:send", True)),
+    OperationRoute("POST", "/message:send", True),
 )
-STREAM: Final = Operation(
+STREAM: Final = _operation(
     "message/stream",
     "SendMessageRequest",
     "StreamResponse",
     "SendStreamingMessage",
-    "message/stream",
-    "SendStreamingMessage",
-    _routes(OperationRoute("POST", "/message:stream", True)),
-    _routes(OperationRoute("POST", "/v1/message:stream", True)),
+    OperationRoute("POST", "/message:stream", True),
     streams=True,
 )
-GET: Final = Operation(
-    "tasks/get",
-    "GetTaskRequest",
-    "Task",
-    "GetTask",
-    "tasks/get",
-    "GetTask",
-    _routes(OperationRoute("GET", "/tasks/{task}")),
-    _routes(OperationRoute("GET", "/v1/tasks/{task}")),
+GET: Final = _operation("tasks/get", "GetTaskRequest", "Task", "GetTask", OperationRoute("GET", "/tasks/{task}"))
+LIST: Final = _operation(
+    "tasks/list", "ListTasksRequest", "ListTasksResponse", "ListTasks", OperationRoute("GET", "/tasks"), grpc03=""
 )
-LIST: Final = Operation(
-    "tasks/list",
-    "ListTasksRequest",
-    "ListTasksResponse",
-    "ListTasks",
-    "tasks/list",
-    "",
-    _routes(OperationRoute("GET", "/tasks")),
-    _routes(OperationRoute("GET", "/v1/tasks")),
-)
-CANCEL: Final = Operation(
-    "tasks/cancel",
-    "CancelTaskRequest",
-    "Task",
-    "CancelTask",
-    "tasks/cancel",
-    "CancelTask",
-    _routes(OperationRoute("POST", "/tasks/{task}:cancel", True)),
-    _routes(OperationRoute("POST", "/v1/tasks/{task}:cancel", True)),
+CANCEL: Final = _operation(
+    "tasks/cancel", "CancelTaskRequest", "Task", "CancelTask", OperationRoute("POST", "/tasks/{task}:cancel", True)
 )
 # The specification's text says POST, its Protocol Buffers GET; the official SDK takes both.
-RESUBSCRIBE: Final = Operation(
+RESUBSCRIBE: Final = _operation(
     "tasks/resubscribe",
     "SubscribeToTaskRequest",
     "StreamResponse",
     "SubscribeToTask",
-    "tasks/resubscribe",
-    "TaskSubscription",
-    _routes(OperationRoute("GET", "/tasks/{task}:subscribe"), OperationRoute("POST", "/tasks/{task}:subscribe", True)),
-    _routes(
-        OperationRoute("GET", "/v1/tasks/{task}:subscribe"), OperationRoute("POST", "/v1/tasks/{task}:subscribe", True)
-    ),
+    OperationRoute("GET", "/tasks/{task}:subscribe"),
+    OperationRoute("POST", "/tasks/{task}:subscribe", True),
+    grpc03="TaskSubscription",
     streams=True,
 )
-PUSH_SET: Final = Operation(
+PUSH_SET: Final = _operation(
     "push/set",
     "TaskPushNotificationConfig",
     "TaskPushNotificationConfig",
     "CreateTaskPushNotificationConfig",
-    "tasks/pushNotificationConfig/set",
-    "CreateTaskPushNotificationConfig",
-    _routes(OperationRoute("POST", _CONFIGS, True)),
-    _routes(OperationRoute("POST", "/v1" + _CONFIGS, True)),
+    OperationRoute("POST", _CONFIGS, True),
+    rpc03="tasks/pushNotificationConfig/set",
 )
-PUSH_GET: Final = Operation(
+PUSH_GET: Final = _operation(
     "push/get",
     "GetTaskPushNotificationConfigRequest",
     "TaskPushNotificationConfig",
     "GetTaskPushNotificationConfig",
-    "tasks/pushNotificationConfig/get",
-    "GetTaskPushNotificationConfig",
-    _routes(OperationRoute("GET", _ONE_CONFIG)),
-    _routes(OperationRoute("GET", "/v1" + _ONE_CONFIG)),
+    OperationRoute("GET", _ONE_CONFIG),
+    rpc03="tasks/pushNotificationConfig/get",
 )
-PUSH_LIST: Final = Operation(
+PUSH_LIST: Final = _operation(
     "push/list",
     "ListTaskPushNotificationConfigsRequest",
     "ListTaskPushNotificationConfigsResponse",
     "ListTaskPushNotificationConfigs",
-    "tasks/pushNotificationConfig/list",
-    "ListTaskPushNotificationConfig",
-    _routes(OperationRoute("GET", _CONFIGS)),
-    _routes(OperationRoute("GET", "/v1" + _CONFIGS)),
+    OperationRoute("GET", _CONFIGS),
+    rpc03="tasks/pushNotificationConfig/list",
+    grpc03="ListTaskPushNotificationConfig",
 )
-PUSH_DELETE: Final = Operation(
+PUSH_DELETE: Final = _operation(
     "push/delete",
     "DeleteTaskPushNotificationConfigRequest",
     "",
     "DeleteTaskPushNotificationConfig",
-    "tasks/pushNotificationConfig/delete",
-    "DeleteTaskPushNotificationConfig",
-    _routes(OperationRoute("DELETE", _ONE_CONFIG)),
-    _routes(OperationRoute("DELETE", "/v1" + _ONE_CONFIG)),
+    OperationRoute("DELETE", _ONE_CONFIG),
+    rpc03="tasks/pushNotificationConfig/delete",
 )
-CARD: Final = Operation(
+CARD: Final = _operation(
     "card/extended",
     "GetExtendedAgentCardRequest",
     "AgentCard",
     "GetExtendedAgentCard",
-    "agent/getAuthenticatedExtendedCard",
-    "GetAgentCard",
-    _routes(OperationRoute("GET", "/extendedAgentCard")),
-    _routes(OperationRoute("GET", "/v1/card")),
+    OperationRoute("GET", "/extendedAgentCard"),
+    rpc03="agent/getAuthenticatedExtendedCard",
+    grpc03="GetAgentCard",
+    http03=(OperationRoute("GET", "/v1/card"),),
 )
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
