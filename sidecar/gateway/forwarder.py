@@ -28,7 +28,6 @@ from sidecar.gateway.frontends.mcp_requests import (
     ServerIntent,
 )
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.ownership import Ownership
 from sidecar.gateway.reauthorization import LOOK_EVERY_S, Reauthorization, end_of
 from sidecar.gateway.request import RequestContext, UpstreamExchange, WatchedExchange
 from sidecar.gateway.request_state import RequestStates
@@ -333,8 +332,10 @@ class Forwarder:
     ) -> ResponseStream:
         """Returns the stream that passes this exchange's answer to its caller. Requests in `creators` may be answered
         with a task."""
-        passage = ResponseFilter(exchange, expected, creators, self.live.clock, self.switch, self.states)
-        return ResponseStream(exchange, passage, Ownership(self.tasks, exchange.caller, exchange.call))
+        return ResponseStream(
+            exchange,
+            ResponseFilter(exchange, expected, creators, self.live.clock, self.switch, self.tasks, self.states),
+        )
 
     def check_alive(self, session: Session, answer: UpstreamAnswer) -> None:
         """Drops a session that the upstream no longer knows, so that the caller begins a new one."""

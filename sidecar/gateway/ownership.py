@@ -9,7 +9,6 @@ creates a task is complete: its owner must be recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -44,35 +43,20 @@ async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Que
     return tuple(first[record] for record in dict.fromkeys((record.object, record.action) for record in owned))
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """The tasks in one upstream's messages to one caller, in answer to a call."""
-
-    tasks: TaskOwners
-    caller: Caller
-    call: Call
-
-    async def of(self, message: Message) -> Owned:
-        """Returns the tasks of a message that are the caller's. Their states are recorded."""
-        named = task_messages.named_by_upstream(message)
+async def owned_in(tasks: TaskOwners, caller: Caller, call: Call, message: Message) -> Owned:
+    """Returns the tasks in an upstream's message, in answer to a call, that are the caller's. Records their states."""
+    named = task_messages.named_by_upstream(message)
+    if isinstance(message, Response):
+        named += call.tasks  # whether or not the message names them
+    if not named or len(named) > task_messages.MAX_NAMED:
+        return NOTHING
+    try:
+        mine = await tasks.mine(caller, call.upstream, named)
+        for seen in task_messages.states_in(message):
+            if seen.id in mine:
+                await tasks.saw(mine[seen.id], seen.state, seen.ttl_s)
+    except Refusal:
         if isinstance(message, Response):
-            named += self.call.tasks  # whether or not the message names them
-        if not named or len(named) > task_messages.MAX_NAMED:
-            return NOTHING
-        try:
-            mine = await self.tasks.mine(self.caller, self.call.upstream, named)
-            for seen in task_messages.states_in(message):
-                if seen.id in mine:
-                    await self.tasks.saw(mine[seen.id], seen.state, seen.ttl_s)
-        except Refusal:
-            if isinstance(message, Response):
-                raise
-            return NOTHING  # fail closed: a task that cannot be looked up has no owner; the stream continues
-        return mine
-
-    async def keep(self, created: CreatedTasks) -> None:
-        """Records the owner of a task before the task is disclosed. Raises Refusal."""
-        task = created.task
-        await self.tasks.created(
-            self.caller, self.call.upstream, task.id, by=created.by, method=self.call.method, ttl_s=task.ttl_s
-        )
+            raise
+        return NOTHING  # fail closed: a task that cannot be looked up has no owner; the stream continues
+    return mine

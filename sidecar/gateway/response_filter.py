@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.ownership import NOTHING, CreatedTasks, Owned
-from sidecar.gateway.request import OutwardNames, UpstreamExchange
+from sidecar.gateway.request import UpstreamExchange
 from sidecar.gateway.request_state import MAX_STATE_BYTES, RequestStates
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.hidden_characters import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
 from sidecar.protocols.mcp import eras, messages, task_messages
 from sidecar.protocols.mcp.messages import LeftOut
+from sidecar.storage.task_owners import TaskOwners
 from sidecar.upstreams.mcp.pins import digest_of
 from sidecar.upstreams.mcp.sessions import PendingRequest
 from sidecar.vocabulary import Decision, Question
@@ -36,7 +37,7 @@ class FilteredMessage(NamedTuple):
     """The outcome of one message. `out` goes to the caller, `reply` back to the upstream; either may be None. `final`
     says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` the result of
     a call; the owner of a `created` task must be recorded before anything is sent. For a `withheld` answer to an
-    earlier call the caller receives the reason instead."""
+    earlier call the caller receives the reason instead. `status` is the HTTP status of an error."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
@@ -45,6 +46,7 @@ class FilteredMessage(NamedTuple):
     result: Mapping[str, Any] | None = None
     created: CreatedTasks | None = None
     withheld: Reason | None = None
+    status: int = 200
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class ResponseFilter:
     creators: Mapping[Id, Question]
     now_s: Callable[[], float]
     switch: KillSwitch
+    tasks: TaskOwners
     states: RequestStates
 
     @property
@@ -89,15 +92,15 @@ class ResponseFilter:
             return FilteredMessage(jsonrpc.encode_response(response), final=True)
         if not isinstance(response.result, dict):
             raise refused("its result is not an object")
-        version = agreed_version(response.result) if self._beginning else ""
+        version = agreed_version(response.result) if self.exchange.call.method == "initialize" else ""
         result = await self._result(response.result)
         created = self._creates(response.id, result)
         if "tasks" in result:
             result["tasks"] = self._tasks(result["tasks"], owned)
         elif foreign:
             raise refused("it tells of a task that is not its caller's")
-        if self._outward is not None:
-            result = self._outward.result(result)
+        if self.exchange.outward is not None:
+            result = self.exchange.outward.result(result)
         out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
         return FilteredMessage(out, final=True, version=version, result=result, created=created)
 
@@ -145,10 +148,6 @@ class ResponseFilter:
         await exchange.request.record.judged(question, decision)
         return decision.reason
 
-    @property
-    def _outward(self) -> OutwardNames | None:
-        return self.exchange.outward
-
     def _creates(self, request_id: Id, result: dict[str, Any]) -> CreatedTasks | None:
         task = task_messages.created_in(result)
         if task is None:
@@ -163,17 +162,10 @@ class ResponseFilter:
             raise refused("its tasks are not a list")
         if len(entries) > task_messages.MAX_NAMED:
             raise refused("its tasks are too many")
-        now_s = self.now_s()
+        now_s, is_off = self.now_s(), self.switch.switched_off.find
         mine = ((entry, owned.get(task_messages.listed_id(entry))) for entry in entries)
-        return [entry for entry, task in mine if task is not None and self._is_on(task.question, now_s)]
-
-    def _is_on(self, question: Question, now_s: float) -> bool:
-        off = self.switch.switched_off.find(question.object, now_s) is not None
-        return not off and self._may_list(question, now_s)
-
-    @property
-    def _beginning(self) -> bool:
-        return self.exchange.call.method == "initialize"
+        asked = ((entry, task.question) for entry, task in mine if task is not None)
+        return [entry for entry, by in asked if is_off(by.object, now_s) is None and self._may_list(by, now_s)]
 
     async def _result(self, result: dict[str, Any]) -> dict[str, Any]:
         if len(result) > messages.MAX_MEMBERS:
@@ -184,7 +176,12 @@ class ResponseFilter:
         for member in messages.LISTS:
             if member in result:
                 result[member] = await self._entries(member, result[member], left_out)
-        self._tell_of(left_out, result)
+        meta = result.get("_meta")
+        if isinstance(meta, dict):
+            meta.pop(LEFT_OUT, None)  # no server reports the entries that are omitted here
+        if left_out:
+            told = [one.told for one in left_out[:MAX_LEFT_OUT]]
+            result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
         if "instructions" in result:  # models read instructions as they do descriptions
             for text in self._legible([result.pop("instructions")]):
                 result["instructions"] = text
@@ -195,27 +192,16 @@ class ResponseFilter:
         if self.exchange.caller.is_anonymous and isinstance(result.get("capabilities"), dict):
             result["capabilities"] = messages.without_tasks(result["capabilities"])
         if "requestState" in result:
-            result["requestState"] = self._sealed(result["requestState"])
+            state = result["requestState"]
+            if not isinstance(state, str) or len(state.encode()) > MAX_STATE_BYTES:
+                raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
+            result["requestState"] = self.states.seal(self.exchange.caller, self.exchange.call, state)
         if "cacheScope" in result:
             # It was filtered for one caller, so no shared cache may serve it to another.
             result["cacheScope"] = "private"
         if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
             messages.narrow_to_sessions(result)
         return result
-
-    def _sealed(self, state: object) -> str:
-        if not isinstance(state, str) or len(state.encode()) > MAX_STATE_BYTES:
-            raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
-        return self.states.seal(self.exchange.caller, self.exchange.call, state)
-
-    def _tell_of(self, left_out: list[LeftOut], result: dict[str, Any]) -> None:
-        """Names in the result the entries that its list omits although the reader may use them."""
-        meta = result.get("_meta")
-        if isinstance(meta, dict):
-            meta.pop(LEFT_OUT, None)
-        if left_out:
-            told = [one.told for one in left_out[:MAX_LEFT_OUT]]
-            result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
 
     async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:
         if not isinstance(entries, list):
@@ -232,12 +218,14 @@ class ResponseFilter:
             shown += legible
         return shown
 
-    def _listed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None = None) -> bool:
+    def _listed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut]) -> bool:
         """Reports whether an entry is shown. An omitted entry that the reader may use is added to `left_out`."""
         exchange = self.exchange
         question = messages.entry_question(member, exchange.service.name, entry)
         if question is None:
-            self._unnamed(member, entry, now_s, left_out)
+            one = messages.unnamed(member, entry) if len(left_out) < MAX_LEFT_OUT else None
+            if one is not None and self._may_list(messages.left_out_question(one, exchange.service.name), now_s):
+                left_out.append(one)
             return False
         if not self._may_list(question, now_s):
             return False
@@ -246,16 +234,9 @@ class ResponseFilter:
         if member != "tools" or self._usable(question, entry, now_s):
             return True
         tool = exchange.service.catalogue.tools.get(question.name)
-        if left_out is not None and tool is not None and tool.schema is None:
+        if tool is not None and tool.schema is None:
             left_out.append(LeftOut("tool", tool.name, tool.quarantine_reason))
         return False
-
-    def _unnamed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None) -> None:
-        if left_out is None or len(left_out) >= MAX_LEFT_OUT:
-            return
-        one = messages.unnamed(member, entry)
-        if one is not None and self._may_list(messages.left_out_question(one, self.exchange.service.name), now_s):
-            left_out.append(one)
 
     def _illegible(self, member: str, entries: list[Any]) -> Iterator[LeftOut]:
         """Yields the entries that are omitted because of hidden text."""
@@ -295,13 +276,13 @@ class ResponseFilter:
 
     async def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> FilteredMessage:
         session = self.exchange.session
-        if self._beginning:
+        if self.exchange.call.method == "initialize":
             return FilteredMessage()  # not possible yet; a server must continue without (MCP 2025-11-25, lifecycle)
         if session is None:
             if request.method == "ping":  # a server continues without its answer
                 return FilteredMessage()
             raise refused("it asks the client outside of a result")  # forbidden by MCP 2026-07-28
-        shown = request if self._outward is None else self._outward.request(request)
+        shown = request if self.exchange.outward is None else self.exchange.outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in messages.SERVER_REQUESTS):
             return FilteredMessage(reply=_no(request.id, _UNKNOWN_METHOD))
         if foreign or await self._lost_one(owned):
@@ -330,15 +311,15 @@ class ResponseFilter:
         if notification.method == "notifications/tools/list_changed":
             self.exchange.service.catalogue.stale()
         if notification.method == "notifications/resources/updated" and not self._listed(
-            "resources", notification.params, self.now_s()
+            "resources", notification.params, self.now_s(), []
         ):
             return FilteredMessage()
         if notification.method in task_messages.NOTIFICATIONS and not await self._may_hear(notification.params, owned):
             return FilteredMessage()
         if notification.method == "notifications/subscriptions/acknowledged":
             notification = task_messages.acknowledged(notification, self.exchange.call.tasks)
-        if self._outward is not None:
-            notification = self._outward.notification(notification)
+        if self.exchange.outward is not None:
+            notification = self.exchange.outward.notification(notification)
         return FilteredMessage(jsonrpc.encode_notification(notification))
 
     async def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -18,7 +19,7 @@ from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.gateway.error_responses import error_body, facts_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON
-from sidecar.gateway.ownership import NOTHING, Ownership
+from sidecar.gateway.ownership import NOTHING, owned_in
 from sidecar.gateway.request import Closable, UpstreamExchange
 from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter, read_answer, refused
 from sidecar.gateway.response_rules import inspect
@@ -53,21 +54,14 @@ class ResponseStream:
 
     exchange: UpstreamExchange
     passage: ResponseFilter | None
-    custody: Ownership | None = None
     last_event_id: str | None = field(default=None, init=False)
     retry_s: float = field(default=RETRY_S, init=False)
 
     async def answer(self, answer: UpstreamAnswer) -> web.StreamResponse:
         """Sends the answer to a request: one JSON object, or a stream that ends with it."""
-        if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
-            return await self._respond(jsonrpc.encode_response(await self._error(answer)), answer.status)
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
-        try:
-            return await self.respond(await self.whole(answer))
-        except Refusal:
-            withhold(answer)
-            raise
+        return await self.respond(await self.told(answer))
 
     async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
         """Returns the one message that answers, from a body or a stream; other messages of a stream are dropped."""
@@ -82,7 +76,10 @@ class ResponseStream:
             raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
         if answer.media_type != JSON:
             raise refused("its media type is neither JSON nor an event stream")
-        passed = await self._read(await answer.read(self._max_bytes))
+        raw, passage = await answer.read(self._max_bytes), self.passage
+        if passage is None:
+            raise refused("its body is not an answer")
+        passed = await self._judge(passage, addressed(read_answer(raw), passage.answers), raw)
         if not passed.final:
             raise refused("its body is not an answer")
         return passed
@@ -90,7 +87,8 @@ class ResponseStream:
     async def told(self, answer: UpstreamAnswer) -> FilteredMessage:
         """Like `whole`, and also returns an error that a server sends with its own status."""
         if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
-            return FilteredMessage(jsonrpc.encode_response(await self._error(answer)), final=True)
+            said = jsonrpc.encode_response(await self._error(answer))
+            return FilteredMessage(said, final=True, status=answer.status)
         try:
             return await self.whole(answer)
         except Refusal:
@@ -100,7 +98,7 @@ class ResponseStream:
     async def _hear(self, data: str) -> FilteredMessage:
         """Filters one message of a stream. The result is empty for a dropped message."""
         raw, passage = data.encode(), self.passage
-        if passage is None or self.custody is None:
+        if passage is None:
             return FilteredMessage(raw)
         reader = Streamed(passage.expected, passage.answers, self.exchange.service.account.message_dropped)
         try:
@@ -111,42 +109,36 @@ class ResponseStream:
             return FilteredMessage()
         if isinstance(message, jsonrpc.Notification) and message.method == "notifications/progress":
             self.exchange.progressed()
-        return await self._judge(passage, self.custody, message, raw)
+        return await self._judge(passage, message, raw)
 
-    async def _read(self, raw: bytes) -> FilteredMessage:
-        if self.passage is None or self.custody is None:
-            return FilteredMessage(raw)
-        message = addressed(read_answer(raw), self.passage.answers)
-        return await self._judge(self.passage, self.custody, message, raw)
-
-    async def _judge(
-        self, passage: ResponseFilter, custody: Ownership, message: jsonrpc.Message, raw: bytes
-    ) -> FilteredMessage:
+    async def _judge(self, passage: ResponseFilter, message: jsonrpc.Message, raw: bytes) -> FilteredMessage:
         """Filters one message; the owner of a task that it creates is recorded before the message is sent."""
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
-        owned = await custody.of(message)
+        caller, call = self.exchange.caller, self.exchange.call
+        owned = await owned_in(passage.tasks, caller, call, message)
         inspection = await inspect(self.exchange, message, raw, owned)
         passed = await passage.judge(message, owned)
         if inspection is not None:
             await inspection.settle(passed)
         if passed.withheld is not None:
-            passed = passed._replace(out=self._instead(message, passed.withheld))
+            refusal = Refusal(passed.withheld)
+            request_id = message.id if isinstance(message, jsonrpc.Response) else None
+            passed = passed._replace(out=error_body(refusal, request_id, self._facts(refusal)))
         if passed.created is not None:
-            await custody.keep(passed.created)
-            self._record.task_id = passed.created.task.id
+            task, by = passed.created
+            await passage.tasks.created(caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s)
+            self._record.task_id = task.id
         return passed
 
-    def _instead(self, message: jsonrpc.Message, reason: Reason) -> bytes:
-        """Returns the error that replaces the answer to an earlier call."""
-        refusal, request_id = Refusal(reason), message.id if isinstance(message, jsonrpc.Response) else None
-        return error_body(
-            refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.request.now.manner)
-        )
+    def _facts(self, refusal: Refusal) -> Mapping[str, Any]:
+        return facts_of(refusal, self._record.decision_id, self.exchange.request.now.manner)
 
     async def respond(self, passed: FilteredMessage, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         """Sends the filtered answer as one JSON object, recorded first."""
-        return await self._respond(passed.out or b"", 200, headers)
+        body = passed.out or b""
+        await self.exchange.request.ended(passed.status, len(body))
+        return WholeResponse(passed.status, body, JSON, headers)
 
     async def stream(self, answer: UpstreamAnswer) -> web.StreamResponse:
         """Sends a stream that answers no request: the session's own, or a resumed one."""
@@ -172,30 +164,25 @@ class ResponseStream:
             return refusal
         if not isinstance(said, jsonrpc.Response) or said.error is None:
             return refusal
-        error = said.error
+        return in_words_of(refusal, (await self._screened(said.error, raw)).error or said.error)
+
+    async def _screened(self, error: dict[str, Any], raw: bytes) -> jsonrpc.Response:
+        """Returns an error, redacted, as this exchange's own, whatever its id: the official 1.x server writes
+        "server-error" as the id, and a client that probes for the era must receive its 400."""
         own = jsonrpc.Response(self.exchange.request.request_id, error=error)
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             await inspection.settle(FilteredMessage())
-        return in_words_of(refusal, error)
+        return own
 
     async def _error(self, answer: UpstreamAnswer) -> jsonrpc.Response:
         raw = await answer.read(MAX_ERROR_BYTES)
         message = read_answer(raw)
         if not isinstance(message, jsonrpc.Response) or message.error is None:
             raise refusal_of(answer)
-        # The error belongs to this exchange's request, whatever its id: the official 1.x server writes "server-error"
-        # as the id, and a client that probes for the era must receive its 400.
-        own = jsonrpc.Response(self.exchange.request.request_id, error=message.error)
         self.exchange.request.answered()
         if not self.exchange.call.session:
             self.exchange.request.tool_failed()
-        if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
-            await inspection.settle(FilteredMessage())
-        return own
-
-    async def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
-        await self.exchange.request.ended(status, len(body))
-        return WholeResponse(status, body, JSON, headers)
+        return await self._screened(message.error, raw)
 
     async def _stream(self, source: Closable, passing: Passing, *, until_answer: bool) -> web.StreamResponse:
         """Sends a stream. `passing` writes the events of `source`, and returns whether the answer was among them."""
@@ -231,15 +218,13 @@ class ResponseStream:
         told = await self.exchange.request.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return
-        facts = facts_of(told, self._record.decision_id, self.exchange.request.now.manner)
-        try:
-            if until_answer:
-                await sent.write(sse.encode_event(error_body(told, self.exchange.request.request_id, facts)))
-            else:
-                await sent.write(sse.encode_farewell(str(facts.get("reason", "denied"))))
+        facts = self._facts(told)
+        farewell = sse.encode_farewell(str(facts.get("reason", "denied")))
+        if until_answer:
+            farewell = sse.encode_event(error_body(told, self.exchange.request.request_id, facts))
+        with suppress(Refusal):  # the caller disconnected; the outcome is recorded
+            await sent.write(farewell)
             await sent.end()
-        except Refusal:  # the caller disconnected; the outcome is recorded
-            return
 
     async def _events(self, source: Closable, passing: Passing, sent: EventStream, until_answer: bool) -> bool:
         """Passes on events until the answer, or the end of the stream; returns True when the answer came."""
@@ -305,7 +290,10 @@ class ResponseStream:
         if event.comment:
             await sent.write(sse.KEEP_ALIVE)
             return False
-        self._mark(event)
+        if event.id:
+            self.last_event_id = event.id
+        if event.retry_ms is not None:
+            self.retry_s = max(MIN_RETRY_S, event.retry_ms / 1000)
         event_id = None if sent.shared else self._sealed(event.id)
         sent.resumable = sent.resumable or event_id is not None
         if not event.message:
@@ -313,8 +301,9 @@ class ResponseStream:
                 await sent.write(_hint(event, event_id))
             return False
         passed = await self._hear(event.message)
-        if passed.reply is not None:
-            await self._reply(passed.reply)
+        if passed.reply is not None:  # a server's request that the caller must not receive
+            with await self.exchange.post(passed.reply):
+                pass
         if passed.out is None:
             return False
         final = until_answer and passed.final
@@ -323,12 +312,6 @@ class ResponseStream:
             await self.exchange.request.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
-
-    def _mark(self, event: sse.SseEvent) -> None:
-        if event.id:
-            self.last_event_id = event.id
-        if event.retry_ms is not None:
-            self.retry_s = max(MIN_RETRY_S, event.retry_ms / 1000)
 
     @property
     def _record(self) -> Recording:
@@ -342,11 +325,6 @@ class ResponseStream:
         session, outward = self.exchange.session, self.exchange.outward
         sealed = session.sealed_event_id(event_id) if session is not None and event_id else None
         return sealed if sealed is None or outward is None else outward.event_id(sealed)
-
-    async def _reply(self, reply: jsonrpc.Response) -> None:
-        """Answers a server's request that the caller must not receive."""
-        with await self.exchange.post(reply):
-            pass
 
 
 def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:

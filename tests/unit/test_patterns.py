@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.gateway.redaction.compiled_rules import _BASE64, _JSON
+from sidecar.gateway.redaction import _BASE64, _JSON
 from sidecar.http.client.http1 import _HEAD
 from sidecar.protocols.secret_patterns import find_bearers, find_emails, find_jwts
 from sidecar.tasks.programs.stored_text import find_pairs

@@ -2,7 +2,7 @@
 
 Callers paste keys into prompts, and programs print them. The caller gets the output unchanged; the stored text is for
 operators who look at runs later (the seed: "sanitized of sensitive data"). Secrets of known formats are removed
-(`gateway/redaction/`), and values behind names such as `password=`. Values of an agent's own environment have been
+(`gateway/redaction.py`), and values behind names such as `password=`. Values of an agent's own environment have been
 removed from its output before (`output_cleaner.py`).
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import re
 from typing import Final
 
-from sidecar.gateway.redaction.text_redaction import Wiping, wiped
+from sidecar.gateway.redaction import Wiping, wiped
 from sidecar.protocols.secret_patterns import CLASSES, Span
 
 REPLACEMENT: Final = "[redacted]"

@@ -7,8 +7,7 @@ task_ownership.py      owners of tasks and contexts
 task_pages.py          lists of the caller's tasks
 context_ids.py         context ids as the agent sees them
 cards.py               agent cards
-push_configs.py        push configurations in requests and answers
-push_notifications.py  registration and forwarding of push notifications
+push_notifications.py  registration and forwarding of push notifications, and their configurations in messages
 grpc.py                the gRPC listener
 grpc_connections.py    limits on its connections
 """

@@ -19,8 +19,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a import cards
-from sidecar.gateway.frontends.a2a.push_configs import PushRewriter
-from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs
+from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs, PushRewriter
 from sidecar.gateway.frontends.a2a.request_reader import (
     AgentOperation,
     CalledName,

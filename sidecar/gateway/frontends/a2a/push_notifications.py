@@ -18,21 +18,24 @@ import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.operations import GET, STREAM, Version
+from sidecar.protocols.a2a.operations import GET, PUSH_DELETE, PUSH_GET, PUSH_LIST, PUSH_SET, STREAM, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.deliveries import Headers, Kind, OnBehalfOf
 from sidecar.storage.push_configs import PushRecord
+from sidecar.vocabulary import Caller
 
 PATH: Final = "/a2a/push/"
 MAX_SECRET_CHARS: Final = 4096
@@ -165,7 +168,7 @@ class PushConfigs:
         """Stores an agent's push for delivery. After it returns, a crash does not lose the push. Raises Refusal:
         MALFORMED_CALL, and what `Outbox.put` raises."""
         event = _event(body)
-        task_id = _task_of(event)
+        task_id = _task_in(event)
         if not task_id or task_id != (record.task_id or await self._bound(record, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
         said = _said(self.shows(record.owner, record.server, event), record.version)
@@ -223,6 +226,70 @@ def _named_last(record: PushRecord) -> tuple[float, str]:
     return record.named_at, record.handle
 
 
+@dataclass(slots=True)
+class PushRewriter:
+    """The push configuration that an operation may bring. `handle` identifies the rewritten one, "" for none."""
+
+    pushes: PushConfigs
+    caller: Caller
+    intent: AgentOperation
+    handle: str = ""
+
+    async def rewritten(self) -> dict[str, Any]:
+        """Returns the parameters for the agent. Raises Refusal; MALFORMED_CALL for a receiver that is not allowed."""
+        params = self.intent.params
+        if self.intent.operation is PUSH_SET:
+            return await self._registered(params["taskId"], params)
+        config = push_in(params)
+        if not config:
+            return params
+        goes_on = params.get("message", {}).get("taskId")
+        ours = await self._registered(self.intent.tasks[0] if goes_on else "", config)
+        return {**params, "configuration": {**params["configuration"], "taskPushNotificationConfig": ours}}
+
+    async def _registered(self, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        call = self.intent.call
+        behalf = OnBehalfOf(self.caller, call.upstream, call.questions[-1].name)
+        made = await self.pushes.register(behalf, task, config, self.intent.version)
+        self.handle = made.handle
+        return made.config
+
+    async def settle(self, result: Mapping[str, Any]) -> None:
+        """Binds the configuration to the task in the agent's answer. Raises Refusal(STORE_UNAVAILABLE)."""
+        if not self.handle:
+            return
+        if task := _task_in(result):
+            named = result if self.intent.operation is PUSH_SET else push_in(self.intent.params)
+            await self.pushes.accepted(self.handle, task, str(named.get("id", "")))
+            self.handle = ""
+
+    async def undo(self) -> None:
+        """Drops the configuration, because the agent accepted nothing."""
+        if self.handle:
+            handle, self.handle = self.handle, ""
+            with suppress(Refusal):  # it expires by itself, and its secret was not sent
+                await self.pushes.abandon(handle)
+
+    async def shown(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Returns a result as its owner wrote it, and forgets a configuration that the agent deleted."""
+        operation, call = self.intent.operation, self.intent.call
+        owner = self.caller.binding
+        if operation in (PUSH_SET, PUSH_GET):
+            original = await self.pushes.original(owner, call.upstream, result)
+            if original is None and self.intent.operation is PUSH_SET:
+                raise Refusal(Reason.RESPONSE_REFUSED, "its answer is not the configuration that it was given")
+            if original is None:
+                raise Refusal(Reason.TASK_UNKNOWN)  # a configuration that was not registered here has no owner
+            return original
+        if operation is PUSH_LIST:
+            found = [await self.pushes.original(owner, call.upstream, one) for one in result.get("configs", [])]
+            return {**result, "configs": [one for one in found if one is not None]}
+        if operation is PUSH_DELETE:
+            params = self.intent.params
+            await self.pushes.forget(owner, call.upstream, params["taskId"], params.get("id", ""))
+        return result
+
+
 def _check_headers(token: str, scheme: str, credentials: str) -> None:
     for name, value in (("token", token), ("authentication.credentials", credentials)):
         if value and (len(value) > MAX_SECRET_CHARS or not _VALUE.fullmatch(value)):
@@ -251,11 +318,12 @@ def _event(body: bytes) -> dict[str, Any]:
         raise Refusal(Reason.MALFORMED_CALL, f"this is no push notification of A2A: {error}") from None
 
 
-def _task_of(event: Mapping[str, Any]) -> str:
+def _task_in(result: Mapping[str, Any]) -> str:
+    """Returns the task of an answer or an event; "" for none."""
     for member in _MEMBERS:
-        if member in event:
-            return str(event[member].get("id" if member == "task" else "taskId", ""))
-    return ""
+        if member in result:
+            return str(result[member].get("id" if member == "task" else "taskId", ""))
+    return str(result.get("taskId", ""))
 
 
 def _said(event: Mapping[str, Any], version: Version) -> bytes | None:

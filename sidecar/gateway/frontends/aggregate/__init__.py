@@ -6,8 +6,7 @@ request that names none is sent to all of them concurrently, and the answers are
 
 names.py            maps names of servers' objects, in both directions
 request_reader.py   reads requests and finds their servers
-member_servers.py   the servers that a caller may see, and its sessions at them
-fan_out.py          sends one request to many servers within a deadline
+fan_out.py          the servers that a caller sees, its sessions there, and requests to all of them
 stream_merge.py     merges the streams of many servers into one
 frontend.py         answers requests that name no server
 """

@@ -19,14 +19,14 @@ from aiohttp import web
 from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.forwarder import Forwarder, empty
-from sidecar.gateway.frontends.aggregate.fan_out import UNAVAILABLE, FanOut, GatheredPage, UnavailableServer, note
-from sidecar.gateway.frontends.aggregate.member_servers import (
+from sidecar.gateway.frontends.aggregate import fan_out
+from sidecar.gateway.frontends.aggregate.fan_out import (
+    UNAVAILABLE,
     AggregateCall,
-    MemberSessions,
-    is_whole,
-    opened_exchange,
-    set_level,
-    view_of,
+    FanOut,
+    GatheredPage,
+    UnavailableServer,
+    note,
 )
 from sidecar.gateway.frontends.aggregate.names import AggregateNames, joined
 from sidecar.gateway.frontends.aggregate.request_reader import EACH, params_without
@@ -77,13 +77,13 @@ class AggregateFrontend:
     exchanges: Forwarder
     metrics: Metrics
     seal: Seal
-    parts: MemberSessions = field(init=False)
+    parts: fan_out.MemberSessions = field(init=False)
     gathering: FanOut = field(init=False)
     _heard: dict[str, set[StreamMerge]] = field(default_factory=dict)
     _methods: Mapping[str, Callable[[AggregateCall], Awaitable[web.StreamResponse]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parts = MemberSessions(self.exchanges, self._opened)
+        self.parts = fan_out.MemberSessions(self.exchanges, self._opened)
         self.gathering = FanOut(self.exchanges, self.parts, self.metrics)
         self._methods = {
             **dict.fromkeys(LISTED, self._list),
@@ -112,7 +112,7 @@ class AggregateFrontend:
         """Opens the session of the one server called, and maps its names. Raises Refusal."""
         request.outward = AggregateNames(service.name)
         session = intent.session
-        if not isinstance(intent, AskIntent) or session is None or not is_whole(session):
+        if not isinstance(intent, AskIntent) or session is None or not fan_out.is_whole(session):
             return intent
         part = await self.parts.at(service, request, caller, session, service.timeout_s)
         # registered before it is sent, so that its cancellation finds it
@@ -126,7 +126,7 @@ class AggregateFrontend:
         now_s, switch = self.exchanges.live.clock(), self.exchanges.switch
         for disabled in (switch.disabled, request.now.disabled):
             disabled.refuse(caller.chain, spread.call, now_s)
-        view = view_of(request.now, caller, spread, now_s, switch, shadow=request.shadow)
+        view = fan_out.view_of(request.now, caller, spread, now_s, switch, shadow=request.shadow)
         request.record.call = spread.call._replace(questions=view.questions)
         request.record.decision = view.decision
         request.record.mark("policy")
@@ -228,7 +228,7 @@ class AggregateFrontend:
         reached = [service for service in call.servers if service.name in session.parts]
 
         async def told(service: Service) -> GatheredPage:
-            return await self.gathering.page(call, service, set_level(level).params)
+            return await self.gathering.page(call, service, fan_out.set_level(level).params)
 
         missing = (await self.gathering.each(call.request, reached, told))[1] if reached else []
         meta = _meta((), missing)
@@ -242,7 +242,7 @@ class AggregateFrontend:
 
         async def told(service: Service, part: Session) -> None:
             there = call.intent.call._replace(upstream=service.name, protocol_version=part.version)
-            exchange = opened_exchange(
+            exchange = fan_out.opened_exchange(
                 service, call.request, call.caller, there, part, self.exchanges, service.timeout_s
             )
             with suppress(Refusal):  # a notification has no answer
@@ -293,7 +293,7 @@ class AggregateFrontend:
     def _seen(self, caller: Caller, spread: SpreadIntent, now: Snapshot) -> Sequence[Service]:
         now_s = self.exchanges.live.clock()
         try:
-            return view_of(now, caller, spread, now_s, self.exchanges.switch, shadow=now.shadows(now_s)).servers
+            return fan_out.view_of(now, caller, spread, now_s, self.exchanges.switch, shadow=now.shadows(now_s)).servers
         except Refusal:
             return ()
 

@@ -17,8 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidecar.errors import ANSWERS, Reason, Refusal
-from sidecar.gateway.frontends.aggregate.fan_out import UNAVAILABLE, FanOut, UnavailableServer, note, patience_of
-from sidecar.gateway.frontends.aggregate.member_servers import AggregateCall, opened_exchange
+from sidecar.gateway.frontends.aggregate import fan_out
+from sidecar.gateway.frontends.aggregate.fan_out import (
+    UNAVAILABLE,
+    AggregateCall,
+    FanOut,
+    UnavailableServer,
+    note,
+    patience_of,
+)
 from sidecar.gateway.frontends.aggregate.names import AggregateNames, wrapped
 from sidecar.gateway.reauthorization import end_of
 from sidecar.gateway.request import UpstreamExchange
@@ -243,7 +250,7 @@ class StreamMerge:
             protocol_version=part.version if part is not None else spread.call.protocol_version,
         )
         exchanges, timeout_s = self.gathering.exchanges, service.timeout_s
-        exchange = opened_exchange(service, request, caller, call, part, exchanges, timeout_s)
+        exchange = fan_out.opened_exchange(service, request, caller, call, part, exchanges, timeout_s)
         exchange.outward = AggregateNames(service.name)
         exchange.has_no_end()
         return exchange

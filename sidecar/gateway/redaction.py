@@ -1,4 +1,4 @@
-"""Compiles and applies the response rules of one upstream.
+"""Redacts the answers of an upstream by its response rules.
 
     screen.reading(method, tool)      the rules for the answers to one call
     reading.message(message)          redacts a message in place: a generator, which must be run to its end
@@ -7,24 +7,38 @@ All texts of a message are searched: of a result, of an error, and of a server's
 names of members, and whole numbers for card numbers. Not searched are base64 where MCP defines it (`blob`, and `data`
 of images and audio), protocol members (ids, cursors, state), and results that describe the server (lists,
 `initialize`).
+
+A text is read in slices, and every finder keeps its own position, because a match may end beyond a slice. The
+replacement is in brackets, so that it is part of no token. Removing a match can still create a new one beside it, so a
+changed text is searched again until there is no match. Redacting twice therefore equals redacting once.
+
+There is no I/O: a message is modified or refused. Work is done in slices, as generators that yield where other work may
+run (threats I11); the code that drives them decides what runs in between.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.gateway.redaction.text_redaction import SLICE_CHARS, Wiping, wiped
 from sidecar.policy.patterns import glob
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.json_pointers import Pointer, parse_pointer, places
 from sidecar.protocols.jsonrpc import Message, Response
-from sidecar.protocols.secret_patterns import CLASSES, MIN_CHARS, is_card, prefixed_alike
+from sidecar.protocols.secret_patterns import (
+    CLASSES,
+    LOCAL_CHARS,
+    MIN_CHARS,
+    Finder,
+    Span,
+    is_card,
+    prefixed_alike,
+)
 from sidecar.settings.responses import RedactionSettings, ResponseSettings
 
 TOOL_CALL: Final = "tools/call"
@@ -44,8 +58,84 @@ _OF_THE_PROTOCOL = frozenset(
 )
 _JSON = re.compile(r"\s*[\[{]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*(?:={1,2}[\r\n]*)?")
+SLICE_CHARS: Final = 64 * 1024  # of one finder; nine finders take a few milliseconds for it
+MAX_PASSES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Wiping:
+    finders: tuple[Finder, ...]
+    replacement: str
+
 
 Steps = Generator[None, None, int]
+"""Yields where other work may run; returns the number of replacements."""
+TextSteps = Generator[None, None, tuple[str, int]]
+"""The same; returns the text as well."""
+
+
+def wiped(text: str, wipings: Sequence[Wiping]) -> TextSteps:
+    """Returns the text without the matches of `wipings`."""
+    if len(text) < MIN_CHARS:
+        return text, 0
+    replaced = 0
+    for _ in range(MAX_PASSES):
+        before = text
+        for wiping in wipings:
+            text, found = yield from _once(text, wiping)
+            replaced += found
+        if text is before:
+            return text, replaced
+    return wipings[0].replacement, replaced + 1  # a text that keeps matching does not pass
+
+
+def _once(text: str, wiping: Wiping) -> TextSteps:
+    """Replaces the matches slice by slice: a million matches at once would be a million objects, and sorting or
+    collecting them would block the loop."""
+    cut, spans = TextCut(text, wiping.replacement), list[Span]()
+    places = [0] * len(wiping.finders)
+    for start in range(0, len(text), SLICE_CHARS):
+        if start:
+            yield
+        stop = min(start + SLICE_CHARS, len(text))
+        for index, find in enumerate(wiping.finders):
+            if places[index] < stop:
+                places[index] = find(text, places[index], stop, spans)
+        spans = cut.without(sorted(spans), before=stop - LOCAL_CHARS)
+    cut.without(spans, before=len(text) + 1)
+    return (cut.rest(), cut.replaced) if cut.replaced else (text, 0)
+
+
+@dataclass(slots=True)
+class TextCut:
+    """A text whose matches are removed from its beginning on."""
+
+    text: str
+    replacement: str
+    replaced: int = 0
+    _pieces: list[str] = field(default_factory=list)
+    _done: int = 0
+
+    def without(self, spans: Sequence[Span], *, before: int) -> list[Span]:
+        """Removes these spans, which are in order; overlapping ones as one. Returns the spans that end at or after
+        `before`, because later matches may overlap them."""
+        apart: list[Span] = []
+        for start, end in spans:
+            if apart and start < apart[-1][1]:
+                apart[-1] = (apart[-1][0], max(apart[-1][1], end))
+            else:
+                apart.append((start, end))
+        final = sum(end < before for _, end in apart)
+        pieces: list[str] = []
+        for start, end in apart[:final]:
+            pieces += (self.text[self._done : start], self.replacement)
+            self._done = end
+        self._pieces.append("".join(pieces))
+        self.replaced += final
+        return apart[final:]
+
+    def rest(self) -> str:
+        return "".join(self._pieces) + self.text[self._done :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +187,14 @@ class CompiledReading:
     def _wipings(self) -> tuple[Wiping, ...]:
         return tuple(rule.wiping for rule in self.rules if rule.wiping is not None)
 
-    def _words(self, root: dict[str, Any]) -> Generator[None, None, int]:
+    def _words(self, root: dict[str, Any]) -> Steps:
         wipings = self._wipings
         if not wipings:
             return 0
         card = next((rule.card_replacement for rule in self.rules if rule.card_replacement is not None), None)
         return (yield from _search(root, wipings, card))
 
-    def _pointed(self, result: dict[str, Any]) -> Generator[None, None, int]:
+    def _pointed(self, result: dict[str, Any]) -> Steps:
         replaced = 0
         for rule in self.rules:
             for pointer in rule.pointers:
@@ -171,7 +261,7 @@ def _fits(tool: str, patterns: Sequence[str]) -> bool:
 # --- by place ---------------------------------------------------------------------------------------------------------
 
 
-def _replace(value: object, pointer: Pointer, replacement: str) -> Generator[None, None, int]:
+def _replace(value: object, pointer: Pointer, replacement: str) -> Steps:
     replaced = work = 0
     for place in places(value, pointer):
         work += _VALUE_WORK
@@ -184,9 +274,7 @@ def _replace(value: object, pointer: Pointer, replacement: str) -> Generator[Non
     return replaced
 
 
-def _replace_in_twins(
-    result: dict[str, Any], pointers: Sequence[Pointer], replacement: str
-) -> Generator[None, None, int]:
+def _replace_in_twins(result: dict[str, Any], pointers: Sequence[Pointer], replacement: str) -> Steps:
     """Redacts the text that repeats a tool's structured content as JSON, as MCP recommends."""
     replaced = 0
     for block in _blocks(result.get("content")):
@@ -215,7 +303,7 @@ def _parsed(text: str) -> Any:
 # --- by looks ---------------------------------------------------------------------------------------------------------
 
 
-def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, int]:
+def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Steps:
     """Searches every text at any depth, in place. Protocol members stay."""
     encoded, addressed = dict(_encoded(root)), {id(root), *_questions(root)}
     replaced = work = 0
@@ -247,7 +335,7 @@ def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -
     return replaced
 
 
-def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, tuple[str, int]]:
+def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> TextSteps:
     """Redacts a text that is JSON, including escaped characters, and keeps it JSON. Nested levels of JSON in JSON are
     few, because each needs more escapes than the last."""
     if not _JSON.match(text) or text.count(",") > jsonrpc.MAX_ANSWER_VALUES:
@@ -260,7 +348,7 @@ def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> 
     return (orjson.dumps(holder[""]).decode(), replaced) if replaced else (text, 0)
 
 
-def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[None, None, int]:
+def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Steps:
     renamed: dict[str, Any] = {}
     replaced = work = 0
     for name, value in node.items():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.gateway.redaction.text_redaction import SLICE_CHARS, Wiping, wiped
+from sidecar.gateway.redaction import SLICE_CHARS, Wiping, wiped
 from sidecar.protocols.secret_patterns import CLASSES, is_card, passes_luhn
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlLXNpZ25hdHVyZQ"
