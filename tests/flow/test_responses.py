@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -399,13 +400,13 @@ async def test_a_large_answer_holds_nobody_up(tmp_path: Path) -> None:
     prose = "the quick brown fox paid 4111 euros to fox@a and 10.0 more; " * 17_000
     rules = "redact: [{classes: [email, card, bearer, jwt, api_key, private_key, iban, ssn, ipv4]}]"
     async with before(tmp_path, rules, answering(text(prose + MAIL))) as running:
-        loop, lags = asyncio.get_running_loop(), []
+        lags = list[float]()  # in the loop's own work, whatever else the machine does
 
         async def tick() -> None:
             while True:
-                began = loop.time()
+                began = time.thread_time()
                 await asyncio.sleep(0.001)
-                lags.append(loop.time() - began)
+                lags.append(time.thread_time() - began)
 
         ticking = asyncio.create_task(tick())
         _, body, _ = await running.call("get_file")
