@@ -28,7 +28,7 @@ from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Quest
 CHUNK_BYTES = 1 << 20
 
 _ON_SERVERS = SESSION_ACTIONS | messages.SERVER_REQUESTS  # actions on an MCP server as a whole
-_POLICY_REASONS = frozenset({Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE})
+POLICY_REASONS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 
 # Why a record cannot be decided again: the names by which a replay counts.
 SEVERAL_QUESTIONS = "the call asked about several objects, and a record names the first"
@@ -139,8 +139,8 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
         ),
         question=question,
         session=is_session(question),
-        allowed=reason not in _POLICY_REASONS and all(link["decision"] == "allow" for link in links),
-        reason=str(reason) if reason in _POLICY_REASONS else "",
+        allowed=reason not in POLICY_REASONS and all(link["decision"] == "allow" for link in links),
+        reason=str(reason) if reason in POLICY_REASONS else "",
         ended=str(reason),
         enforced=fields["enforcement"] != "shadow",
         revision=str(fields["policy_revision"] or ""),

@@ -14,16 +14,16 @@ from typing import Any
 from sidecar.limits import Budgets, LimitCharge, plan_charges, rule_label
 from sidecar.limits.plan import BudgetRule, label_of
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.patterns import glob
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy_tools.audit_records import RecordedQuestion, is_session
-from sidecar.policy_tools.nearest_rules import NearestRule, Sought, moment, nearest
+from sidecar.policy_tools.nearest_rules import NearestRule, Sought, nearest
 from sidecar.policy_tools.recorded_conditions import RecordedKey
 from sidecar.policy_tools.replay import Candidate
+from sidecar.policy_tools.rule_text import csv_row
 from sidecar.vocabulary import DELEGATE, Call, Chain, Decision, Fact, Link, PermissionKind, Question, RuleRef
 
-EVERYBODY = "all together"
+TOGETHER = "all together"
 MAX_LINES = 1_000_000  # of one file of rows
 
 
@@ -116,22 +116,20 @@ class _Trace:
         self.sources: Mapping[RecordedKey, str] = {}
 
     def explanation(self, decision: Decision, allowed: bool | None, budgets: Budgets, why: str = "") -> Explanation:
-        session = is_session(self._question)
-        shadows = self._by_id({*decision.would_deny, *decision.would_allow})
         charges, timeout_s = self._charges(decision, budgets) if decision.allowed and allowed else ((), None)
         return Explanation(
             allowed=allowed,
             decision=decision,
             chain=self._chain,
             question=self._question,
-            session=session,
+            session=is_session(self._question),
             at_s=self._at_s,
             links=self._links(decision),
             guardrail_rows=self._engine.rule_counts.get(PermissionKind.GUARDRAIL.value, 0),
             limits=charges,
             timeout_s=timeout_s,
-            would_deny=self._shadows(decision.would_deny, shadows),
-            would_allow=self._shadows(decision.would_allow, shadows),
+            would_deny=self._shadows(decision.would_deny),
+            would_allow=self._shadows(decision.would_allow),
             why=why,
         )
 
@@ -139,7 +137,8 @@ class _Trace:
 
     def _links(self, decision: Decision) -> tuple[Traced, ...]:
         denied = [link for link in decision.links if not link.allowed and not link.rules]
-        near = nearest([self._sought(link) for link in denied], self._source.rules, self._source.sets) if denied else []
+        sought = [self._sought(link) for link in denied]
+        near = nearest(sought, self._source.rules, self._source.sets) if denied else []
         rows = _ExplainedRows(
             [rule for link in decision.links for rule in link.rules] + [n.rule for each in near for n in each]
         )
@@ -154,23 +153,11 @@ class _Trace:
             for link in decision.links
         )
 
-    def _roles_of(self, name: str) -> frozenset[str]:
-        principal = next((each for each in self._chain if each.name == name), None)
-        return frozenset() if principal is None else self._engine.roles_of(principal)
-
     def _sought(self, link: Link) -> Sought:
-        last = link.object == self._question.object and link.action == self._question.action
-        return Sought(
-            kind=link.kind,
-            subject=link.subject,
-            roles=self._roles_of(link.subject),
-            object=link.object,
-            sets=self._source.sets.closure((link.object,)),
-            action=link.action,
-            now_s=self._at_s,
-            outcomes={self._texts[fact.condition]: self._ran(link, fact).outcome for fact in link.facts},
-            server=self._question.server if last and is_session(self._question) else "",
-        )
+        last = (link.object, link.action) == self._question[:2]
+        server = self._question.server if last and is_session(self._question) else ""
+        outcomes = {self._texts[fact.condition]: self._ran(link, fact).outcome for fact in link.facts}
+        return Sought.of(link, self._engine, self._source, self._chain, self._at_s, outcomes, server)
 
     def _ground(self, subject: str, obj: str, rule: RuleRef, rows: _ExplainedRows) -> Ground:
         granted = next((each.roles for each in self._chain if each.name == subject), frozenset())
@@ -187,16 +174,12 @@ class _Trace:
 
     # --- shadow rules and limits --------------------------------------------------------------------------------------
 
-    def _by_id(self, ids: set[str]) -> Mapping[str, list[RuleRef]]:
-        found: dict[str, list[RuleRef]] = {}
-        if ids:
-            for rule in self._source.rules:
-                if rule.id in ids:
-                    found.setdefault(rule.id, []).append(rule)
-        return found
-
-    def _shadows(self, ids: Sequence[str], known: Mapping[str, list[RuleRef]]) -> tuple[Ground, ...]:
-        rules = [rule for name in ids for rule in known.get(name, [])[:1]]
+    def _shadows(self, ids: Sequence[str]) -> tuple[Ground, ...]:
+        first: dict[str, RuleRef] = {}
+        for rule in self._source.rules if ids else ():
+            if rule.id in ids:
+                first.setdefault(rule.id, rule)
+        rules = [first[name] for name in ids if name in first]
         rows = _ExplainedRows(rules)
         return tuple(self._ground(self._chain[-1].name, self._question.object, rule, rows) for rule in rules)
 
@@ -204,7 +187,7 @@ class _Trace:
         question, session = self._question, is_session(self._question)
         call = Call("mcp", "", question.server, question.action, (question,), session=session)
         plan = plan_charges(budgets, self._chain, self._engine.roles_of, call, decision)
-        whose = {rule_label(row.rule_id): iter((row.counted_for or EVERYBODY,)) for row in decision.limits}
+        whose = {rule_label(row.rule_id): iter((row.counted_for or TOGETHER,)) for row in decision.limits}
         for entry in budgets.entries:
             for cap in entry.caps:
                 whose[label_of(entry, cap)] = iter(self._counted_for(entry))
@@ -214,7 +197,7 @@ class _Trace:
     def _counted_for(self, entry: BudgetRule) -> list[str]:
         """Return the principals whose counters an entry of budgets.yaml charges, in the order of its charges."""
         if not entry.each:
-            return [EVERYBODY]
+            return [TOGETHER]
         if entry.names_objects:
             return [self._chain[-1].name]
         roles = entry.pattern.startswith("role:")
@@ -240,7 +223,7 @@ class _ExplainedRows:
 
     def text(self, rule: RuleRef) -> str:
         """Return the row as written, or as it would be in a CSV file."""
-        return self._known.get((rule.file, rule.line)) or written(rule)
+        return self._known.get((rule.file, rule.line)) or csv_row(rule)
 
 
 def _read(path: Path, wanted: set[int]) -> Iterator[tuple[int, str]]:
@@ -256,24 +239,3 @@ def _read(path: Path, wanted: set[int]) -> Iterator[tuple[int, str]]:
                     yield number, "".join(each if each.isprintable() else "?" for each in text)
     except OSError:
         return  # the policy was loaded; for a file deleted since, the row is derived from the rule
-
-
-def written(rule: RuleRef) -> str:
-    """Return a rule as a row of the built-in models."""
-    actions = list(rule.actions)
-    if set(USED) <= set(actions):
-        actions = [USE, *(action for action in actions if action not in USED)]
-    fields = (
-        rule.subject,
-        rule.object,
-        "|".join(actions),
-        NONE if rule.expires_at is None else moment(rule.expires_at),
-        NONE if rule.max_calls_per_hour is None else str(rule.max_calls_per_hour),
-        rule.when or NONE,
-        rule.effect,
-    )
-    return ", ".join(("p", *map(_quoted, fields)))
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text

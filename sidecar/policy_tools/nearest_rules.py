@@ -8,17 +8,18 @@ question. Parts are compared as in the built-in models.
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from difflib import SequenceMatcher, get_close_matches
+from itertools import islice
 from typing import Literal, NamedTuple
 
+from sidecar.policy import Engine, PolicySource
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.patterns import glob, meets_prefix, who
 from sidecar.policy.roles import RoleLinks
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.policy_tools.rule_text import moment
+from sidecar.vocabulary import Chain, Link, PermissionKind, RuleRef
 
 MOST = 5
 POOL = 200  # per question; within the pool, similarity is compared letter by letter
@@ -46,6 +47,9 @@ class NearestRule(NamedTuple):
     misfits: tuple[Misfit, ...]
 
 
+_NONE: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Sought:
     """One denied question. `roles` are the subject's, `sets` those that hold the object; `outcomes` are the conditions'
@@ -61,6 +65,22 @@ class Sought:
     now_s: float
     outcomes: Mapping[str, str] = field(default_factory=dict)
     server: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        link: Link,
+        engine: Engine,
+        source: PolicySource,
+        chain: Chain,
+        now_s: float,
+        outcomes: Mapping[str, str] = _NONE,
+        server: str = "",
+    ) -> Sought:
+        """Return the question of a denied link; `server` is that of a session call."""
+        roles = next((engine.roles_of(principal) for principal in chain if principal.name == link.subject), frozenset())
+        sets = source.sets.closure((link.object,))
+        return cls(link.kind, link.subject, roles, link.object, sets, link.action, now_s, outcomes, server)
 
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
         """Return whether each of PARTS matches. A condition that did not run, of a row that did not match, counts as
@@ -78,8 +98,8 @@ class Sought:
         )
 
     def _is_on(self, pattern: str) -> bool:
-        prefixes = (f"{word}{self.server}/" for word in ON_SERVERS)
-        return glob(self.object, pattern) or any(meets_prefix(pattern, prefix) for prefix in prefixes)
+        on_it = (meets_prefix(pattern, f"{word}{self.server}/") for word in ON_SERVERS)
+        return glob(self.object, pattern) or any(on_it)
 
 
 def nearest(
@@ -87,31 +107,25 @@ def nearest(
 ) -> list[list[NearestRule]]:
     """Return for each question the rules that would have allowed it, but for a part or two; the nearest first."""
     pools = [_Pool(each) for each in sought]
-    by_kind: dict[PermissionKind, list[_Pool]] = {}
-    for pool in pools:
-        by_kind.setdefault(pool.sought.kind, []).append(pool)
-    names = dict.fromkeys(itertools.islice(sets.parents, MAX_NAMES), True)
+    names = dict.fromkeys(islice(sets.parents, MAX_NAMES), True)
     for rule in rules:
         if rule.effect == "allow":
-            for pool in by_kind.get(rule.kind, ()):
-                pool.offer(rule)
+            for pool in pools:
+                if pool.sought.kind is rule.kind:
+                    pool.offer(rule)
         if "*" not in rule.object and len(names) < MAX_NAMES:
             names[rule.object] = True
-    return [pool.best(most, _Objects(sets, names)) for pool in pools]
 
-
-@dataclass(frozen=True, slots=True)
-class _Objects:
-    """The object names that the policy knows, up to a bound."""
-
-    sets: RoleLinks
-    names: Iterable[str]
-
-    def that_fit(self, pattern: str) -> list[str]:
-        """Return those that a rule's object matches."""
+    def objects(pattern: str) -> list[str]:
         if pattern.startswith("set:"):
-            return [name for name in self.names if pattern in self.sets.closure((name,))]
-        return [name for name in self.names if glob(name, pattern)] if "*" in pattern else [pattern]
+            return [name for name in names if pattern in sets.closure((name,))]
+        return [name for name in names if glob(name, pattern)] if "*" in pattern else [pattern]
+
+    return [pool.best(most, objects) for pool in pools]
+
+
+_Objects = Callable[[str], list[str]]
+"""Returns the object names known to the policy, up to a bound, that a rule's object matches."""
 
 
 class _Pool:
@@ -129,28 +143,22 @@ class _Pool:
         if score[0] == 0 or (full and score < self._heap[0][0][:2]):
             return
         self._count += 1
-        entry = ((*score, _glance(self.sought, rule, fits)), -self._count, rule)
-        if full:
-            heapq.heappushpop(self._heap, entry)
-        else:
-            heapq.heappush(self._heap, entry)
+        glance = sum(_ends(*pair) for pair in _pairs(self.sought, rule, fits))  # a quick estimate of similarity
+        entry = ((*score, glance), -self._count, rule)
+        (heapq.heappushpop if full else heapq.heappush)(self._heap, entry)
 
     def best(self, most: int, objects: _Objects) -> list[NearestRule]:
         """Return the nearest rules, each id once."""
         ranked = []
         for score, _, rule in self._heap:
-            fits = self.sought.fits(rule)
-            alike = _alike(self.sought, rule, fits)
-            if sum(fits[:3]) >= 2 or alike >= NEAR_WITH_TWO_WRONG:
-                ranked.append(((-score[0], -score[1], -alike, rule.id), rule, fits))
+            alike = _alike(self.sought, rule, self.sought.fits(rule))
+            if score[0] >= 2 or alike >= NEAR_WITH_TWO_WRONG:
+                ranked.append(((-score[0], -score[1], -alike, rule.id), rule))
         ranked.sort(key=lambda entry: entry[0])
-        found: dict[str, NearestRule] = {}
-        for _, rule, fits in ranked:
-            if rule.id not in found:
-                found[rule.id] = NearestRule(rule, tuple(_misfits(self.sought, rule, fits, objects)))
-            if len(found) == most:
-                break
-        return list(found.values())
+        first: dict[str, RuleRef] = {}
+        for _, rule in ranked:
+            first.setdefault(rule.id, rule)
+        return [NearestRule(rule, _misfits(self.sought, rule, objects)) for rule in islice(first.values(), most)]
 
 
 def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[str, str]]:
@@ -163,12 +171,8 @@ def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[
     return [pair for pair, fit in zip(pairs, fits, strict=False) if not fit]
 
 
-def _glance(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> float:
-    """Return a quick estimate of similarity, by the beginnings and ends of two names."""
-    return sum(_ends(*pair) for pair in _pairs(sought, rule, fits))
-
-
 def _ends(one: str, other: str) -> float:
+    """Return the share of two names' common beginning and end."""
     most = min(len(one), len(other))
     head = next((at for at in range(most) if one[at] != other[at]), most)
     tail = next((at for at in range(most - head) if one[-1 - at] != other[-1 - at]), most - head)
@@ -188,10 +192,9 @@ def _likeness(one: str, other: str) -> float:
     return SequenceMatcher(None, one[:256], other[:256].replace("*", ""), autojunk=False).ratio()
 
 
-def _misfits(sought: Sought, rule: RuleRef, fits: tuple[bool, ...], objects: _Objects) -> Iterable[Misfit]:
-    for part, fit in zip(PARTS, fits, strict=True):
-        if not fit:
-            yield _misfit(part, sought, rule, objects)
+def _misfits(sought: Sought, rule: RuleRef, objects: _Objects) -> tuple[Misfit, ...]:
+    fits = sought.fits(rule)
+    return tuple(_misfit(part, sought, rule, objects) for part, fit in zip(PARTS, fits, strict=True) if not fit)
 
 
 def _misfit(part: Part, sought: Sought, rule: RuleRef, objects: _Objects) -> Misfit:
@@ -201,28 +204,20 @@ def _misfit(part: Part, sought: Sought, rule: RuleRef, objects: _Objects) -> Mis
                 return Misfit(part, rule.subject, f"{sought.subject} does not have {rule.subject}")
             return Misfit(part, rule.subject, _meant(sought.subject, [rule.subject]))
         case "object":
-            return Misfit(part, rule.object, _meant(sought.object, objects.that_fit(rule.object)))
+            return Misfit(part, rule.object, _meant(sought.object, objects(rule.object)))
         case "action":
             return Misfit(part, "|".join(rule.actions), _meant(sought.action, rule.actions))
         case "expiry":
             assert rule.expires_at is not None
             return Misfit(part, moment(rule.expires_at), "it has ended")
         case "condition":
-            outcome = sought.outcomes[rule.when]
-            return Misfit(part, rule.when, _OUTCOMES.get(outcome, "it is not known how it came out"))
+            told = {"false": "it gave false", "error": "it failed, or gave no Boolean"}
+            return Misfit(part, rule.when, told.get(sought.outcomes[rule.when], "it is not known how it came out"))
         case "shadow":
             return Misfit(part, "a shadow rule", "it is only recorded, and allows nothing")
-
-
-_OUTCOMES = {"false": "it gave false", "error": "it failed, or gave no Boolean"}
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
     """Return `did you mean "…"?`, or "" when nothing is similar."""
     near = get_close_matches(word[:256], [name for name in known if "*" not in name], n=1, cutoff=ALIKE)
     return f'did you mean "{near[0]}"?' if near else ""
-
-
-def moment(at_s: float) -> str:
-    """Format seconds since the epoch as RFC 3339."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")

@@ -12,7 +12,8 @@ from sidecar.errors import visible
 from sidecar.limits.amounts import in_units
 from sidecar.policy_tools.audit_records import RecordedQuestion
 from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Ran, Traced
-from sidecar.policy_tools.nearest_rules import NearestRule, moment
+from sidecar.policy_tools.nearest_rules import NearestRule
+from sidecar.policy_tools.rule_text import moment
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 _PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}

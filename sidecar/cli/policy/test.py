@@ -16,10 +16,9 @@ import orjson
 from sidecar.errors import ConfigError, visible_lines
 from sidecar.policy import Engine
 from sidecar.policy.patterns import glob
-from sidecar.policy_tools.junit import junit
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
-from sidecar.policy_tools.suite_report import Telling
 from sidecar.policy_tools.suites import FOLDER, PolicySuite, PolicyTest, read_suites, run_suites
+from sidecar.policy_tools.suites.report import Telling, junit
 
 GOOD, INVALID, FAILED = 0, 3, 4  # CONTRACT 3
 PROGRESS_EVERY_S = 0.25

@@ -1,13 +1,13 @@
 """Runs a policy's own tests, on the engine and the limiter that serve.
 
-suite_schema    what a test file may contain (value_types: its kinds of values)
+suite_schema    what a test file may contain
 loading         reads the tests
-execution       runs one test
-deciding_rules  the rules that an answer rests on, and so the rules that no test exercises
+execution       runs one test; the rules that an answer rests on, and so the rules that no test exercises
 suite           all of them: read_suites, run_suites; self_test for a reload
+report          their results as text, JSON and JUnit XML
 """
 
-from sidecar.policy_tools.suites.deciding_rules import CoveredRules
+from sidecar.policy_tools.suites.execution import CoveredRules
 from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_suites
 from sidecar.policy_tools.suites.suite import FOLDER, SuiteReport, TestResult, fault_of, run_suites, self_test
 

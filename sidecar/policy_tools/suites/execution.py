@@ -2,24 +2,35 @@
 
 The serving engine decides. A `repeat` goes through the serving limiter too, over a store in memory that only this test
 uses, on a clock that advances only between calls; it takes no real time, and tests do not affect each other.
+
+An answer has grounds, by the ids of rules, for coverage:
+
+    allowed                     on every link the allow rules that match
+    denied by a rule            the deny rules that match
+    condition-false, expired    the allow rules whose condition did not hold, or that are expired, and nothing else
+    any                         shadow rules that would have changed it
+
+Rules that failed by condition or expiry are found by the patterns of the built-in models; all else is reported by the
+engine. A test exercises a rule if it is among the grounds of one of the test's answers. A session opened by any grant
+exercises no rule.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Budgets, Limiter, LimitPlan, plan_charges
 from sidecar.limits.memory_store import MemoryCounters
-from sidecar.policy import Engine, grammar
-from sidecar.policy_tools.suites.deciding_rules import DecidingRules
+from sidecar.policy import Engine, PolicySource, grammar
+from sidecar.policy_tools.nearest_rules import Sought
 from sidecar.policy_tools.suites.loading import ListExpectation, PolicyTest
 from sidecar.policy_tools.suites.suite_schema import Repeat, listed_question
 from sidecar.protocols.mcp.messages import server_question
-from sidecar.vocabulary import Call, Decision, Question
+from sidecar.vocabulary import Call, Chain, Decision, Link, PermissionKind, Principal, Question, RuleRef
 
 T = TypeVar("T")
 _FOR_EVER_S = 1e9  # the owner of a slot lives as long as its call; no lease ends before
@@ -40,6 +51,70 @@ class TestOutcome(NamedTuple):
     limits: tuple[str, ...] = ()
     rests_on: frozenset[str] = frozenset()
     shows: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoveredRules:
+    """How much of a policy was exercised. `missing` is one `RuleRef` for each id that no answer rested on, in the order
+    of files and lines; `rules` and `exercised` count ids.
+    """
+
+    rules: int
+    exercised: int
+    missing: tuple[RuleRef, ...]
+
+    @property
+    def percent(self) -> float:
+        """Return 0 to 100; 100 if there is nothing to exercise."""
+        return 100.0 * self.exercised / self.rules if self.rules else 100.0
+
+
+class DecidingRules:
+    """Finds the deciding rules under one policy."""
+
+    def __init__(self, engine: Engine, source: PolicySource) -> None:
+        self._engine, self._source = engine, source
+        self._wavering_by: dict[tuple[PermissionKind, str], list[RuleRef]] | None = None  # few runs need it
+
+    def of(self, decision: Decision, chain: Chain, now_s: float, *, session: bool = False) -> frozenset[str]:
+        """Return the ids of the rules that the answer rests on."""
+        if decision.allowed:
+            links = [link for at, link in enumerate(decision.links) if not (session and at == len(chain) - 1)]
+            rules = [rule for link in links for rule in link.rules if rule.effect == "allow"]
+        else:
+            known_as = {principal.name: principal for principal in chain}
+            links = [link for link in decision.links if not link.allowed]
+            rules = [rule for link in links for rule in link.rules]
+            rules += [rule for link in links for rule in self._wavering(link, known_as[link.subject], now_s)]
+        return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
+
+    def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
+        """Yield the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
+        if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
+            return
+        if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
+            self._wavering_by = {}
+            for rule in self._source.rules:
+                if rule.effect == "allow" and not rule.shadow and (rule.when or rule.expires_at is not None):
+                    subject = "*" if "*" in rule.subject else rule.subject
+                    self._wavering_by.setdefault((rule.kind, subject), []).append(rule)
+        expired = link.reason is Reason.EXPIRED
+        sought = Sought.of(link, self._engine, self._source, (principal,), now_s)
+        for name in (link.subject, *sorted(sought.roles), "*"):
+            for rule in self._wavering_by.get((link.kind, name), ()):
+                over = rule.expires_at is not None and rule.expires_at <= now_s
+                if over is expired and all(sought.fits(rule)[:3]):
+                    yield rule
+
+
+def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules:
+    """Return how many of the rules were exercised, and which were not."""
+    ids: dict[str, RuleRef] = {}
+    for rule in rules:
+        ids.setdefault(rule.id, rule)
+    missing = [rule for name, rule in ids.items() if name not in exercised]
+    missing.sort(key=lambda rule: (rule.file, rule.line, rule.id))
+    return CoveredRules(len(ids), len(ids) - len(missing), tuple(missing))
 
 
 @dataclass(slots=True)
@@ -66,9 +141,8 @@ class TestBench:
     def _call(self, test: PolicyTest, question: Question) -> TestOutcome:
         now_s = self._time_of(test)
         decision = self._decided(test, question, now_s)
-        return TestOutcome(
-            decision.allowed, decision, now_s, decision.reason, rests_on=self._grounds(test, decision, now_s)
-        )
+        rests_on = self._grounds(test, decision, now_s)
+        return TestOutcome(decision.allowed, decision, now_s, decision.reason, rests_on=rests_on)
 
     def _decided(self, test: PolicyTest, question: Question, now_s: float) -> Decision:
         ask = self.engine.enter if test.session else self.engine.decide
@@ -115,13 +189,10 @@ class TestBench:
         rests_on = self._grounds(test, decision, now_s)
         if not decision.allowed:
             return TestOutcome(False, decision, now_s, decision.reason, rests_on=rests_on)
-        shown = [name for name in self._names(listing) if self._is_shown(test, listing, name, now_s)]
+        known = self.known.get(f"{listing.member.removesuffix('s')}:{listing.server}/", ())
+        names = known if listing.names is None else listing.names
+        shown = [name for name in names if self._is_shown(test, listing, name, now_s)]
         return TestOutcome(True, decision, now_s, rests_on=rests_on, shows=tuple(shown))
-
-    def _names(self, listing: ListExpectation) -> Sequence[str]:
-        if listing.names is not None:
-            return listing.names
-        return self.known.get(f"{listing.member.removesuffix('s')}:{listing.server}/", ())
 
     def _is_shown(self, test: PolicyTest, listing: ListExpectation, name: str, now_s: float) -> bool:
         question = listed_question(listing.member, listing.server, name)
@@ -157,7 +228,9 @@ class _Ledger:
         charged.
         """
         self.now_s = now_s
-        self._end_calls()
+        while self.held and self.held[0][0] <= now_s:
+            _, ended, ended_id = self.held.popleft()
+            self.store.release(ended.unspent(ended.spent(None)), ended_id)
         self.calls += 1
         call_id = str(self.calls)
         verdict = _result(self.store.reserve(plan.charges, call_id))
@@ -172,11 +245,6 @@ class _Ledger:
         except Refusal as refusal:
             return refusal
         raise RuntimeError("the limiter admits what its store has refused")
-
-    def _end_calls(self) -> None:
-        while self.held and self.held[0][0] <= self.now_s:
-            _, plan, call_id = self.held.popleft()
-            self.store.release(plan.unspent(plan.spent(None)), call_id)
 
 
 def _result(step: Coroutine[Any, Any, T]) -> T:

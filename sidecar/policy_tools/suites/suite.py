@@ -17,8 +17,15 @@ from sidecar.errors import Fault, PolicyError
 from sidecar.limits import Budgets
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.faults import meant
-from sidecar.policy_tools.suites.deciding_rules import CoveredRules, DecidingRules, covered
-from sidecar.policy_tools.suites.execution import TestBench, TestOutcome, known_names
+from sidecar.policy_tools.rule_text import cut
+from sidecar.policy_tools.suites.execution import (
+    CoveredRules,
+    DecidingRules,
+    TestBench,
+    TestOutcome,
+    covered,
+    known_names,
+)
 from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_suites
 from sidecar.policy_tools.suites.suite_schema import Expect
 from sidecar.vocabulary import RuleRef
@@ -141,7 +148,7 @@ def _problems(expect: Expect, got: TestOutcome) -> Iterator[str]:
     if expect.at is not None and got.at != expect.at:
         yield f"expected call {expect.at} to be the first refused, got call {got.at}"
     if expect.rule is not None and expect.rule not in got.rests_on:
-        found = ", ".join(sorted(got.rests_on)[:_SHOWN_NAMES]) or "no rule"
+        found = _some(got.rests_on) or "no rule"
         yield f"expected it to rest on {expect.rule}, got {found}"
     if expect.limits is not None:
         yield from _differences("limits", expect.limits, got.limits)
@@ -150,16 +157,14 @@ def _problems(expect: Expect, got: TestOutcome) -> Iterator[str]:
 
 
 def _differences(what: str, expected: Iterable[str], got: Iterable[str]) -> Iterator[str]:
-    missing, more = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
-    if missing:
+    if missing := set(expected) - set(got):
         yield f"{what} that are missing: {_some(missing)}"
-    if more:
+    if more := set(got) - set(expected):
         yield f"{what} that are too many: {_some(more)}"
 
 
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(cut(sorted(names), _SHOWN_NAMES))
 
 
 def answer_in_words(got: TestOutcome) -> str:
@@ -180,5 +185,5 @@ def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
     if listing is not None and got.allowed and listing.names is None:
         return f"a catalogue of {listing.server} in this suite would say what there is to show"
     if listing is not None and not got.allowed:
-        return "whoever has no grant on a server gets no list, not an empty one: expect: deny"
+        return "a caller without a grant on a server gets no list, not an empty one: expect: deny"
     return ""

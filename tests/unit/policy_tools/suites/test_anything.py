@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from sidecar.errors import PolicyError
 from sidecar.limits import Budgets
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.junit import junit
-from sidecar.policy_tools.suite_report import Telling
 from sidecar.policy_tools.suites import read_suites, run_suites
+from sidecar.policy_tools.suites.report import Telling, junit
 from tests.unit.policy_tools.suites.rig import NOW, policy, write
 
 _WORDS = [

@@ -1,18 +1,19 @@
-"""Formats the results of policy tests."""
+"""Formats the results of policy tests: as text, as plain values, and as JUnit XML for CI systems."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
+from xml.etree import ElementTree
 
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.nearest_rules import Misfit, NearestRule, Sought, nearest
-from sidecar.policy_tools.suites import CoveredRules, SuiteReport, TestResult
-from sidecar.policy_tools.suites.execution import TestOutcome
-from sidecar.policy_tools.suites.suite import answer_in_words
-from sidecar.policy_tools.suites.suite_schema import Expect
-from sidecar.vocabulary import Decision, Link, RuleRef
+from sidecar.policy_tools.nearest_rules import NearestRule, Sought, nearest
+from sidecar.policy_tools.rule_text import cut, place
+from sidecar.policy_tools.suites.execution import CoveredRules, TestOutcome
+from sidecar.policy_tools.suites.suite import SuiteReport, TestResult, answer_in_words
+from sidecar.vocabulary import Link
 
 MAX_TOLD = 100  # failures that are shown in full: more than this usually have one cause
 MAX_EXPLAINED = 20  # failures for which the nearest rules are searched, in all rules
@@ -68,38 +69,26 @@ class Telling:
 
     def _near(self) -> Mapping[int, list[NearestRule]]:
         """Return the nearest rules of the denied links of failed tests, by the identity of the link."""
-        failed = [result for result in self.report.failures if result.got and not result.got.decision.allowed]
-        links = [(result, link) for result in failed[:MAX_EXPLAINED] for link in _denied(result)]
+        failed = [(result, result.got.decision) for result in self.report.failures if result.got]
+        denied = [(result, decision) for result, decision in failed if not decision.allowed][:MAX_EXPLAINED]
+        links = [(result, link) for result, decision in denied for link in decision.links if not link.allowed]
+        links = [(result, link) for result, link in links if not link.rules]
         if not links:
             return {}
-        texts = {condition.digest: text for text, condition in self.source.conditions.items()}
-        sought = [self._sought(result, link, texts) for result, link in links]
+        sought = [self._sought(result, link) for result, link in links]
         found = nearest(sought, self.source.rules, self.source.sets, MOST_NEAR)
         return {id(link): near for (_, link), near in zip(links, found, strict=True)}
 
-    def _sought(self, result: TestResult, link: Link, texts: Mapping[str, str]) -> Sought:
+    def _sought(self, result: TestResult, link: Link) -> Sought:
         test, got = result.test, result.got
         assert got is not None
-        principal = next(principal for principal in test.chain if principal.name == link.subject)
         server = test.listing.server if test.listing else ""
         if test.session and test.question:
             server = test.question.server
-        return Sought(
-            kind=link.kind,
-            subject=link.subject,
-            roles=self.engine.roles_of(principal),
-            object=link.object,
-            sets=self.source.sets.closure((link.object,)),
-            action=link.action,
-            now_s=got.now_s,
-            outcomes={texts[fact.condition]: fact.outcome for fact in link.facts if fact.condition in texts},
-            server=server if link.object == f"nhi:{server}" else "",
-        )
-
-
-def _denied(result: TestResult) -> Iterator[Link]:
-    assert result.got is not None
-    return (link for link in result.got.decision.links if not link.allowed and not link.rules)
+        texts = {condition.digest: text for text, condition in self.source.conditions.items()}
+        outcomes = {texts[fact.condition]: fact.outcome for fact in link.facts if fact.condition in texts}
+        at_server = server if link.object == f"nhi:{server}" else ""
+        return Sought.of(link, self.engine, self.source, test.chain, got.now_s, outcomes, at_server)
 
 
 def _failure(result: TestResult, near: Mapping[int, list[NearestRule]]) -> Iterator[str]:
@@ -109,29 +98,22 @@ def _failure(result: TestResult, near: Mapping[int, list[NearestRule]]) -> Itera
     for link in result.got.decision.links:
         yield f"     {link_in_words(link)}"
         for each in near.get(id(link), ()):
-            wrong = "; ".join(map(_misfit_in_words, each.misfits))
-            yield f"       near: {_rule_in_words(each.rule)}: {wrong}"
+            wrong = "; ".join(
+                # A hint that repeats the rule's text adds nothing.
+                f"{part} {said}" + (f" ({hint})" if hint and said not in hint else "")
+                for part, said, hint in each.misfits
+            )
+            yield f"       near: {each.rule.id} ({place(each.rule)}): {wrong}"
     if result.hint:
         yield f"     hint: {result.hint}"
-
-
-def _misfit_in_words(misfit: Misfit) -> str:
-    adds = misfit.hint and misfit.said not in misfit.hint  # else it repeats the rule's text
-    return f"{misfit.part} {misfit.said}" + (f" ({misfit.hint})" if adds else "")
 
 
 def link_in_words(link: Link) -> str:
     """Return `user_to_nhi: user:alice → nhi:bot, message/send: allow by oncall (policies/user_to_nhi.csv:4)`."""
     answer = "allow" if link.allowed else f"deny, {link.reason}"
-    rules = ", ".join(_rule_in_words(rule) for rule in link.rules)
+    rules = ", ".join(f"{rule.id} ({place(rule)})" for rule in link.rules)
     by = f" by {rules}" if rules else ""
     return f"{link.kind.value}: {link.subject} → {link.object}, {link.action}: {answer}{by}"
-
-
-def rests_on(decision: Decision) -> Sequence[RuleRef]:
-    """Return the rules of the decision's links, each once."""
-    found = {(rule.file, rule.line, rule.id): rule for link in decision.links for rule in link.rules}
-    return tuple(found.values())
 
 
 def _headline(result: TestResult) -> str:
@@ -141,17 +123,11 @@ def _headline(result: TestResult) -> str:
     return f"{_MARKS[result.outcome]} {where}: {result.test.suite}: {result.test.name}{reason}"
 
 
-def _rule_in_words(rule: RuleRef) -> str:
-    return f"{rule.id} ({rule.file}:{rule.line})"
-
-
 def _coverage_lines(coverage: CoveredRules) -> Iterator[str]:
     figures = f"{coverage.exercised} of {coverage.rules} rules, {coverage.percent:.1f} %"
     yield f"coverage: {figures}" + (", no test exercises:" if coverage.missing else "")
-    for rule in coverage.missing[:MAX_MISSING]:
-        yield f"  {rule.file}:{rule.line}: {rule.id} ({rule.kind.value})"
-    if len(coverage.missing) > MAX_MISSING:
-        yield f"  and {len(coverage.missing) - MAX_MISSING} more, all of them in --json"
+    missing = [f"{place(rule)}: {rule.id} ({rule.kind.value})" for rule in coverage.missing]
+    yield from (f"  {line}" for line in cut(missing, MAX_MISSING, "and {} more, all of them in --json"))
 
 
 def _coverage_data(coverage: CoveredRules) -> dict[str, Any]:
@@ -176,25 +152,22 @@ def _result_data(result: TestResult) -> dict[str, Any]:
     }
     if result.got is None:
         return {**data, "skip": test.skip}
-    data |= {"expected": _expected_data(test.expect), "got": _got_data(result.got)}
+    expected = {"decision": "allow", **test.expect.model_dump(mode="json", exclude_none=True)}
+    data |= {"expected": expected, "got": _got_data(result.got)}
     if result.problems:
         data |= {"problems": list(result.problems), "hint": result.hint or None}
     return data
 
 
-def _expected_data(expect: Expect) -> dict[str, Any]:
-    written = {"decision": "allow", **expect.model_dump(exclude_none=True)}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in written.items()}
-
-
 def _got_data(got: TestOutcome) -> dict[str, Any]:
+    rules = dict.fromkeys((rule.file, rule.line, rule.id) for link in got.decision.links for rule in link.rules)
     return {
         "decision": "allow" if got.allowed else "deny",
         "reason": got.reason,
         "at": got.at or None,
         "limits": list(got.limits),
         "shows": None if got.shows is None else list(got.shows),
-        "rules": [{"id": r.id, "file": r.file, "line": r.line} for r in rests_on(got.decision)],
+        "rules": [{"id": name, "file": file, "line": line} for file, line, name in rules],
         "links": [
             {
                 "kind": link.kind.value,
@@ -209,8 +182,43 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
     }
 
 
-def failure_text(result: TestResult) -> str:
-    """Return a failure in a few lines, for reports with limited space."""
-    assert result.got is not None
-    lines = [*result.problems, f"got: {answer_in_words(result.got)}", *map(link_in_words, result.got.decision.links)]
-    return "\n".join([*lines, f"hint: {result.hint}"] if result.hint else lines)
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+
+def junit(report: SuiteReport, took_s: float) -> bytes:
+    """Return the document. It has one test suite for each file with a test to run."""
+    root = ElementTree.Element("testsuites", {"name": "sidecar policy test", **_counts(report.results, took_s)})
+    for file, together in groupby(report.results, key=lambda result: result.test.place.span.file):
+        results = tuple(together)
+        name = results[0].test.suite
+        suite = ElementTree.SubElement(root, "testsuite", {"name": name, "file": file, **_counts(results, 0.0)})
+        for result in results:
+            _add_case(suite, result)
+    ElementTree.indent(root)
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
+
+
+def _add_case(suite: ElementTree.Element, result: TestResult) -> None:
+    test, span = result.test, result.test.place.span
+    where = {"classname": test.suite, "file": span.file, "line": str(span.line)}
+    case = ElementTree.SubElement(suite, "testcase", {"name": test.name, **where, "time": "0.000"})
+    if result.outcome == "skipped":
+        ElementTree.SubElement(case, "skipped", {"message": test.skip})
+    elif result.outcome == "failed":
+        assert result.got is not None
+        failure = ElementTree.SubElement(case, "failure", {"message": result.problems[0], "type": "T201"})
+        links = map(link_in_words, result.got.decision.links)
+        lines = [*result.problems, f"got: {answer_in_words(result.got)}", *links]
+        failure.text = "\n".join([*lines, f"hint: {result.hint}"] if result.hint else lines)
+
+
+def _counts(results: tuple[TestResult, ...], took_s: float) -> dict[str, str]:
+    outcomes = [result.outcome for result in results]
+    return {
+        "tests": str(len(outcomes)),
+        "failures": str(outcomes.count("failed")),
+        "errors": "0",
+        "skipped": str(outcomes.count("skipped")),
+        "time": f"{took_s:.3f}",
+    }
