@@ -169,12 +169,10 @@ def _granted(fields: Mapping[str, Any], size: int) -> tuple[list[tuple[list[str]
     any.
     """
     granted = fields.get("granted")
-    if granted is None:
-        bare = all(credential["kind"] in ("local", "anonymous") for credential in fields["credential"])
-        return [([], [])] * size, bare
-    if not granted:
-        return [([], [])] * size, True
-    return [(entry["roles"], entry["scopes"]) for entry in granted], True
+    if granted:
+        return [(entry["roles"], entry["scopes"]) for entry in granted], True
+    bare = all(credential["kind"] in ("local", "anonymous") for credential in fields["credential"])
+    return [([], [])] * size, bare or granted is not None
 
 
 def _fact(fact: Mapping[str, Any], names: list[str], links: list[Any]) -> RecordedFact:
@@ -201,37 +199,33 @@ def _word(value: object) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-class AuditLine(NamedTuple):
-    """One record as read. `read_bytes` is the file position after it."""
-
-    fields: Mapping[str, Any]
-    read_bytes: int
-
-
-def lines_of(path: Path, torn: Callable[[int], object]) -> Iterator[AuditLine]:
-    """Yield every record of an audit file, in constant memory. Calls `torn` with the length in bytes of an incomplete
-    last line.
+def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Yield every record of a log, in constant memory, and the number of bytes read until then. The last of several
+    files may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.
 
     Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes.
     """
-    read_bytes = number = 0
-    with path.open("rb") as file:
-        while raw := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            read_bytes += len(raw)
-            if not raw.endswith(b"\n"):
-                if len(raw) > MAX_LINE_BYTES:
-                    raise UnreadableAuditLine(f"{path}:{number}: more than {MAX_LINE_BYTES} bytes without a newline")
-                torn(len(raw))
-                break
-            sealed = unseal(raw[:-1])
-            if sealed is None:
-                raise UnreadableAuditLine(f"{path}:{number}: this is no audit record")
-            if not sealed.intact:
-                raise UnreadableAuditLine(f"{path}:{number}: the hash of record {sealed.seq} does not fit its bytes")
-            yield AuditLine(sealed.fields, read_bytes)
-    if number == 0:
-        raise UnreadableAuditLine(f"{path}: this file is empty: it holds no record")
+    read_bytes = 0
+    for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
+        number = 0
+        with path.open("rb") as file:
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                read_bytes += len(raw)
+                where = f"{path}:{number}"
+                if not raw.endswith(b"\n"):
+                    if len(raw) > MAX_LINE_BYTES:
+                        raise UnreadableAuditLine(f"{where}: more than {MAX_LINE_BYTES} bytes without a newline")
+                    torn(len(raw))
+                    break
+                sealed = unseal(raw[:-1])
+                if sealed is None:
+                    raise UnreadableAuditLine(f"{where}: this is no audit record")
+                if not sealed.intact:
+                    raise UnreadableAuditLine(f"{where}: the hash of record {sealed.seq} does not fit its bytes")
+                yield sealed.fields, read_bytes
+        if number == 0:
+            raise UnreadableAuditLine(f"{path}: this file is empty: it holds no record")
 
 
 def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
@@ -240,14 +234,11 @@ def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] 
     """
     needle, outcome = decision_id.encode("ascii", "replace"), None
     for line in (line for path in reversed(paths) for line in _backwards(path)):
-        if needle not in line:
-            continue
-        fields = _loaded(line)
-        if fields is None or fields.get("decision_id") != decision_id:
-            continue
-        if fields.get("event") != "outcome":
-            return fields
-        outcome = outcome or fields
+        fields = _loaded(line) if needle in line else None
+        if fields is not None and fields.get("decision_id") == decision_id:
+            if fields.get("event") != "outcome":
+                return fields
+            outcome = outcome or fields
     return outcome
 
 
@@ -256,12 +247,12 @@ def single_record(file: IO[bytes]) -> Mapping[str, Any]:
     UnreadableAuditLine.
     """
     raw = file.read(MAX_LINE_BYTES + 1)
-    if len(raw) > MAX_LINE_BYTES:
+    first, *more = raw.strip().splitlines() or [b""]
+    if len(raw) > MAX_LINE_BYTES or (more and _loaded(raw) is None and _loaded(first) is not None):
         raise UnreadableAuditLine("more than one record: say which with --decision")
-    fields = _loaded(raw.strip())
+    fields = _loaded(raw)
     if fields is None:
-        several = len(raw.strip().splitlines()) > 1 and _loaded(raw.strip().splitlines()[0]) is not None
-        raise UnreadableAuditLine("more than one record: say which with --decision" if several else "no audit record")
+        raise UnreadableAuditLine("no audit record")
     if "event" not in fields:
         raise UnreadableAuditLine("no audit record: it has no event")
     return fields

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from sidecar.audit.clear import ABSENT, VALUE
 from sidecar.audit.digest import AuditKey, Digests
@@ -66,7 +66,7 @@ class RecordedCase:
     """
 
     key: AuditKey | None = None
-    asked: RecordedQuestion | None = None
+    asked: RecordedQuestion = field(init=False)
     revision: str = ""
     assumed: Mapping[RecordedKey, Outcome] = field(default_factory=dict)
     otherwise: Outcome = "error"
@@ -79,7 +79,6 @@ class RecordedCase:
         self, condition: Condition, scene: ConditionContext, purse: CostBudget
     ) -> tuple[Outcome, Mapping[str, Any]]:
         """Return the outcome, recorded or derived, and what the condition read as far as that is known."""
-        assert self.asked is not None
         lends = scene.args is not ARGUMENTS
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, lends)
         told = self._told(condition, scene, key, purse)
@@ -93,7 +92,6 @@ class RecordedCase:
     ) -> tuple[Outcome, Mapping[str, Any]] | str:
         """Return the outcome, or why it is unknown."""
         asked = self.asked
-        assert asked is not None
         written = [path for path in condition.paths if _by_caller(path)]
         if key.lends or asked.without_arguments:  # arguments belong to the question itself
             written = [path for path in written if path[0] != "args"]
@@ -101,25 +99,19 @@ class RecordedCase:
         granted = [path for path in condition.paths if _reads(path, "roles", "scopes")]
         if not written and (asked.grants_known or not granted):
             return condition.run(scene, purse)
-        fact = self._fact(key)
+        facts = (fact for fact in asked.facts if (fact.condition, fact.subject, fact.lends) == key)
+        fact = next(facts, None)
         if fact is not None and fact.outcome in ("true", "false", "error"):
             if self._same_roles(condition, scene, fact):
                 self.by_record.add(key)
-                return _outcome(fact.outcome), fact.inputs
+                return cast("Outcome", fact.outcome), fact.inputs
             return ROLES_CHANGED
         if granted and not asked.grants_known:
             return GRANTS_UNKNOWN
         return self._by_inputs(condition, written, scene, key, purse)
 
-    def _fact(self, key: RecordedKey) -> RecordedFact | None:
-        assert self.asked is not None
-        return next(
-            (fact for fact in self.asked.facts if RecordedKey(fact.condition, fact.subject, fact.lends) == key), None
-        )
-
     def _same_roles(self, condition: Condition, scene: ConditionContext, fact: RecordedFact) -> bool:
         """Whether the roles that it read then are those that it would read now."""
-        assert self.asked is not None
         reading = [path for path in condition.paths if _reads(path, "roles")]
         if not reading or self.asked.revision == self.revision:
             return True
@@ -133,14 +125,13 @@ class RecordedCase:
     def _by_inputs(
         self, condition: Condition, written: list[Steps], scene: ConditionContext, key: RecordedKey, purse: CostBudget
     ) -> tuple[Outcome, Mapping[str, Any]] | str:
-        assert self.asked is not None
-        known_in_clear = {path: found for path in written if (found := self._in_clear(path)) is not None}
+        in_clear = {path: found for path in written if (found := self._in_clear(path)) is not None}
         facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == (key.subject, key.lends)]
         values: dict[Steps, Any] = {}
         if any(path in (("args",), ("call",), ("call", "meta")) for path in written):
             return MORE_THAN_EQUAL
         for path in written:
-            if path in known_in_clear:
+            if path in in_clear:
                 continue
             name = ".".join(path)
             known = next((fact for fact in facts if fact.inputs.get(name)), None)
@@ -152,15 +143,16 @@ class RecordedCase:
             if not isinstance(told, tuple):
                 return told
             values[path] = told[0]
-        args, meta = _tree(values, ("args",)), _tree(values, ("call", "meta"))
-        for path, found in known_in_clear.items():
+        args, meta = dict[str, Any](), dict[str, Any]()
+        for path, value in values.items():
+            below = path[1:] if path[0] == "args" else path[2:]
+            _put(args if path[0] == "args" else meta, below, _Found(len(below), (value,)))
+        for path, found in in_clear.items():
             _put(args, path[1:], found)
-        made = scene._replace(args=args, question=scene.question._replace(meta=meta))
-        return condition.run(made, purse)
+        return condition.run(scene._replace(args=args, question=scene.question._replace(meta=meta)), purse)
 
     def _in_clear(self, path: Steps) -> _Found | None:
         """Return an argument that was recorded in clear, present or not; None if that is unknown."""
-        assert self.asked is not None
         if path[0] != "args":
             return None
         entry = self.asked.clear.get(path[1:], {})
@@ -174,7 +166,6 @@ class RecordedCase:
         A value that equals none of the constants can be replaced by any other such value if only equality is tested.
         This does not hold where the recorded run failed: the value may be too large for any test.
         """
-        assert self.asked is not None
         digests = self._own_digests()
         if digests is None:
             return NO_KEY if self.key is None else OTHER_KEY
@@ -192,13 +183,11 @@ class RecordedCase:
     def _was_absent(self, path: Steps, fact: RecordedFact) -> bool:
         """Whether a condition that ran then looked for this path, and it was not present."""
         straight = path[:-1] in (("args",), ("call", "meta"))  # else a parent may have been of another type
-        return (
-            straight and fact.whole and path in self.paths.get(fact.condition, ()) and ".".join(path) not in fact.inputs
-        )
+        looked = fact.whole and path in self.paths.get(fact.condition, ())
+        return straight and looked and ".".join(path) not in fact.inputs
 
     def _own_digests(self) -> Digests | None:
         """Return the digests of the record's namespace; None without its key."""
-        assert self.asked is not None
         if self.key is None or self.key.id != self.asked.key_id:
             return None
         namespace, slash, _ = self.asked.chain[-1].id.partition("/")
@@ -240,10 +229,6 @@ def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
     return replace(source, conditions=stand_ins)
 
 
-def _outcome(word: str) -> Outcome:
-    return "true" if word == "true" else "false" if word == "false" else "error"
-
-
 def _by_caller(path: Steps) -> bool:
     return path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta")
 
@@ -265,18 +250,6 @@ def _digest(digests: Digests, value: object) -> str | None:
         return digests.fact_hash(value)
     except Refusal:
         return None
-
-
-def _tree(values: Mapping[Steps, Any], root: Steps) -> dict[str, Any]:
-    """Return nested objects with a value at the end of each path."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        if path[: len(root)] == root:
-            branch = tree
-            for step in path[len(root) : -1]:
-                branch = branch.setdefault(step, {})
-            branch[path[-1]] = value
-    return tree
 
 
 def _put(tree: dict[str, Any], path: Steps, found: _Found) -> None:
@@ -317,70 +290,41 @@ def _constants(text: str) -> list[str | int] | None:
     tokens = _tokens(text)
     if tokens is None:
         return None
-    found: list[str | int] = []
-    for token in tokens:
-        if token[0] in "'\"":
-            found.append(token[1:-1])
-        elif token[0].isdigit():
-            found += [int(token), -int(token)]
-    return found
+    texts = [token[1:-1] for token in tokens if token[0] in "'\""]
+    return [*texts, *(sign * int(token) for token in tokens if token[0].isdigit() for sign in (1, -1))]
 
 
 def _only_compared(text: str, name: str) -> bool:
     """Whether the only tests of this input are presence, equality with a constant, and membership in a list of
     constants.
     """
-    tokens = _tokens(text)
-    if tokens is None:
+    found = _tokens(text)
+    if found is None:
         return False
-    path = _joined(name)
-    places = [at for at in range(len(tokens)) if tokens[at : at + len(path)] == path]
-    if any(token == "[" and _before(tokens, at) != "in" for at, token in enumerate(tokens)):
+    tokens, path = ["", *found, ""], re.split(r"(\.)", name)
+    if any(token == "[" and tokens[at - 1] != "in" for at, token in enumerate(tokens)):
         return False  # args['x'] may be the same input
-    plain = sum(token == path[0] for token in tokens) == len(_roots(tokens, path[0]))
+    # The variable must be read by plain dots only, and not as another value's field.
+    roots = [at for at, token in enumerate(tokens) if token == path[0] and tokens[at - 1] != "."]
+    plain = len(roots) == tokens.count(path[0]) and all(tokens[at + 1] == "." for at in roots)
+    places = [at for at in roots if tokens[at : at + len(path)] == path]
     return plain and bool(places) and all(_compared(tokens, at, len(path)) for at in places)
 
 
-def _joined(name: str) -> list[str]:
-    return [part for step in name.split(".") for part in (".", step)][1:]
-
-
-def _roots(tokens: list[str], root: str) -> list[int]:
-    """Return where the variable is read by plain dots, and not as another value's field."""
-    return [
-        at
-        for at, token in enumerate(tokens)
-        if token == root and tokens[at + 1 : at + 2] == ["."] and (at == 0 or tokens[at - 1] != ".")
-    ]
-
-
 def _compared(tokens: list[str], at: int, size: int) -> bool:
-    before, after = _before(tokens, at), tokens[at + size :]
-    if before == "(" and after[:1] == [")"] and tokens[at - 2 : at - 1] == ["has"]:
-        return True
-    if before in ("==", "!=") and at > 1:
-        return _is_constant(tokens[at - 2]) and _before(tokens, at - 2) in _STARTS and _next(after, 0) in _ENDS
-    if before not in _STARTS or not after:
-        return False
-    if after[0] in ("==", "!="):
-        rest = after[1:]
-    elif after[:2] == ["in", "["]:
-        end = after.index("]") if "]" in after else 0
-        listed = after[2:end]
-        return all(map(_is_constant, listed[::2])) and set(listed[1::2]) <= {","} and _next(after, end + 1) in _ENDS
-    else:
-        return False
-    rest = rest[1:] if rest[:1] == ["-"] else rest
-    return bool(rest) and _is_constant(rest[0]) and _next(rest, 1) in _ENDS
-
-
-def _before(tokens: list[str], at: int) -> str:
-    return tokens[at - 1] if at else ""
-
-
-def _next(tokens: list[str], at: int) -> str:
-    return tokens[at] if at < len(tokens) else ""
+    match tokens[max(0, at - 3) : at], tokens[at + size :]:
+        case [*_, "has", "("], [")", *_]:
+            return True
+        case [*_, start, constant, "==" | "!="], [end, *_]:
+            return _is_constant(constant) and start in _STARTS and end in _ENDS
+        case [*_, start], ["==" | "!=", "-", constant, end, *_] | ["==" | "!=", constant, end, *_]:
+            return start in _STARTS and _is_constant(constant) and end in _ENDS
+        case [*_, start], ["in", "[", *rest] if "]" in rest:
+            listed, end = rest[: rest.index("]")], rest[rest.index("]") + 1]
+            constants = all(map(_is_constant, listed[::2])) and set(listed[1::2]) <= {","}
+            return start in _STARTS and constants and end in _ENDS
+    return False
 
 
 def _is_constant(token: str) -> bool:
-    return token[0] in "'\"" or token[0].isdigit() or token in ("true", "false", "null")
+    return token[:1] in ("'", '"') or token[:1].isdigit() or token in ("true", "false", "null")

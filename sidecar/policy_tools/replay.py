@@ -7,7 +7,7 @@ record cannot answer is tried both ways: only if the answer depends on it, the r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,9 +16,9 @@ from sidecar.audit.digest import AuditKey
 from sidecar.audit.segments import given
 from sidecar.errors import Reason
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.audit_records import GRANTS_UNKNOWN, AuditLine, RecordedQuestion, asked_in, lines_of
+from sidecar.policy_tools.audit_records import GRANTS_UNKNOWN, RecordedQuestion, asked_in, lines_of
 from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, RecordedCase, RecordedKey, with_stand_ins
-from sidecar.vocabulary import Chain, Decision, Principal
+from sidecar.vocabulary import Chain, Decision
 
 MAX_TRIES = 64  # outcomes for unknown conditions: six of them, each true or false
 MAX_GROUPS = 10_000  # kept; all records are counted
@@ -65,23 +65,18 @@ class Candidate:
         """
         if self.case.unknown and not without.allowed:
             return without._replace(allowed=None, why=GRANTS_UNKNOWN)
-        everything = self._settle(asked, tuple(self._with_all_roles(asked.chain)))
+        if self._all_roles is None:
+            parents = self.source.roles.parents
+            names = {*parents, *(role for roles in parents.values() for role in roles)}
+            names |= {rule.subject for rule in self.source.rules}
+            self._all_roles = frozenset(name for name in names if name.startswith("role:"))
+        everything = self._settle(asked, tuple(replace(one, roles=self._all_roles) for one in asked.chain))
         same = everything.allowed is without.allowed
-        hidden = (
-            everything.decision.reason is Reason.DENIED_BY_RULE and without.decision.reason is not Reason.DENIED_BY_RULE
-        )
+        denied = [one.decision.reason is Reason.DENIED_BY_RULE for one in (everything, without)]
+        hidden = denied == [True, False]
         if same and (without.allowed or not (hidden or self.case.unknown)):
             return without
         return without._replace(allowed=None, why=GRANTS_UNKNOWN)
-
-    def _with_all_roles(self, chain: Chain) -> Iterator[Principal]:
-        if self._all_roles is None:
-            named = {rule.subject for rule in self.source.rules if rule.subject.startswith("role:")}
-            above = {role for roles in self.source.roles.parents.values() for role in roles}
-            below = {name for name in self.source.roles.parents if name.startswith("role:")}
-            self._all_roles = frozenset(named | above | below)
-        for principal in chain:
-            yield replace(principal, roles=self._all_roles)
 
     def _settle(self, asked: RecordedQuestion, chain: Chain) -> ReplayAnswer:
         """Return the answer if it is the same for every outcome of the unknown conditions.
@@ -188,7 +183,7 @@ def replay(
     def torn(size: int) -> None:
         report.torn_bytes = size
 
-    for fields, read_bytes in _lines_of(given(path), torn):
+    for fields, read_bytes in lines_of(given(path), torn):
         report.records += 1
         if not report.records % 1024:
             progress(read_bytes)
@@ -204,33 +199,18 @@ def replay(
     return report
 
 
-def _lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[AuditLine]:
-    """Yield the records of all files of a log. The last one may have no record yet."""
-    before = 0
-    for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
-        for line in lines_of(path, torn):
-            yield AuditLine(line.fields, before + line.read_bytes)
-        before += path.stat().st_size
-
-
 def _count(report: Replay, asked: RecordedQuestion, answer: ReplayAnswer) -> None:
     report.replayed += 1
     if asked.revision in report.revisions or len(report.revisions) < MAX_GROUPS:
         report.revisions[asked.revision] += 1
+    change: Change = "undecidable" if answer.allowed is None else "wider" if answer.allowed else "narrower"
+    if answer.allowed is asked.allowed:
+        report.same += 1
+        return
     if answer.allowed is None:
         report.undecidable[answer.why] += 1
-        _keep(report, "undecidable", asked, answer)
-    elif answer.allowed is asked.allowed:
-        report.same += 1
-    elif answer.allowed:
-        report.wider += 1
-        _keep(report, "wider", asked, answer)
-    else:
-        report.narrower += 1
-        _keep(report, "narrower", asked, answer)
-
-
-def _keep(report: Replay, change: Change, asked: RecordedQuestion, answer: ReplayAnswer) -> None:
+    report.wider += change == "wider"
+    report.narrower += change == "narrower"
     decided = answer.allowed is not None
     new_rules = [rule.id for link in answer.decision.links for rule in link.rules] if decided else []
     kind = ChangeKind(

@@ -10,9 +10,8 @@ percent-encoded (`%2C`). `enforce.py` reverses both. Shadow rules change nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import KINDS, read_text
 from sidecar.policy.grammar import NONE
 from sidecar.policy.model import DOMAIN, PRIORITY, guardrail_model
-from sidecar.policy.roles import RoleLinks
+from sidecar.policy_tools.rule_text import columns, place
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 _TAKEN_BY_CASBIN = '%,()[]"'
@@ -77,25 +76,17 @@ def _check(source: PolicySource, models: Path) -> None:
 
 
 def _texts(rule: RuleRef, source: PolicySource) -> dict[str, str]:
-    ends = rule.expires_at
-    return {
+    return columns(rule) | {
         "sub": encoded(rule.subject),
         "obj": encoded(rule.object),
         "act": "|".join(rule.actions),
-        "expires_at": NONE if ends is None else _time(ends),
-        "max_calls_per_hour": NONE if rule.max_calls_per_hour is None else str(rule.max_calls_per_hour),
         "when": _name(source.conditions[rule.when].digest) if rule.when else NONE,
-        "eft": rule.effect,
     }
 
 
 def encoded(name: str) -> str:
     """Encode a name so that Casbin's file adapter leaves it unchanged."""
     return name.translate(_ENCODED)
-
-
-def _time(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _name(digest: str) -> str:
@@ -113,7 +104,7 @@ def _conf(kind: PermissionKind, models: Path) -> str:
     model = guardrail_model()
     groups = "".join(f"{group} = _, _\n" for group in model.groups)
     return (
-        "# Deny rules asked of everybody.\n"
+        "# Deny rules asked of all callers.\n"
         "[request_definition]\nr = sub, obj, act, ctx\n\n"
         f"[policy_definition]\np = {', '.join(model.columns)}\n\n"
         f"[role_definition]\n{groups}\n"
@@ -126,26 +117,15 @@ def _csv(kind: PermissionKind, rows: list[list[str]], source: PolicySource) -> s
     lines = [", ".join(("p", *row)) for row in rows]
     for group, links in (("g", source.roles), ("g2", source.sets)):
         if group in source.models[kind].groups:
-            lines += [f"{group}, {encoded(member)}, {encoded(container)}" for member, container in _pairs(links)]
+            pairs = ((member, container) for member, above in links.parents.items() for container in above)
+            lines += [f"{group}, {encoded(member)}, {encoded(container)}" for member, container in pairs]
     return "".join(f"{line}\n" for line in (f"# {kind.value}, revision {source.revision}", *lines))
-
-
-def _pairs(links: RoleLinks) -> Iterator[tuple[str, str]]:
-    for member, containers in links.parents.items():
-        for container in containers:
-            yield member, container
 
 
 def _said(rule: RuleRef, texts: list[str]) -> dict[str, object]:
     """Return what is not a column, for explanations and for counting calls."""
-    return {
-        "row": texts,
-        "id": rule.id,
-        "owner": rule.owner,
-        "reason": rule.reason,
-        "per": rule.per,
-        "place": f"{rule.file}:{rule.line}",
-    }
+    notes = {name: getattr(rule, name) for name in ("id", "owner", "reason", "per")}
+    return {"row": texts, **notes, "place": place(rule)}
 
 
 def _json(value: object) -> bytes:
