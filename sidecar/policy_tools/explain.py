@@ -6,11 +6,13 @@ missing information is reconstructed by `recorded_conditions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sidecar.errors import visible
 from sidecar.limits import Budgets, LimitCharge, plan_charges, rule_label
 from sidecar.limits.plan import BudgetRule, label_of
 from sidecar.policy import Engine, PolicySource
@@ -139,16 +141,15 @@ class _Trace:
         denied = [link for link in decision.links if not link.allowed and not link.rules]
         sought = [self._sought(link) for link in denied]
         near = nearest(sought, self._source.rules, self._source.sets) if denied else []
-        rows = _ExplainedRows(
-            [rule for link in decision.links for rule in link.rules] + [n.rule for each in near for n in each]
-        )
+        shown = [one.rule for each in near for one in each]
+        rows = _rows([*shown, *(rule for link in decision.links for rule in link.rules)])
         found = iter(near)
         return tuple(
             Traced(
                 link=link,
                 grounds=tuple(self._ground(link.subject, link.object, rule, rows) for rule in link.rules),
                 conditions=tuple(self._ran(link, fact) for fact in link.facts),
-                near=tuple((each, rows.text(each.rule)) for each in next(found)) if link in denied else (),
+                near=tuple((each, rows(each.rule)) for each in next(found)) if link in denied else (),
             )
             for link in decision.links
         )
@@ -159,12 +160,12 @@ class _Trace:
         outcomes = {self._texts[fact.condition]: self._ran(link, fact).outcome for fact in link.facts}
         return Sought.of(link, self._engine, self._source, self._chain, self._at_s, outcomes, server)
 
-    def _ground(self, subject: str, obj: str, rule: RuleRef, rows: _ExplainedRows) -> Ground:
+    def _ground(self, subject: str, obj: str, rule: RuleRef, rows: Callable[[RuleRef], str]) -> Ground:
         granted = next((each.roles for each in self._chain if each.name == subject), frozenset())
         roles = self._source.roles.way((subject, *granted), rule.subject) if rule.subject.startswith("role:") else ()
         sets = self._source.sets.way((obj,), rule.object) if rule.object.startswith("set:") else ()
         own = self._source.roles.parents.get(subject, ())
-        return Ground(rule, rows.text(rule), roles, bool(roles) and roles[0] in granted and roles[0] not in own, sets)
+        return Ground(rule, rows(rule), roles, bool(roles) and roles[0] in granted and roles[0] not in own, sets)
 
     def _ran(self, link: Link, fact: Fact) -> Ran:
         key = RecordedKey(fact.condition, link.subject, link.action == DELEGATE)
@@ -180,7 +181,7 @@ class _Trace:
             if rule.id in ids:
                 first.setdefault(rule.id, rule)
         rules = [first[name] for name in ids if name in first]
-        rows = _ExplainedRows(rules)
+        rows = _rows(rules)
         return tuple(self._ground(self._chain[-1].name, self._question.object, rule, rows) for rule in rules)
 
     def _charges(self, decision: Decision, budgets: Budgets) -> tuple[tuple[ChargedLimit, ...], float | None]:
@@ -200,42 +201,29 @@ class _Trace:
             return [TOGETHER]
         if entry.names_objects:
             return [self._chain[-1].name]
-        roles = entry.pattern.startswith("role:")
-        names = {
-            principal.name: self._engine.roles_of(principal) if roles else (principal.name,)
-            for principal in self._chain
-        }
-        return [name for name, known_as in names.items() if any(glob(word, entry.pattern) for word in known_as)]
+        by_role = entry.pattern.startswith("role:")
+        known_as = {one.name: self._engine.roles_of(one) if by_role else (one.name,) for one in self._chain}
+        return [name for name, words in known_as.items() if any(glob(word, entry.pattern) for word in words)]
 
 
 # --- rows as written in their files -----------------------------------------------------------------------------------
 
 
-class _ExplainedRows:
-    """The texts of some rules' rows, each file read once, and no further than needed."""
-
-    def __init__(self, rules: Iterable[RuleRef]) -> None:
-        wanted: dict[str, set[int]] = {}
-        for rule in rules:
-            if rule.line and rule.file.endswith(".csv"):
-                wanted.setdefault(rule.file, set()).add(rule.line)
-        self._known = {(file, line): text for file, lines in wanted.items() for line, text in _read(Path(file), lines)}
-
-    def text(self, rule: RuleRef) -> str:
-        """Return the row as written, or as it would be in a CSV file."""
-        return self._known.get((rule.file, rule.line)) or csv_row(rule)
+def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
+    """Return a function that gives the rows of these rules as written, or as they would be in a CSV file. Each file is
+    read once, and no further than needed.
+    """
+    wanted: dict[str, set[int]] = {}
+    for rule in rules:
+        if rule.line and rule.file.endswith(".csv"):
+            wanted.setdefault(rule.file, set()).add(rule.line)
+    known = {(file, line): text for file, lines in wanted.items() for line, text in _read(file, lines)}
+    return lambda rule: known.get((rule.file, rule.line)) or csv_row(rule)
 
 
-def _read(path: Path, wanted: set[int]) -> Iterator[tuple[int, str]]:
-    last = max(wanted)
-    try:
-        with path.open("rb") as file:
-            for number in range(1, min(last, MAX_LINES) + 1):
-                raw = file.readline(4 * MAX_LINE_CHARS)
-                if not raw:
-                    return
-                if number in wanted:
-                    text = raw.decode("utf-8-sig", "replace").strip()
-                    yield number, "".join(each if each.isprintable() else "?" for each in text)
-    except OSError:
-        return  # the policy was loaded; for a file deleted since, the row is derived from the rule
+def _read(path: str, wanted: set[int]) -> Iterator[tuple[int, str]]:
+    with suppress(OSError), Path(path).open("rb") as file:  # for a file deleted since, the row is derived from the rule
+        for number in range(1, min(max(wanted), MAX_LINES) + 1):
+            raw = file.readline(4 * MAX_LINE_CHARS)
+            if number in wanted and raw:
+                yield number, visible(raw.decode("utf-8-sig", "replace").strip())

@@ -13,9 +13,11 @@ no such name exists.
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import compress
 from typing import NamedTuple
 
 from sidecar.policy.patterns import WILDCARD, glob
@@ -27,6 +29,7 @@ _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _NAME = _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-/")
 _ID = frozenset(map(chr, range(33, 127))) - frozenset("\"',|*")
 _URI = frozenset(map(chr, range(33, 127))) - frozenset('"|*')
+_SERVER_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _DEAD, _SERVER, _IN_SERVER, _NAMED, _IN_NAME = -1, 0, 1, 2, 3
 _FILLERS = ("any", "some", "other", "x", "")  # preferred texts for wildcards in a witness
 
@@ -43,10 +46,6 @@ class GlobShape(NamedTuple):
     most: int
     on_server: bool = False
 
-    @property
-    def start(self) -> int:
-        return _SERVER if self.on_server else _NAMED
-
     def step(self, state: int, character: str) -> int:
         """Return the state after one more character; _DEAD is the dead state."""
         if state >= _NAMED:
@@ -59,18 +58,10 @@ class GlobShape(NamedTuple):
 
     def has(self, text: str) -> bool:
         """Whether this is such a name."""
-        if not text.startswith(self.prefix):
-            return False
-        state = self.start
-        for character in text[len(self.prefix) :]:
-            state = self.step(state, character)
-            if state == _DEAD:
-                return False
-        return state == _IN_NAME and len(text) <= self._longest
-
-    @property
-    def _longest(self) -> int:
-        return len(self.prefix) + self.most
+        rest = text.removeprefix(self.prefix)
+        server, _, name = rest.partition("/") if self.on_server else ("x", "", rest)
+        fits = text.startswith(self.prefix) and len(rest) <= self.most and _SERVER_NAME.fullmatch(server)
+        return bool(fits and name and self.characters.issuperset(name))
 
 
 Shapes = tuple[GlobShape, ...]
@@ -122,16 +113,9 @@ def witness(
 
     Raises TooManyStates.
     """
-
-    def fits(name: str) -> bool:
-        return (
-            name not in avoid
-            and all(glob(name, pattern) for pattern in all_of)
-            and not any(glob(name, pattern) for pattern in none_of)
-        )
-
     for name in _natural(shapes, all_of):
-        if fits(name):
+        fits = name not in avoid and all(glob(name, pattern) for pattern in all_of)
+        if fits and not any(glob(name, pattern) for pattern in none_of):
             return name
     if any(WILDCARD not in pattern for pattern in all_of):
         return None  # the only possible name is among the natural ones
@@ -201,8 +185,7 @@ class _Automaton:
 
     def settle(self, state: int) -> int:
         """Add the positions that a wildcard lets pass; positions before the last wildcard reached add nothing."""
-        stars = state & self.stars
-        if stars:
+        if stars := state & self.stars:
             last = 1 << (stars.bit_length() - 1)
             state = (state & -last) | last << 1
         return state
@@ -212,9 +195,7 @@ class _Automaton:
         return self.settle(moved | (state & self.stars))
 
 
-@lru_cache(4096)
-def _automaton(pattern: str) -> _Automaton:
-    return _Automaton(pattern)
+_automaton = lru_cache(4096)(_Automaton)
 
 
 def _walk(
@@ -223,26 +204,28 @@ def _walk(
     """Yield (which others match, a shortest name), for each way in which a name can match all of these and none of the
     banned.
     """
-    must = [_automaton(pattern) for pattern in all_of]
-    may = [_automaton(pattern) for pattern in others]
-    ban = [_automaton(pattern) for pattern in none_of]
-    parts = (*must, *may, *ban)
-    alive = _alive(len(must), len(may), ban)
-    states = [part.settle(1) for part in parts]
+    parts = [_automaton(pattern) for pattern in (*all_of, *others, *none_of)]
+    must, ban = len(all_of), len(all_of) + len(others)
+
+    def alive(states: tuple[int, ...]) -> bool:
+        """Whether no required pattern is dead, and no banned one matches every continuation."""
+        lost = (state & part.forever for part, state in zip(parts[ban:], states[ban:], strict=True))
+        return all(states[:must]) and not any(lost)
+
+    states = tuple(part.settle(1) for part in parts)
     for character in shape.prefix:
-        states = [part.step(state, character) for part, state in zip(parts, states, strict=True)]
-    first = (shape.start, tuple(states))
-    if not alive(first[1]):
+        states = tuple([part.step(state, character) for part, state in zip(parts, states, strict=True)])
+    first = (_SERVER if shape.on_server else _NAMED, states)
+    if not alive(states):
         return
     seen, todo = {first}, deque([(first, shape.prefix)])
     alphabet = _alphabet(shape, (*all_of, *others, *none_of))
     while todo:
         (place, reached), text = todo.popleft()
-        if place == _IN_NAME and _accepted(must, ban, len(may), reached):
-            below = reached[len(must) : len(must) + len(may)]
-            met = [pattern for pattern, part, state in zip(others, may, below, strict=True) if state & part.accepts]
-            yield frozenset(met), text
-        if len(text) >= shape._longest:
+        hits = [bool(state & part.accepts) for part, state in zip(parts, reached, strict=True)]
+        if place == _IN_NAME and all(hits[:must]) and not any(hits[ban:]):
+            yield frozenset(compress(others, hits[must:ban])), text
+        if len(text) >= len(shape.prefix) + shape.most:
             continue
         for character in alphabet:
             onward = shape.step(place, character)
@@ -255,26 +238,6 @@ def _walk(
                     raise TooManyStates
                 seen.add(key)
                 todo.append((key, text + character))
-
-
-def _alive(must: int, may: int, ban: Sequence[_Automaton]) -> Callable[[tuple[int, ...]], bool]:
-    """Whether a state may still lead to a name: no required pattern is dead, no banned one matches every
-    continuation.
-    """
-
-    def alive(states: tuple[int, ...]) -> bool:
-        if not all(states[:must]):
-            return False
-        return not any(state & part.forever for part, state in zip(ban, states[must + may :], strict=True))
-
-    return alive
-
-
-def _accepted(must: Sequence[_Automaton], ban: Sequence[_Automaton], may: int, states: tuple[int, ...]) -> bool:
-    banned = states[len(must) + may :]
-    return all(state & part.accepts for part, state in zip(must, states, strict=False)) and not any(
-        state & part.accepts for part, state in zip(ban, banned, strict=True)
-    )
 
 
 def _alphabet(shape: GlobShape, patterns: Sequence[str]) -> list[str]:

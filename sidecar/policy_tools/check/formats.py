@@ -54,33 +54,24 @@ def summary(report: CheckReport, where: str) -> str:
 
 
 def text(report: CheckReport, where: str, root: Path) -> str:
-    return "\n".join([*(str(fault) for fault in report.faults), summary(report, where)])
+    return "\n".join([*map(str, report.faults), summary(report, where)])
 
 
 def json(report: CheckReport, where: str, root: Path) -> str:
-    return _dumped(
-        {
-            "valid": report.valid,
-            "faults": [plain(fault) for fault in report.faults],
-            "revision": report.revision or None,
-            "rules": report.rules,
-            "summary": {**counted(report), "left_out": report.left_out, "text": summary(report, where)},
-        }
-    )
+    told = {
+        "valid": report.valid,
+        "faults": [plain(fault) for fault in report.faults],
+        "revision": report.revision or None,
+        "rules": report.rules,
+        "summary": {**counted(report), "left_out": report.left_out, "text": summary(report, where)},
+    }
+    return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode()
 
 
 def plain(fault: Fault) -> dict[str, object]:
     """Return a fault as plain values. `end_column` is the column after its last character; a whole file has 0 and 0."""
-    return {
-        "file": visible(fault.file),
-        "line": fault.line,
-        "column": fault.column,
-        "end_column": _end(fault),
-        "code": fault.code,
-        "severity": fault.severity,
-        "message": fault.message,
-        "hint": fault.hint,
-    }
+    place = {"file": visible(fault.file), "line": fault.line, "column": fault.column, "end_column": _end(fault)}
+    return place | {name: getattr(fault, name) for name in ("code", "severity", "message", "hint")}
 
 
 def _end(fault: Fault) -> int:
@@ -89,8 +80,8 @@ def _end(fault: Fault) -> int:
 
 def relative(file: str, root: Path) -> str:
     """Return a file's path from the repository's root, with `/`. A file outside stays absolute."""
-    path = Path(file).resolve()
-    return path.relative_to(root.resolve()).as_posix() if path.is_relative_to(root.resolve()) else path.as_posix()
+    path, top = Path(file).resolve(), root.resolve()
+    return (path.relative_to(top) if path.is_relative_to(top) else path).as_posix()
 
 
 # --- SARIF ------------------------------------------------------------------------------------------------------------
@@ -98,18 +89,15 @@ def relative(file: str, root: Path) -> str:
 
 def sarif(report: CheckReport, where: str, root: Path) -> str:
     codes = sorted({fault.code for fault in report.faults})
-    driver = {
-        "name": "sidecar policy check",
-        "semanticVersion": __version__,
-        "rules": [_sarif_rule(code) for code in codes],
-    }
+    rules = [_sarif_rule(code) for code in codes]
     run: dict[str, Any] = {
-        "tool": {"driver": driver},
+        "tool": {"driver": {"name": "sidecar policy check", "semanticVersion": __version__, "rules": rules}},
         "columnKind": "unicodeCodePoints",
         "invocations": [{"executionSuccessful": True}],
         "results": [_result(fault, codes.index(fault.code), root) for fault in report.faults],
     }
-    return _dumped({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]})
+    told = {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+    return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode()
 
 
 def _sarif_rule(code: str) -> dict[str, Any]:
@@ -123,37 +111,28 @@ def _sarif_rule(code: str) -> dict[str, Any]:
 
 
 def _result(fault: Fault, index: int, root: Path) -> dict[str, Any]:
-    location: dict[str, Any] = {"artifactLocation": _artifact(fault.file, root)}
+    path = relative(fault.file, root)
+    uri = quote(os.fsencode(path))  # characters that a path must not contain are percent-encoded (RFC 3986)
+    artifact = {"uri": f"file://{uri}"} if path.startswith("/") else {"uri": uri, "uriBaseId": "%SRCROOT%"}
+    location: dict[str, Any] = {"artifactLocation": artifact}
     if fault.line:
-        location["region"] = {
-            "startLine": fault.line,
-            "startColumn": max(1, fault.column),
-            "endLine": fault.line,
-            "endColumn": max(1, fault.column) + max(1, fault.width),
-        }
-    told = f"{fault.message}\n{fault.hint}" if fault.hint else fault.message
+        start, end = max(1, fault.column), max(1, fault.column) + max(1, fault.width)
+        location["region"] = {"startLine": fault.line, "startColumn": start, "endLine": fault.line, "endColumn": end}
     return {
         "ruleId": fault.code,
         "ruleIndex": index,
         "level": level(fault),
-        "message": {"text": told},
+        "message": {"text": _told(fault)},
         "locations": [{"physicalLocation": location}],
     }
-
-
-def _artifact(file: str, root: Path) -> dict[str, str]:
-    """Return a SARIF artifact location. Characters that a path must not contain are percent-encoded (RFC 3986); a file
-    outside the root is a file: URI.
-    """
-    path = relative(file, root)
-    if path.startswith("/"):
-        return {"uri": "file://" + quote(os.fsencode(path))}
-    return {"uri": quote(os.fsencode(path)), "uriBaseId": "%SRCROOT%"}
 
 
 # --- GitHub -----------------------------------------------------------------------------------------------------------
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+# As the runner unescapes a command (actions/toolkit, command.ts)
+_IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def github(report: CheckReport, where: str, root: Path) -> str:
@@ -166,27 +145,13 @@ def _command(fault: Fault, root: Path) -> str:
         properties |= {"line": fault.line, "endLine": fault.line, "col": fault.column, "endColumn": _end(fault)}
     meaning = CODES.get(fault.code)
     properties["title"] = f"{fault.code} {meaning.about}" if meaning else fault.code
-    told = f"{fault.message}\n{fault.hint}" if fault.hint else fault.message
-    listed = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items())
-    return f"::{_COMMANDS[level(fault)]} {listed}::{_data(told)}"
+    listed = ",".join(f"{key}={str(value).translate(_IN_PROPERTY)}" for key, value in properties.items())
+    return f"::{_COMMANDS[level(fault)]} {listed}::{_told(fault).translate(_IN_MESSAGE)}"
 
 
-def _data(text: str) -> str:
-    """Escape the message of a command as the runner unescapes it (actions/toolkit, command.ts)."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def _told(fault: Fault) -> str:
+    return f"{fault.message}\n{fault.hint}" if fault.hint else fault.message
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _dumped(value: object) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-
-
-FORMATS: Mapping[str, Callable[[CheckReport, str, Path], str]] = {
-    "text": text,
-    "json": json,
-    "sarif": sarif,
-    "github": github,
-}
+Format = Callable[[CheckReport, str, Path], str]
+FORMATS: Mapping[str, Format] = {"text": text, "json": json, "sarif": sarif, "github": github}

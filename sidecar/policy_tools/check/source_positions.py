@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from sidecar.policy.faults import Faults, SourceLine
 from sidecar.policy.files import read_text
-from sidecar.policy.rows import CsvRow, parse_rows
+from sidecar.policy.rows import parse_rows
 from sidecar.vocabulary import RuleRef
 
 MAX_YAML_LINES = 60  # how far below its first line a rule's keys are searched for
 
+# The scalar or the bracketed list that a line continues with
+_VALUE = re.compile(r"\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|[^,}#]*")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "sub": ("subject",),
     "obj": ("object", "objects", "capabilities"),
@@ -72,12 +75,11 @@ class RuleSources:
         found.
         """
         line = self.line(rule.file, rule.line)
-        place = None
-        if column:
-            place = (
-                self._in_row(rule, line, column) if rule.file.endswith(".csv") else self._in_list(rule, line, column)
-            )
-        return (place or _whole(line)).narrowed(part)
+        find = self._in_row if rule.file.endswith(".csv") else self._in_list
+        place = find(rule, line, column) if column else None
+        text = line.text.rstrip()
+        start = len(text) - len(text.lstrip())
+        return (place or RulePlace(line, start + 1, max(1, len(text) - start))).narrowed(part)
 
     def note(self, rule: RuleRef, key: str) -> str:
         """Return the note of a rule under this key, or ""."""
@@ -87,18 +89,13 @@ class RuleSources:
 
     def link(self, name: str) -> RulePlace | None:
         """Return the first row that fills a role or set, else one that names it or has it as a member."""
-        if self._links is None:
-            self._links = dict(self._named_by_links())
+        if self._links is None:  # of every name in `g` and `g2` rows, the last place counts
+            files = [str(path) for path in reversed(self.files) if path.suffix == ".csv"]
+            columns = (self._column_of_links(file, column) for column in (1, 2) for file in files)
+            self._links = dict(chain.from_iterable(columns))
         found = self._links.get(name)
         yaml = (path for path in self.files if found is None and path.suffix != ".csv")
         return found or next((place for path in yaml for place in self._in_text(str(path), name)), None)
-
-    def _named_by_links(self) -> Iterator[tuple[str, RulePlace]]:
-        """Yield every name in `g` and `g2` rows; the last place yielded for a name counts."""
-        for column in (1, 2):
-            for path in reversed(self.files):
-                if path.suffix == ".csv":
-                    yield from self._column_of_links(str(path), column)
 
     def _column_of_links(self, file: str, column: int) -> Iterator[tuple[str, RulePlace]]:
         lines = self.lines(file)
@@ -115,20 +112,15 @@ class RuleSources:
             if match is not None:
                 yield RulePlace(SourceLine(file, number, text), match.start() + 1, len(name))
 
-    def _row(self, rule: RuleRef, line: SourceLine) -> CsvRow | None:
-        above = self.line(rule.file, rule.line - 1).text
-        rows = list(parse_rows(rule.file, f"{above if '#:' in above else ''}\n{line.text}", Faults()))
-        return rows[-1] if rows else None
-
     def _in_row(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
-        row, columns = self._row(rule, line), self.columns.get(rule.kind, ())
-        if row is not None and column in row.notes:
-            note = row.notes[column]
-            return RulePlace(self.line(rule.file, rule.line - 1), note.column, max(1, note.width))
-        if row is None or column not in columns or len(row.fields) != len(columns):
-            return None
-        found = row.fields[columns.index(column)]
-        return RulePlace(line, found.column, max(1, found.width))
+        above, columns = self.line(rule.file, rule.line - 1), self.columns.get(rule.kind, ())
+        for row in parse_rows(rule.file, f"{above.text if '#:' in above.text else ''}\n{line.text}", Faults()):
+            if column in row.notes:
+                return RulePlace(above, row.notes[column].column, max(1, row.notes[column].width))
+            if column in columns and len(row.fields) == len(columns):
+                found = row.fields[columns.index(column)]
+                return RulePlace(line, found.column, max(1, found.width))
+        return None
 
     def _in_list(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
         """Return the place of a column: a subject or object may be in a list, on any line of the rule; all else follows
@@ -145,9 +137,9 @@ class RuleSources:
         keys = "|".join(_KEYS.get(column, (column,)))
         wanted = re.compile(rf"(?:^|[\s{{,])['\"]?(?:{keys})['\"]?\s*:\s*")
         for here in self._block(line):
-            match = wanted.search(here.text)
-            if match is not None:
-                return RulePlace(here, match.end() + 1, max(1, len(_value(here.text[match.end() :]))))
+            if match := wanted.search(here.text):
+                value = _VALUE.match(here.text, match.end())
+                return RulePlace(here, match.end() + 1, max(1, len(value[0].rstrip()) if value else 1))
         return None
 
     def _block(self, line: SourceLine) -> Iterator[SourceLine]:
@@ -164,15 +156,3 @@ class RuleSources:
 def _alone(name: str) -> re.Pattern[str]:
     """Return a pattern for the name where it is not part of a longer one."""
     return re.compile(rf"(?<![^\s\[{{,'\"]){re.escape(name)}(?![^\s\]}},:'\"])")
-
-
-def _value(rest: str) -> str:
-    """Return the scalar or the bracketed list that the line continues with."""
-    match = re.match(r"\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|[^,}#]*", rest)
-    return match[0].rstrip() if match else rest
-
-
-def _whole(line: SourceLine) -> RulePlace:
-    text = line.text.rstrip()
-    start = len(text) - len(text.lstrip())
-    return RulePlace(line, start + 1, max(1, len(text) - start))

@@ -21,7 +21,7 @@ a fourth kind that can only deny. Nothing is sampled: a question that is in no r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,7 +32,7 @@ from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.catalogue import exact_names
 from sidecar.policy_tools.diff.access_changes import lifted, lost_limits
 from sidecar.policy_tools.diff.describe import merged
-from sidecar.policy_tools.diff.region_shapes import Region
+from sidecar.policy_tools.diff.region_shapes import Change, Region
 from sidecar.policy_tools.diff.regions import changed_regions, with_something_in_them
 from sidecar.policy_tools.diff.rules import (
     Edit,
@@ -50,7 +50,7 @@ from sidecar.policy_tools.diff.rules import (
 from sidecar.policy_tools.diff.search import Search, TooHard
 from sidecar.policy_tools.diff.terms import (
     ALWAYS,
-    EVERYBODY,
+    EVERY_CALLER,
     EVERYTHING,
     NOW,
     THEN,
@@ -100,11 +100,7 @@ class Difference:
     def counts(self) -> Mapping[str, int]:
         """Return the number of regions of each change."""
         found = Counter(region.change for region in self.regions)
-        return {"wider": found["wider"], "narrower": found["narrower"], "unknown": found["unknown"]}
-
-    @property
-    def answers_differ(self) -> bool:
-        return bool(self.regions)
+        return {change: found[change] for change in _CHANGES}
 
     @property
     def may_be_wider(self) -> bool:
@@ -120,6 +116,7 @@ class Difference:
         return bool(self.regions or rules or self.budgets or self.roles or self.sets or self.models)
 
 
+_CHANGES: tuple[Change, ...] = ("wider", "narrower", "unknown")
 _AMOUNTS = ("max_calls_per_hour", "per")
 
 
@@ -138,10 +135,6 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
     """Return every difference between two policies. With `objects`, only answers about these and about objects that the
     policies name are included, and only for callers that they name.
     """
-    rules = rule_changes(old.rules, new.rules)
-    roles = role_changes(old.source, new.source)
-    sets = link_changes(old.source.sets, new.source.sets)
-    models = model_changes(old.source, new.source)
     regions, notes, limits = _regions(old, new)
     if objects is not None:
         subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
@@ -150,14 +143,14 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
         old=old.label,
         new=new.label,
         regions=tuple(merged(regions)),
-        rules=rules,
+        rules=rule_changes(old.rules, new.rules),
         budgets=(
             *budget_changes(old.budgets, new.budgets),
             *moved_budgets(old.budgets, new.budgets, old.source.roles, new.source.roles),
         ),
-        roles=roles,
-        sets=sets,
-        models=models,
+        roles=role_changes(old.source, new.source),
+        sets=link_changes(old.source.sets, new.source.sets),
+        models=model_changes(old.source, new.source),
         notes=tuple(notes),
         old_ids=frozenset(rule.id for rule in old.rules),
         new_ids=frozenset(rule.id for rule in new.rules),
@@ -170,8 +163,12 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
     touched = changed_meanings(old.rules, new.rules, old.source, new.source)
     reader, places = Reader(old.source, new.source), {place_of(meaning.object) for meaning in touched}
     places |= {place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
-    before = reader.sides(_near(old.rules, places), old.source, THEN)
-    after = reader.sides(_near(new.rules, places), new.source, NOW)
+    # Rules whose objects lie where nothing changed have the same effect in both policies.
+    near_old, near_new = (
+        [rule for rule in side.rules if "" in places or (place := place_of(rule.object)) in places or not place]
+        for side in (old, new)
+    )
+    before, after = reader.sides(near_old, old.source, THEN), reader.sides(near_new, new.source, NOW)
     names = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
     regions: list[Region] = []
     notes: list[str] = []
@@ -190,21 +187,12 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
             note = f"{kind.value}: so much is different that its regions were not worked out; see the rules"
         if note:
             notes.append(note)
-            found = [_undecided(kind)]
+            everything = ((EVERY_CALLER,), (EVERYTHING,), ACTIONS, ALWAYS)
+            found = [Region(kind, "unknown", *everything, None, (), undecided=True)]
         elif any(region.undecided for region in found):
             notes.append(f"{kind.value}: too many patterns meet; regions without a witness may be empty")
         regions += found
     return regions, notes, limits
-
-
-def _near(rules: tuple[RuleRef, ...], places: set[str]) -> Iterator[RuleRef]:
-    """Yield the rules whose objects may lie where something changed: all others have the same effect in both
-    policies.
-    """
-    everywhere = "" in places
-    for rule in rules:
-        if everywhere or (place := place_of(rule.object)) in places or not place:
-            yield rule
 
 
 def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
@@ -218,7 +206,3 @@ def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> 
     if any(change.kind is kind for change in model_changes(old, new)):
         return f"{kind.value}: the model changed; any answer of this kind may be another one"
     return f"{kind.value}: not the shipped model; what its rows mean together is not worked out"
-
-
-def _undecided(kind: PermissionKind) -> Region:
-    return Region(kind, "unknown", (EVERYBODY,), (EVERYTHING,), ACTIONS, ALWAYS, None, (), undecided=True)

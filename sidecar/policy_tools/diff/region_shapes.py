@@ -88,41 +88,37 @@ class RegionShaper:
         if any(row.covers(draft.base) for row in draft.outside):
             return None
         left = _less(draft)
-        if not left.actions or _is_empty(left.subject) or _is_empty(left.object):
+        if not left.actions or left.subject.is_empty or left.object.is_empty:
             return None
-        region = Region(
+        base = draft.base._replace(subject=left.subject, object=left.object, actions=left.actions)
+        try:
+            point = self._point(replace(draft, base=base), (), draft.outside)
+            if point is None:
+                return None
+        except (TooHard, TooManyStates):
+            point, change = None, "unknown"
+        return Region(
             kind=self._kind,
             change=change,
             subjects=_spelled(left.subject),
             objects=_spelled(left.object),
             actions=left.actions,
             guard=draft.guard,
-            witness=None,
+            witness=point,
             causes=draft.causes,
             not_subjects=tuple(left.not_subjects),
             not_objects=tuple(left.not_objects),
             within=draft.within,
             exceptions=tuple(left.exceptions),
             unless=draft.unless,
+            undecided=point is None,
         )
-        base = draft.base._replace(subject=left.subject, object=left.object, actions=left.actions)
-        return self._witnessed(region, replace(draft, base=base))
-
-    def _witnessed(self, region: Region, draft: AccessChange) -> Region | None:
-        try:
-            point = self._point(draft, (), draft.outside)
-        except (TooHard, TooManyStates):
-            return replace(region, change="unknown", undecided=True)
-        return replace(region, witness=point) if point is not None else None
 
     def _point(self, draft: AccessChange, more: Sequence[RowMeaning], outside: Sequence[RowMeaning]) -> Point | None:
         for number, rows in enumerate(product(*draft.within)):
             if number == MAX_WAYS:
                 raise TooHard
-            boxes = (draft.base, *rows, *more)
-            if not frozenset.intersection(*(row.actions for row in boxes)):
-                continue
-            point = self._search.find(boxes, outside)
+            point = self._search.find((draft.base, *rows, *more), outside)
             if point is not None:
                 return point
         return None
@@ -133,11 +129,10 @@ class RegionShaper:
         """
         if any(self._is_inside(one.draft, other) for other in others):
             return []
-        if len(others) != 1 or others[0].within or len(others[0].outside) > MAX_LIFTED:
+        other = others[0] if len(others) == 1 else None
+        if other is None or other.within or len(other.outside) > MAX_LIFTED or not other.base.covers(one.draft.base):
             return [one]
-        if not others[0].base.covers(one.draft.base):
-            return [one]
-        parts = [inside(row, one.draft) for row in others[0].outside if row.may_meet(one.draft.base)]
+        parts = [inside(row, one.draft) for row in other.outside if row.may_meet(one.draft.base)]
         shaped = ((part, self(part, one.region.change)) for part in parts)
         return [Shaped(part, region) for part, region in shaped if region is not None]
 
@@ -194,13 +189,8 @@ def _less(draft: AccessChange) -> _Left:
 
 
 def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
-    return [
-        row
-        for row in rows
-        if not row.actions.isdisjoint(left.actions)
-        and row.object.may_meet(left.object)
-        and row.subject.may_meet(left.subject)
-    ]
+    near = (row for row in rows if not row.actions.isdisjoint(left.actions))
+    return [row for row in near if row.object.may_meet(left.object) and row.subject.may_meet(left.subject)]
 
 
 def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
@@ -222,17 +212,13 @@ def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
     return RowTerm(f"{term.label} by token", None, tokens=term.tokens)
 
 
-def _is_empty(term: RowTerm) -> bool:
-    return term.pattern is None and not term.names and not term.tokens
-
-
 def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
     """Return a difference name by name; any other term unchanged."""
     if term.label:
         return (term,)
-    names = tuple(RowTerm(name, name) for name in sorted(term.names))
-    tokens = tuple(RowTerm(f"{role} by token", None, tokens=frozenset((role,))) for role in sorted(term.tokens))
-    spelled = names + tokens
+    names = [RowTerm(name, name) for name in sorted(term.names)]
+    tokens = [RowTerm(f"{role} by token", None, tokens=frozenset((role,))) for role in sorted(term.tokens)]
+    spelled = (*names, *tokens)
     return spelled if len(spelled) <= MAX_LISTED else (replace(term, label=f"{len(spelled)} names"),)
 
 
@@ -247,11 +233,10 @@ def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
 
 
 def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
-    """Remove exceptions that are covered by another one, or by what is left out already."""
-    kept: list[RowMeaning] = []
-    for row in rows:
-        said = any(term.covers(row.subject) for term in left.not_subjects)
-        said = said or any(term.covers(row.object) for term in left.not_objects)
-        if not said:
-            kept.append(row._replace(actions=row.actions & left.actions))
-    return kept
+    """Remove exceptions that are covered by what is left out already."""
+    return [
+        row._replace(actions=row.actions & left.actions)
+        for row in rows
+        if not any(term.covers(row.subject) for term in left.not_subjects)
+        and not any(term.covers(row.object) for term in left.not_objects)
+    ]

@@ -122,7 +122,7 @@ class Search:
         """Yield names that no row knows, one for each set of patterns that can match together, the smallest sets
         first.
         """
-        avoid = {term.pattern for term in others if term.pattern} | {name for term in others for name in term.names}
+        avoid = _named(others)
         wild = sorted({term.pattern for term in others if term.pattern and not term.exact} - {WILDCARD})
         found = classes(self._subject_shapes, patterns, wild, avoid)
         yield from (name for _, name in sorted(found, key=lambda item: len(item[0])))
@@ -130,10 +130,10 @@ class Search:
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def _object(self, inside: frozenset[RowTerm], outside: frozenset[RowTerm]) -> str | None:
-        key = (inside, outside)
-        if key not in self._found:
-            self._found[key] = self._new_object(inside, outside)
-        return self._found[key]
+        """Return an object in all of `inside` and none of `outside`."""
+        if (inside, outside) not in self._found:
+            self._found[inside, outside] = self._new_object(inside, outside)
+        return self._found[inside, outside]
 
     def _new_object(self, inside: frozenset[RowTerm], outside: frozenset[RowTerm]) -> str | None:
         wild = [term.pattern for term in inside if term.pattern is not None]
@@ -146,9 +146,12 @@ class Search:
                 return name
         if exact or sets:
             return None
-        avoid = {term.pattern for term in outside if term.pattern} | {name for term in outside for name in term.names}
         none_of = [term.pattern for term in outside if term.pattern and not term.exact]
-        return witness(self._object_shapes, wild, none_of, avoid)
+        return witness(self._object_shapes, wild, none_of, _named(outside))
+
+
+def _named(terms: Iterable[RowTerm]) -> set[str]:
+    return {name for term in terms for name in (*term.names, term.pattern) if name}
 
 
 def _action(obj: str, actions: set[str]) -> str:

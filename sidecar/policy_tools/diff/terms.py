@@ -40,6 +40,10 @@ class RowTerm:
     def exact(self) -> bool:
         return self.pattern is not None and WILDCARD not in self.pattern
 
+    @property
+    def is_empty(self) -> bool:
+        return self.pattern is None and not self.names and not self.tokens
+
     def meets(self, name: str, roles: frozenset[str] = frozenset()) -> bool:
         """Whether it matches this name, with these roles from its token."""
         if self.pattern is None:
@@ -71,7 +75,7 @@ class RowTerm:
         return any(map(other.meets, self.names))
 
 
-EVERYBODY = RowTerm(WILDCARD, WILDCARD, anonymous=True)
+EVERY_CALLER = RowTerm(WILDCARD, WILDCARD, anonymous=True)
 EVERYTHING = RowTerm(WILDCARD, WILDCARD)
 
 
@@ -205,7 +209,7 @@ class Reader:
 
 
 _UNLESS_DENIED = RowMeaning(
-    EVERYBODY,
+    EVERY_CALLER,
     EVERYTHING,
     ACTIONS,
     ALWAYS,
