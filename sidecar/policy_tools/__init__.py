@@ -1,21 +1,21 @@
 """Checks, tests, compares and suggests policies, on the engine that serves.
 
-policy_location      the models and rows that a command works on
-git_revisions        the policy in a git revision
-catalogue            the existing objects according to their owners, for diff and suggest
+policy_location      the models and rows that a command works on; git_revisions, the policy in a git revision
+catalogue            the names that are known to exist, for check, diff and suggest
+rule_text            rules, names and times as text, for all of them
 
 check/               errors and suspicious rules
-suites/              the policy's own tests; suite_report formats their results, junit writes them for CI systems
+suites/              the policy's own tests
 explain              why a call is allowed or denied
 nearest_rules        the rules nearest to a denied call, for explain and failed tests
 diff/                the access that changes between two policies, and all other differences
-glob_algebra         names that match some patterns and not others, for diff
+glob_algebra         names that match some patterns and not others, for diff and check
 replay               the answers of another policy to recorded decisions
 audit_records        the questions and answers in audit records, for explain and replay
 recorded_conditions  outcomes of conditions of whose arguments only the audit record is left, for both
 suggest/             the fewest rules that allow what was recorded, and nothing else that is known
 convert/             CSV as YAML, and YAML as CSV
 export/              the policy for plain pycasbin
-atomic_files         writes several files, all or none, for convert and export
+atomic_files         writes several files, all or none, for convert, export and suggest
 bench/               the time of a decision, for this policy and for generated ones of other sizes
 """

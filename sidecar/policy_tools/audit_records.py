@@ -229,9 +229,7 @@ def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[t
 
 
 def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
-    """Return the record of one decision, searching from the end of the last file. Returns an `outcome` only if no other
-    record is left.
-    """
+    """Return the last record of one decision, reading backwards; an `outcome` only if no other record is left."""
     needle, outcome = decision_id.encode("ascii", "replace"), None
     for line in (line for path in reversed(paths) for line in _backwards(path)):
         fields = _loaded(line) if needle in line else None
@@ -243,9 +241,7 @@ def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] 
 
 
 def single_record(file: IO[bytes]) -> Mapping[str, Any]:
-    """Return the single record in a file; its seal may be missing, as after a log shipper. Raises
-    UnreadableAuditLine.
-    """
+    """Return the single record in a file; its seal may be missing. Raises UnreadableAuditLine."""
     raw = file.read(MAX_LINE_BYTES + 1)
     first, *more = raw.strip().splitlines() or [b""]
     if len(raw) > MAX_LINE_BYTES or (more and _loaded(raw) is None and _loaded(first) is not None):
@@ -267,9 +263,7 @@ def _loaded(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, last one first, read in chunks. Raises UnreadableAuditLine for a line that is too
-    long.
-    """
+    """Yield the lines of a file, last one first. Raises UnreadableAuditLine for a line that is too long."""
     with path.open("rb") as file:
         at, rest = file.seek(0, 2), b""
         while at:

@@ -77,9 +77,7 @@ def read_catalogue(path: Path) -> KnownCatalogue:
 
 
 def _json_text(path: Path) -> bytes | None:
-    """Return a JSON file with tabs replaced by blanks: YAML forbids tabs as indentation, and JSON strings cannot
-    contain any.
-    """
+    """Return a JSON file with tabs as blanks: YAML forbids tabs as indentation, and JSON strings cannot contain any."""
     if path.suffix != ".json":
         return None
     with path.open("rb") as file:

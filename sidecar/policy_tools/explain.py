@@ -92,7 +92,6 @@ class Explanation:
 
 
 def explain(source: PolicySource, budgets: Budgets, chain: Chain, question: Question, at_s: float) -> Explanation:
-    """Decide a question and trace the answer."""
     engine = Engine(source)
     ask = engine.enter if is_session(question) else engine.decide
     decision = ask(chain, question, at_s)
@@ -109,8 +108,6 @@ def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuesti
 
 
 class _Trace:
-    """Traces a decision back to its grounds."""
-
     def __init__(self, source: PolicySource, engine: Engine, chain: Chain, question: Question, at_s: float) -> None:
         self._source, self._engine, self._chain = source, engine, chain
         self._question, self._at_s = question, at_s

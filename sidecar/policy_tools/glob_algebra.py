@@ -57,7 +57,6 @@ class GlobShape(NamedTuple):
         return _DEAD
 
     def has(self, text: str) -> bool:
-        """Whether this is such a name."""
         rest = text.removeprefix(self.prefix)
         server, _, name = rest.partition("/") if self.on_server else ("x", "", rest)
         fits = text.startswith(self.prefix) and len(rest) <= self.most and _SERVER_NAME.fullmatch(server)
@@ -201,9 +200,7 @@ _automaton = lru_cache(4096)(_Automaton)
 def _walk(
     shape: GlobShape, all_of: Sequence[str], others: Sequence[str], none_of: Sequence[str]
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield (which others match, a shortest name), for each way in which a name can match all of these and none of the
-    banned.
-    """
+    """Yield (which others match, a shortest name) for each way to match all of these and none of the banned."""
     parts = [_automaton(pattern) for pattern in (*all_of, *others, *none_of)]
     must, ban = len(all_of), len(all_of) + len(others)
 

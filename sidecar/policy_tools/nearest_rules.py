@@ -83,9 +83,7 @@ class Sought:
         return cls(link.kind, link.subject, roles, link.object, sets, link.action, now_s, outcomes, server)
 
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
-        """Return whether each of PARTS matches. A condition that did not run, of a row that did not match, counts as
-        matching.
-        """
+        """Return whether each of PARTS matches. The condition of a row that did not match has not run, and counts."""
         session = bool(self.server)
         outcome = self.outcomes.get(rule.when, "true") if rule.when and not session else "true"
         return (
@@ -129,8 +127,6 @@ _Objects = Callable[[str], list[str]]
 
 
 class _Pool:
-    """The nearest rules so far."""
-
     def __init__(self, sought: Sought) -> None:
         self.sought = sought
         self._heap: list[tuple[tuple[int, int, float], int, RuleRef]] = []

@@ -36,7 +36,6 @@ class PolicyLocation:
     agent_ids: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> PolicySource:
-        """Read and check the policy. Raises PolicyError with every fault."""
         return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names, agent_ids=self.agent_ids)
 
     def budgets(self) -> Budgets:

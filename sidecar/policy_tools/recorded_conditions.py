@@ -40,9 +40,7 @@ ARGUMENTS: Mapping[str, Any] = {"arguments": "not recorded"}  # by identity: tho
 
 
 class _Found(NamedTuple):
-    """A known argument: the number of steps of its path that exist, to `value` or to an object without the next
-    step.
-    """
+    """A known argument: how many steps of its path exist, to `value` or to an object without the next step."""
 
     steps: int
     value: tuple[Any] | None = None
@@ -295,9 +293,7 @@ def _constants(text: str) -> list[str | int] | None:
 
 
 def _only_compared(text: str, name: str) -> bool:
-    """Whether the only tests of this input are presence, equality with a constant, and membership in a list of
-    constants.
-    """
+    """Whether an input is tested for presence, equality with a constant, and membership in constants only."""
     found = _tokens(text)
     if found is None:
         return False

@@ -40,8 +40,6 @@ class ReplayAnswer(NamedTuple):
 
 
 class Candidate:
-    """A policy that decides recorded questions."""
-
     def __init__(self, source: PolicySource, key: AuditKey | None = None) -> None:
         self.source = source
         self.case = RecordedCase(key)
@@ -49,7 +47,6 @@ class Candidate:
         self._all_roles: frozenset[str] | None = None
 
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
-        """Return the answer under this policy, at the record's time."""
         self.case.asked = asked
         if asked.gaps:
             return ReplayAnswer(None, self._ask(asked, asked.chain, {}, "error"), asked.gaps[0])

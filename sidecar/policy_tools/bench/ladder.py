@@ -45,8 +45,6 @@ class DrawnPolicy:
 
 
 class DrawnQuestion(NamedTuple):
-    """One question about one link."""
-
     kind: str
     subject: str
     object: str
@@ -134,8 +132,6 @@ def _caller(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) ->
 
 
 class _World:
-    """The identities and objects of a generated policy."""
-
     def __init__(self, rows: int, rng: random.Random) -> None:
         self._rng = rng
         self._agents = max(3, rows // 20)
@@ -186,7 +182,6 @@ class _World:
         return f"nhi:a{rng.randrange(self._agents)}"
 
     def _widened(self, kind: str, subject: str) -> tuple[str, str]:
-        """Replace one side, or both, by a wildcard."""
         rng = self._rng
         if kind != "agent_to_tool":
             return subject, f"nhi:a{rng.randrange(self._agents)}*"

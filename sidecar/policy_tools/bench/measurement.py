@@ -29,9 +29,7 @@ STEP_S = 310.0  # a million rows are generated, written, read and queried
 
 
 def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> dict[str, Any]:
-    """Measure an engine over the policy, one question after the other. Returns `figures`, and the share of questions
-    that were allowed.
-    """
+    """Measure an engine, one question after the other. Returns `figures`, and the share of questions allowed."""
     began = time.perf_counter()
     engine = Engine(source)
     load_s += time.perf_counter() - began
@@ -72,9 +70,7 @@ def resident_mb() -> float:
 def climbed(
     sizes: Sequence[int] = SIZES, *, wild: Sequence[float] = (WILD,), questions: int = QUESTIONS
 ) -> Iterator[dict[str, Any]]:
-    """Yield the measurement of each size and share of wildcards; one that failed or was late has an `error` and no
-    figures.
-    """
+    """Yield the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
     for share in wild:
         for rows in sizes:
             with TemporaryDirectory() as folder:

@@ -181,9 +181,7 @@ def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _is_optional(policy: LintedPolicy, role: str) -> bool:
-    """Whether this role can only come from tokens, and one of the issuers does not require the claim. False without the
-    settings.
-    """
+    """Whether only tokens can grant this role, and an issuer does not require the claim. False without the settings."""
     if policy.granting is None or policy.people(role):
         return False
     return any(one.grants(role) and not one.required for one in policy.granting)

@@ -152,18 +152,14 @@ class LintedPolicy:
         return any(meets_prefix(rest, f"{name}/") for name in self.names)
 
     def passes_here(self, obj: str) -> bool:
-        """Whether calls of the names that this pattern matches come through this sidecar, as far as is known; includes
-        agents.
-        """
+        """Whether calls of the names that this pattern matches come through this sidecar, as far as is known."""
         if self.names is None or not obj.startswith("nhi:"):
             return self.on_known_server(obj)
         return any(glob(f"nhi:{name}", obj) for name in self.names | self.programs)
 
 
 def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[str]:
-    """Return the actions possible on objects of these kinds (`tool`, `prompt`, `resource`, `nhi`) under a
-    permission kind.
-    """
+    """Return the actions possible on these kinds of objects (`tool`, `nhi` …) under a permission kind."""
     possible: set[str] = set()
     for word in objects:
         if word in _OF_THINGS:

@@ -99,9 +99,7 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P607: a server pattern that matches no upstream, or a set's object on an unknown one. (P121 is for exact names in
-    rules.)
-    """
+    """P607: a server pattern that no upstream matches, or a set's object on none. (P121: exact names in rules.)"""
     names = policy.names or frozenset()
     for rule in policy.rules:
         if "*" in server_of(rule.object) and not policy.on_known_server(rule.object):

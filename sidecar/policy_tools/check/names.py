@@ -103,9 +103,7 @@ def _alike(used: Mapping[str, _Used], sort: str) -> Iterator[tuple[str, str]]:
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Yield names that look the same, always; and names that differ only in case, dashes and underscores, if one of
-    them is rare.
-    """
+    """Yield names that look the same; and of those that differ in case, dashes and underscores only, the rare ones."""
     for often, *rest in _groups(used, lambda name: name.translate(_LOOKS)):
         yield from ((rare, often) for rare in rest)
     for often, *rest in _groups(used, lambda name: name.lower().replace("_", "-")):

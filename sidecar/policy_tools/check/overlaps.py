@@ -53,9 +53,7 @@ class PatternCover:
             self._lengths.append(len(head))
 
     def covering(self, text: str) -> list[str]:
-        """Return those that match everything that `text` matches; it is a name or a pattern. Includes `text` itself if
-        it was added.
-        """
+        """Return those that match everything that `text`, a name or a pattern, matches; itself if it was added."""
         found = [text] if text in self._exact else []
         for length in self._lengths:
             tails = self._by_head.get(text[:length]) if length <= len(text) else None
@@ -189,9 +187,7 @@ def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | N
 
 
 def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]) -> Iterator[PolicyFinding]:
-    """Yield each limited rule with the first other one that counts a common call. `told` are rules already reported as
-    pointless.
-    """
+    """Yield limited rules with the first other one that counts a common call, except `told`: the pointless ones."""
     limited = [rule for rule in policy.allows if rule.max_calls_per_hour is not None and _spot(rule) not in told]
     for at, rule in enumerate(limited[:MAX_LIMITED]):
         other = next((one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule)), None)
@@ -265,9 +261,7 @@ class _Ceilings:
         self._subjects = PatternCover(entry.pattern for entry in policy.budgets.principals)
 
     def lowest(self, rule: RuleRef) -> tuple[int, BudgetRule] | None:
-        """Return the tightest entry that always applies and counts at least the calls that the rule's own limit
-        counts.
-        """
+        """Return the tightest entry that always applies and counts at least the calls that the rule's limit counts."""
         alone = "*" not in rule.subject and not rule.subject.startswith("role:")
         found = [pair for pair in self._over(rule) if not pair[1].each or rule.per == "subject" or alone]
         return min(found, key=lambda pair: pair[0], default=None)

@@ -71,9 +71,7 @@ class RuleSources:
         return SourceLine(file, number, lines[number - 1] if 0 < number <= len(lines) else "")
 
     def rule(self, rule: RuleRef, column: str = "", part: str = "") -> RulePlace:
-        """Return the place of a rule's field, or of a part of it; the whole line without a column or if it is not
-        found.
-        """
+        """Return the place of a rule's field, or of a part of it; the whole line if there is none."""
         line = self.line(rule.file, rule.line)
         find = self._in_row if rule.file.endswith(".csv") else self._in_list
         place = find(rule, line, column) if column else None
@@ -123,9 +121,7 @@ class RuleSources:
         return None
 
     def _in_list(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
-        """Return the place of a column: a subject or object may be in a list, on any line of the rule; all else follows
-        its key.
-        """
+        """Return the place of a subject or object, which may be in a list, or of the value after another key."""
         name = {"sub": rule.subject, "obj": rule.object}.get(column, "")
         for here in self._block(line) if len(name) > 1 else ():
             match = _alone(name).search(here.text)

@@ -172,9 +172,7 @@ _AFTER = re.compile(r"\s#")
 
 
 def _comment_in_yaml(line: str) -> str | None:
-    """Return the comment on a YAML line, "" for an empty line; None for any other line. A comment after a value
-    counts too.
-    """
+    """Return the comment on a YAML line, also after a value; "" for an empty line, None for any other line."""
     content = line.strip()
     if content.startswith("#"):
         found = content

@@ -78,9 +78,7 @@ class ComparedPolicy:
 
 @dataclass(frozen=True)
 class Difference:
-    """All differences. `notes` say what could not be decided, and why; `moved` are the roles and sets whose members
-    changed.
-    """
+    """All differences. `notes`: what could not be decided; `moved`: roles and sets whose members changed."""
 
     old: str
     new: str

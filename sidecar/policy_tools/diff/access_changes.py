@@ -52,9 +52,7 @@ class NearMiss:
             self._by_place.setdefault(place_of(row.object.pattern or WILDCARD), []).append(row)
 
     def __call__(self, row: RowMeaning) -> Iterator[RowMeaning]:
-        """Yield the rows that may share a point with this one. Raises TooHard when the bound on comparisons is
-        reached.
-        """
+        """Yield the rows that may share a point with this one. Raises TooHard at the bound on comparisons."""
         place = place_of(row.object.pattern or WILDCARD)
         near = [*self._by_place.get(place, ()), *self._by_place.get("", ())] if place else self._rows
         self._compared += len(near)

@@ -162,9 +162,7 @@ def _link_text(link: LinkChange) -> str:
 
 
 def as_markdown(found: Difference) -> str:
-    """Return the comment that a CI job posts on a pull request: the summary, one row per region, and the rest
-    folded.
-    """
+    """Return the comment for a pull request: the summary, one row per region, and the rest folded."""
     lines = [f"**Policy:** {summary_line(found)}"]
     for line in _also(found):
         lines += ["", line]

@@ -124,9 +124,7 @@ class RegionShaper:
         return None
 
     def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
-        """Return what is left of a region where it overlaps these: nothing, what the only one leaves of it, or all
-        of it.
-        """
+        """Return what these leave of a region: nothing, the rest if it is of one simple form, or all of it."""
         if any(self._is_inside(one.draft, other) for other in others):
             return []
         other = others[0] if len(others) == 1 else None
@@ -194,9 +192,7 @@ def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
 
 
 def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
-    """Return the difference of listed names. Those that the other term matches by roles of a token may still be in
-    both.
-    """
+    """Return the difference of listed names. Those that only a token's roles match may still be in both."""
     if term.pattern is not None:
         return term
     names = frozenset(name for name in term.names if not other.meets(name))

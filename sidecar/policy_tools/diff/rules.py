@@ -128,9 +128,7 @@ def _shown(field: str, values: list[Any]) -> Any:
 def _direction(
     field: str, before: list[RuleRef], after: list[RuleRef], old: list[Any], new: list[Any]
 ) -> Change | None:
-    """Return whether this change alone grants more or less; None for what a decision does not depend on, or what
-    regions report.
-    """
+    """Return whether this change alone grants more or less; None for what regions report, or does not decide."""
     if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
         return None
     if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
@@ -216,9 +214,7 @@ def _pointers(paths: tuple[tuple[str, ...], ...]) -> str | None:
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:
-    """Yield the entries for roles whose members changed, with their numbers: a principal that left a role no longer has
-    its limits.
-    """
+    """Yield the entries for roles whose members changed: who left a role no longer has its limits."""
     was, now = before.contents(), after.contents()
     named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
     for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):

@@ -119,9 +119,7 @@ class Search:
                 yield ANONYMOUS
 
     def _new_names(self, patterns: Sequence[str], others: set[RowTerm]) -> Iterator[str]:
-        """Yield names that no row knows, one for each set of patterns that can match together, the smallest sets
-        first.
-        """
+        """Yield names that no row knows, one for each set of patterns that can match together, smallest sets first."""
         avoid = _named(others)
         wild = sorted({term.pattern for term in others if term.pattern and not term.exact} - {WILDCARD})
         found = classes(self._subject_shapes, patterns, wild, avoid)

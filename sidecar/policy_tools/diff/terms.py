@@ -158,9 +158,7 @@ class Reader:
         self._terms: dict[RowTerm, RowTerm] = {}
 
     def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
-        """Convert the rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left
-        out.
-        """
+        """Convert the rules of a policy, by kind, except shadow rules; `moment` is THEN or NOW."""
         sides = {kind: Side([], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
@@ -231,9 +229,7 @@ def _holders(links: RoleLinks) -> dict[str, _Holders]:
 
 
 def _granted(roles: Iterable[str]) -> frozenset[str]:
-    """Return the roles that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1). Others come from rows
-    only.
-    """
+    """Return the roles that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1)."""
     return frozenset(role for role in roles if "/" in role)
 
 

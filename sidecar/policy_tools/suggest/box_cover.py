@@ -151,9 +151,7 @@ def _needed(state: _State, boxes: Sequence[Box]) -> list[Box]:
 
 
 def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
-    """Merge boxes, then remove and rebuild some as long as the work bound allows. Never returns more boxes than
-    before.
-    """
+    """Merge boxes; remove and rebuild some as long as the work bound allows. Never returns more boxes than before."""
     best = _merged(state, boxes, wide)
     work = max(1, sum(box.subjects.bit_count() * box.actions.bit_count() for box in candidates))
     chance = Random(0)  # noqa: S311 - the same log must give the same rules

@@ -34,7 +34,6 @@ class Box(NamedTuple):
     actions: int
 
     def hull(self, other: Box) -> Box:
-        """Return the smallest box around both."""
         return Box(self.subjects | other.subjects, self.objects | other.objects, self.actions | other.actions)
 
 
@@ -152,9 +151,7 @@ def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
 
 
 def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[list[Triple]]:
-    """Split triples into groups that no rule can have in common: no subject or object links them, or the subject stands
-    `apart` (it can be in no role).
-    """
+    """Split triples into groups that no rule can have in common; a subject that is `apart` can be in no role."""
     leader: dict[tuple[int, str], tuple[int, str]] = {}
 
     def find(name: tuple[int, str]) -> tuple[int, str]:
@@ -211,9 +208,7 @@ def pool(grid: Grid) -> BoxPool:
 
 
 def _action_lists(grid: Grid) -> tuple[list[int], bool]:
-    """Return the lists of actions that a box may need: those that some subject used on some object, their
-    intersections, and each action by itself.
-    """
+    """Return the lists of actions that a box may need: those used together, their intersections, and each by itself."""
     every = [1 << a for a in range(len(grid.actions))]
     if len(every) == 1:
         return every, True

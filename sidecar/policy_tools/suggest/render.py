@@ -60,7 +60,6 @@ def _commented(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def one_text(files: Mapping[str, str]) -> str:
-    """Join several files into one text, each under its name."""
     return "\n".join(f"# ---- {name} ----\n{text}" for name, text in files.items())
 
 
@@ -137,7 +136,6 @@ def _comments(rule: Suggested, present: Present) -> Iterator[str]:
 
 
 def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> dict[str, Any]:
-    """Return the suggestion as plain values."""
     return {
         "rules": [_rule_data(rule, present) for rule in suggestion.rules],
         "roles": {name: list(members) for name, members in suggestion.roles.items()},

@@ -137,9 +137,7 @@ class RuleShaper:
         return found
 
     def _sharing(self, grid: Grid, rows: Sequence[int], mask: int, fitting: Names) -> int:
-        """Return the subjects that together leave at most `widen` of the pattern's objects unused; 0 if there are
-        none.
-        """
+        """Return the subjects that together leave at most `widen` of the pattern's objects unused."""
         subjects, common = 0, mask
         for s in sorted(range(len(rows)), key=lambda s: (-(rows[s] & mask).bit_count(), s)):
             used = grid.names(grid.objects, common & rows[s])
@@ -150,9 +148,7 @@ class RuleShaper:
 
 
 class _RuleRows:
-    """Which boxes cover which row of a grid, so that after a box shrinks, the others know which cells only they
-    cover.
-    """
+    """Which boxes cover which row of a grid; after a box shrinks, others know which cells only they cover."""
 
     def __init__(self, grid: Grid, boxes: Sequence[Box]) -> None:
         self._grid, self._boxes = grid, list(boxes)
@@ -209,7 +205,6 @@ def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[
 
 
 def common_head(names: Collection[str]) -> str:
-    """Return the common beginning of these texts."""
     first, last = min(names), max(names)
     end = next((at for at, mark in enumerate(first) if last[at : at + 1] != mark), len(first))
     return first[:end]

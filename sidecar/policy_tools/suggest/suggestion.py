@@ -110,9 +110,7 @@ def suggest(
 
 
 def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
-    """Return the drafts with their terms. What one limit counts is one rule, and all its parts have the same
-    actions.
-    """
+    """Return the drafts with their terms. A limit counts one rule, all parts of which have the same actions."""
     if terms.limit is None or len(drafts) < 2:
         return [replace(draft, terms=terms) for draft in drafts]
     actions = tuple(sorted({action for draft in drafts for action in draft.actions}))

@@ -63,7 +63,6 @@ class Backed:
     rows: dict[str, set[RuleRef]] = field(default_factory=dict)
 
     def add(self, triple: Triple, rows: Collection[RuleRef]) -> None:
-        """Add one use, and the rows that give it these terms."""
         self.triples.append(triple)
         if rows:
             self.rows.setdefault(triple.subject, set()).update(rows)
@@ -108,9 +107,7 @@ class Backing:
         }
 
     def _terms(self, rule: RuleRef, triple: Triple) -> Terms | None:
-        """Return the terms of a row, which include the role if only a token can grant it; None if the row does not
-        match the use.
-        """
+        """Return a row's terms, with the role if only a token can grant it; None if the row does not match the use."""
         if triple.action not in actions_of(rule.actions):
             return None
         when = rule.when
@@ -162,9 +159,7 @@ def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
 
 
 def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Iterator[tuple[Terms, Backed]]:
-    """Yield the groups without the uses whose limit cannot be counted as it is today: parts of one rule differ only in
-    subject and object.
-    """
+    """Yield the groups without uses whose limit cannot be counted as today: parts of a rule differ in names only."""
     of = Counter(terms.of for terms in groups if terms.of)
     lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
     for triple in lost:

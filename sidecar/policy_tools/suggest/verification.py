@@ -160,7 +160,6 @@ def _asks(kind: PermissionKind, subject: str, obj: str) -> bool:
 
 
 def question_of(triple: Triple) -> Question:
-    """Return the question of a use."""
     word, _, rest = triple.object.partition(":")
     server, _, name = rest.partition("/")
     if word == "nhi":
@@ -233,9 +232,7 @@ def _unused(suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> It
 
 
 def _can_be_tested(triple: Triple) -> bool:
-    """Whether a suite can express the question: it derives the kind from caller and object, and would take an MCP
-    server as a whole for an agent.
-    """
+    """Whether a suite can ask it: a suite takes an MCP server as a whole for an agent of that name."""
     return triple.kind is not PermissionKind.AGENT_TO_TOOL or not triple.object.startswith("nhi:")
 
 

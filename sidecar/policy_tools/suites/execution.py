@@ -70,8 +70,6 @@ class CoveredRules:
 
 
 class DecidingRules:
-    """Finds the deciding rules under one policy."""
-
     def __init__(self, engine: Engine, source: PolicySource) -> None:
         self._engine, self._source = engine, source
         self._wavering_by: dict[tuple[PermissionKind, str], list[RuleRef]] | None = None  # few runs need it
@@ -131,7 +129,6 @@ class TestBench:
     exercised: set[str] | None = None
 
     def run(self, test: PolicyTest) -> TestOutcome:
-        """Run a test."""
         if test.listing is not None:
             return self._list(test, test.listing)
         assert test.question is not None
@@ -209,9 +206,7 @@ class TestBench:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The limits of one test. Each admitted call holds its slots, and its maximum cost, for `takes_s`; then it has the
-    declared cost.
-    """
+    """The limits of one test. A call holds its slots and maximum cost for `takes_s`; then it has its declared cost."""
 
     takes_s: float
     limits: tuple[str, ...] = ()
@@ -224,9 +219,7 @@ class _Ledger:
         self.store = MemoryCounters(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
 
     def take(self, plan: LimitPlan, now_s: float) -> Refusal | None:
-        """Charge one call; return its refusal if a limit is exhausted. `limits` are then those that refuse, else all
-        charged.
-        """
+        """Charge a call; return its refusal by a spent limit. `limits` are then those that refuse, else all charged."""
         self.now_s = now_s
         while self.held and self.held[0][0] <= now_s:
             _, ended, ended_id = self.held.popleft()

@@ -55,7 +55,6 @@ class Telling:
         return f"{', '.join(counts)} in {self.took_s:.2f} s"
 
     def data(self) -> dict[str, Any]:
-        """Return the report as plain values."""
         report = self.report
         counts = {outcome: report.count(outcome) for outcome in ("passed", "failed", "skipped")}
         return {

@@ -63,7 +63,6 @@ class SuiteReport:
     coverage: CoveredRules | None = None
 
     def count(self, outcome: Outcome) -> int:
-        """Return the number of tests with this outcome."""
         return sum(result.outcome == outcome for result in self.results)
 
     @property

@@ -116,7 +116,6 @@ def _reason(text: str) -> str:
 
 
 def _listed(value: object) -> object:
-    """Convert one principal to a chain of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -128,7 +127,6 @@ def _expected(value: object) -> object:
 
 
 def _catalogued(value: object) -> object:
-    """Convert a plain list to a list of tools."""
     return {"tools": value} if isinstance(value, list) else value
 
 
@@ -206,7 +204,6 @@ class SuiteCatalogue(Section):
     """URIs of resources, and of templates of them."""
 
     def names(self, member: Member) -> tuple[str, ...]:
-        """Return the names of one kind."""
         found: tuple[str, ...] = getattr(self, member)
         return found
 
