@@ -7,43 +7,43 @@ from collections.abc import Mapping
 import click
 
 from sidecar import __version__
-from sidecar.cli.lazy_group import Root
+from sidecar.cli.lazy_group import Group
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "demo": ("sidecar.cli.demo", "A minute with everything: a real server, real clients, seven outcomes."),
+    "demo": ("sidecar.cli.demo", "See everything in one minute: a real server, real clients, seven outcomes."),
     "init": ("sidecar.cli.init", "Write a working folder to start from."),
     "serve": ("sidecar.cli.serve", "Check everything, then serve."),
-    "check": ("sidecar.cli.serve", "Check configuration, models, rules, budgets and keys."),
-    "healthcheck": ("sidecar.cli.serve", "Ask a running sidecar whether it is ready."),
+    "check": ("sidecar.cli.check", "Check configuration, models, rules, budgets and keys."),
+    "healthcheck": ("sidecar.cli.healthcheck", "Ask a running sidecar whether it is ready."),
     "policy": (
         "sidecar.cli.policy",
         "Policy as code: check, test, explain, diff, replay, suggest, convert …",
     ),
-    "mcp": ("sidecar.cli.mcp", "The MCP servers behind us: how they are."),
+    "mcp": ("sidecar.cli.mcp", "The MCP servers behind the sidecar: state, tools and pins."),
     "agent": ("sidecar.cli.agent", "CLI programs as agents: list, check, run, watch and cancel."),
     "schedule": ("sidecar.cli.schedule", "Agents that run by the clock: list, next, add, remove, run, pause, resume."),
-    "wrap": ("sidecar.cli.clients", "Let an MCP client's configuration lead through a sidecar."),
-    "unwrap": ("sidecar.cli.clients", "Put back what wrap changed."),
-    "client-config": ("sidecar.cli.clients", "What an MCP client writes to reach our upstreams."),
-    "connect": ("sidecar.cli.connect", "Be a program that an MCP client starts, and lead to a sidecar's address."),
+    "wrap": ("sidecar.cli.wrap", "Lead an MCP client's configuration through a sidecar."),
+    "unwrap": ("sidecar.cli.wrap", "Undo wrap."),
+    "client-config": ("sidecar.cli.client_config", "Print the configuration of an MCP client."),
+    "connect": ("sidecar.cli.connect", "Connect an MCP client that only starts programs to a sidecar."),
     "principal": ("sidecar.cli.principal", "The kill switch: disable an agent, a user or a server everywhere."),
-    "limits": ("sidecar.cli.limits", "Who used what, and how much is left."),
-    "audit": ("sidecar.cli.audit", "Verify the evidence, or read it."),
+    "limits": ("sidecar.cli.limits", "Show used and remaining limits, and reset them."),
+    "audit": ("sidecar.cli.audit", "Verify and read the audit log."),
     "token": ("sidecar.cli.token", "Keys and tokens: API keys, and signing keys and tokens for development."),
-    "config": ("sidecar.cli.config", "Look at the configuration."),
-    "schema": ("sidecar.cli.config", "Print the JSON Schema of one of our files, for editors."),
+    "config": ("sidecar.cli.config", "Inspect the configuration."),
+    "schema": ("sidecar.cli.config", "Print the JSON Schema of a sidecar file, for editors."),
 }
 
 
 @click.group(
-    cls=Root,
+    cls=Group,
     commands_in=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
 )
 @click.version_option(__version__, prog_name="sidecar")
 def main() -> None:
-    """Authorization for AI agents: who may call which tool, how often, with which arguments, and who remembers.
+    """Authorization for AI agents: who may call which tool, how often, and with which arguments, with an audit log.
 
     Exit codes: 0 good, 1 the answer is no, 2 wrong usage, 3 configuration or policy invalid, 4 policy tests failed,
-    5 evidence does not verify, 6 differences found.
+    5 the audit log does not verify, 6 differences found.
     """

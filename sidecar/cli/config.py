@@ -12,33 +12,27 @@ import click
 import orjson
 import yaml
 
+from sidecar.cli.command import config_option, json_option, print_json
 from sidecar.cli.lazy_group import Group
-from sidecar.errors import ConfigError, visible
+from sidecar.errors import visible
 from sidecar.settings.load import ShownSettings, load, shown_settings
 from sidecar.settings.schema import json_schema
-
-INVALID = 3
 
 
 @click.group(cls=Group)
 def config() -> None:
-    """Look at the configuration."""
+    """Inspect the configuration."""
 
 
 @config.command()
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), default="sidecar.yaml", show_default=True)
+@config_option
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(path: Path, origin: bool, as_json: bool) -> None:
-    """Print the configuration in force, secrets masked."""
-    try:
-        settings = shown_settings(load(path, os.environ, check_files=False))
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(INVALID) from None
+@json_option
+def show(config: Path, origin: bool, as_json: bool) -> None:
+    """Print the effective configuration, with secrets masked."""
+    settings = shown_settings(load(config, os.environ, check_files=False))
     if as_json:
-        value = [_with_origin(setting) for setting in settings] if origin else _tree(settings)
-        click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+        print_json([_with_origin(setting) for setting in settings] if origin else _tree(settings))
     elif origin:
         click.echo("\n".join(map(visible, _table(settings))))
     else:
@@ -48,33 +42,32 @@ def show(path: Path, origin: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("kind", type=click.Choice(["config", "policy", "test", "budgets", "openapi"]))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of one of our YAML files, for editors; or the OpenAPI document of plain calls."""
-    click.echo(orjson.dumps(schema_of(kind), option=orjson.OPT_INDENT_2))
+    """Print the JSON Schema of a sidecar YAML file, for editors; or the OpenAPI document of plain HTTP."""
+    print_json(schema_of(kind))
 
 
 def schema_of(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of a sidecar file, or the OpenAPI document."""
-    if kind == "config":
-        from sidecar.settings.sidecar_file import Settings
+    match kind:
+        case "config":
+            from sidecar.settings.sidecar_file import Settings
 
-        return json_schema(Settings, "sidecar.yaml")
-    if kind == "policy":
-        from sidecar.policy.yaml_rows import policy_schema
+            return json_schema(Settings, "sidecar.yaml")
+        case "policy":
+            from sidecar.policy.yaml_rows import policy_schema
 
-        return policy_schema()
-    if kind == "test":
-        from sidecar.policy_tools.suites.suite_schema import SuiteFile
+            return policy_schema()
+        case "test":
+            from sidecar.policy_tools.suites.suite_schema import SuiteFile
 
-        return json_schema(SuiteFile, "policy tests")
-    if kind == "budgets":
-        from sidecar.limits.budgets import BudgetsFile
+            return json_schema(SuiteFile, "policy tests")
+        case "budgets":
+            from sidecar.limits.budgets import BudgetsFile
 
-        return json_schema(BudgetsFile, "budgets.yaml")
-    if kind == "openapi":
-        from sidecar.admin.openapi import document
+            return json_schema(BudgetsFile, "budgets.yaml")
+    from sidecar.admin.openapi import document
 
-        return document()
-    raise click.UsageError(f"this version reads no YAML file of kind {kind}, and so has no schema for it")
+    return document()
 
 
 def _name(setting: ShownSettings) -> str:

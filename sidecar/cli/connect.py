@@ -16,13 +16,12 @@ import click
 
 from sidecar.cli.client_files.bridge import MAX_LINE_BYTES, Headers, StdioBridge
 from sidecar.cli.client_files.snippets import KEY_VARIABLE
+from sidecar.cli.command import FILE
 from sidecar.http.client import HttpClient, TargetOrigin, parse_origin
 from sidecar.settings.secrets import read_secret
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[:=]\s*(.*)")
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -30,13 +29,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="${VAR} is filled in from the environment."
 )
-@click.option("--api-key-path", type=_FILE, help=f"File of an API key, read with each request; else ${KEY_VARIABLE}.")
-@click.option("--bearer-path", type=_FILE, help="File of a token for Authorization: Bearer, read with each request.")
+@click.option("--api-key-path", type=FILE, help=f"File of an API key, read with each request; else ${KEY_VARIABLE}.")
+@click.option("--bearer-path", type=FILE, help="File of a token for Authorization: Bearer, read with each request.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86_400), default=600.0, show_default=True)
 def connect(
     url: str, headers: tuple[str, ...], api_key_path: Path | None, bearer_path: Path | None, timeout_s: float
 ) -> None:
-    """Carry MCP between standard input and output and the server at URL (Streamable HTTP).
+    """Forward MCP between standard input and output and the server at URL (Streamable HTTP).
 
     For clients that only start programs, such as Claude Desktop: `sidecar connect http://127.0.0.1:8070/mcp/github`.
     """

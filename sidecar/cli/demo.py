@@ -24,13 +24,12 @@ from uuid import uuid4
 import click
 import orjson
 
+from sidecar.cli.command import FOLDER, NO, USAGE, CommandFailed
 from sidecar.cli.free_ports import free_ports
-from sidecar.errors import ConfigError
 
 if TYPE_CHECKING:
     from sidecar.app.application import Application
 
-NO, USAGE, INVALID = 1, 2, 3
 READY_WITHIN_S = 20.0
 CALL_WITHIN_S = 20.0
 # The clients and the sidecar share one event loop here: loop lag is expected, and must not refuse calls or be logged.
@@ -43,7 +42,7 @@ SETTINGS = """\
 version: 1
 server: {{listen: "127.0.0.1:{data}"}}
 admin: {{listen: "127.0.0.1:{admin}"}}
-# Whoever reaches this address is the agent `planner`: fit for one machine, and for a demo.
+# Every caller at this address is the agent `planner`: fit for one machine, and for a demo.
 local: [{{listen: "127.0.0.1:{local}", principal: "nhi:planner"}}]
 upstreams:
   notes: {{mcp: {{url: "http://127.0.0.1:{upstream}/mcp"}}}}
@@ -118,32 +117,27 @@ AGENT_SCENES = (
 
 
 @click.command()
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave the demo's folder here.")
+@click.option("--keep", type=FOLDER, help="Leave the demo's folder here.")
 def demo(keep: Path | None) -> None:
-    """A minute with everything: a real server, real clients, seven outcomes, and the evidence."""
+    """See everything in one minute: a real server, real clients, seven outcomes, and their audit log."""
     try:
         import a2a  # noqa: F401  # only checks that they are installed
         import mcp  # noqa: F401
     except ImportError:
-        click.echo("the demo needs the official SDKs of MCP and A2A: pip install 'nhi-sidecar[demo]'", err=True)
-        raise SystemExit(USAGE) from None
+        needed = "the demo needs the official SDKs of MCP and A2A: pip install 'nhi-sidecar[demo]'"
+        raise CommandFailed(needed, USAGE) from None
     if keep is not None and keep.exists() and any(keep.iterdir()):
-        click.echo(f"{keep} is not empty: choose another folder, so that nothing is overwritten", err=True)
-        raise SystemExit(USAGE)
+        raise CommandFailed(f"{keep} is not empty: choose another folder, so that nothing is overwritten", USAGE)
     folder = keep or Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
     try:
         good = asyncio.run(_run(folder))
         if keep is not None:
             _leave(folder)
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(INVALID) from None
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     if not good:
-        click.echo("\nThat was not what should have happened.", err=True)
-        raise SystemExit(NO)
+        raise CommandFailed("\nThe outcomes are not the expected ones.", NO)
 
 
 def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:

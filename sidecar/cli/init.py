@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
+from sidecar.cli.command import FOLDER, CommandFailed, json_option, print_json
 from sidecar.cli.config import schema_of
-from sidecar.errors import ConfigError, visible
+from sidecar.errors import visible
 from sidecar.settings.shipped_files import shipped
 
 if TYPE_CHECKING:
     from sidecar.cli.client_files.configuration import ClientFile
     from sidecar.cli.client_files.folder import Import
     from sidecar.settings.yaml_nodes import Loc
-
-NO, INVALID = 1, 3
 
 _SETTINGS = """\
 # yaml-language-server: $schema=./sidecar.schema.json
@@ -35,7 +34,7 @@ data: data                       # written by the sidecar: audit, keys made at f
 server:
   listen: 127.0.0.1:8080         # callers with a token or an API key; beyond loopback add public_url and tls
 
-# Whoever reaches this address is nhi:planner. For one agent that runs as its own user, a Unix socket is stricter:
+# Every caller at this address is nhi:planner. For one agent that runs as its own user, a Unix socket is stricter:
 # listen: "unix:/run/sidecar/planner.sock"
 local:
   - listen: 127.0.0.1:8070
@@ -94,9 +93,9 @@ _IGNORED = """\
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("folder", metavar="[DIR]", type=FOLDER, default=".")
 @click.option("--from", "source", type=click.Path(path_type=Path), help="Take the servers of an MCP client's file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def init(folder: Path, source: Path | None, as_json: bool) -> None:
     """Write a working folder: sidecar.yaml, models, policies. Overwrites nothing.
 
@@ -109,18 +108,13 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
         if source is not None:
             files, secrets, notes = _files_from(source, folder)
         if taken := [name for name in [*files, *secrets] if (folder / name).exists()]:
-            click.echo(f"nothing was written: {folder} already has {', '.join(taken)}", err=True)
-            raise SystemExit(NO)
+            raise CommandFailed(f"nothing was written: {folder} already has {', '.join(taken)}")
         write_files(folder, files)
         write_files(folder, secrets, secret=True)
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(INVALID) from None
     except OSError as error:
-        click.echo(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}", err=True)
-        raise SystemExit(NO) from None
+        raise CommandFailed(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
     if as_json:
-        click.echo(orjson.dumps({"folder": str(folder), "files": [*files, *secrets], "notes": notes}))
+        print_json({"folder": str(folder), "files": [*files, *secrets], "notes": notes})
         return
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)

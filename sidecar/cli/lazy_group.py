@@ -1,4 +1,4 @@
-"""A command group that imports each command only when it is used."""
+"""A command group that imports each command only when it is used, and ends commands on errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,33 @@ from typing import Any
 
 import click
 
+from sidecar.cli.command import INVALID, CommandFailed
 from sidecar.errors import ConfigError, visible_lines
-
-INVALID = 3
 
 
 class Group(click.Group):
-    """A group of commands that suggests the nearest command for an unknown one."""
+    """A group of commands.
+
+    `commands_in` maps a name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
+    `a-b`), and to its one-line help. The module is imported when the command is used, so that `--help` and completion
+    stay fast.
+
+    A command ends with a message if an operator's file is invalid or unreadable, also where the command itself does not
+    handle it.
+    """
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]] = {}, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._commands_in = commands_in
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a file name need not be UTF-8
+        for word in args:
+            if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
+                raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -29,34 +49,27 @@ class Group(click.Group):
 
         raise click.UsageError(f"there is no command {name!r}; {did_you_mean(name, self.list_commands(ctx))}", ctx)
 
-
-class LazyGroup(Group):
-    """Imports a command's file when the command is used, so that `--help` and completion stay fast.
-
-    `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
-    `a-b`), and to its one-line help.
-    """
-
-    def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._commands_in = commands_in
-
     def invoke(self, ctx: click.Context) -> Any:
-        """Invoke as click does, with terminal control characters in usage errors escaped, since those errors quote file
-        names.
-        """
         try:
             return super().invoke(ctx)
-        except click.ClickException as error:
+        except ConfigError as error:
+            raise CommandFailed(str(error), INVALID)
+        except click.ClickException as error:  # usage errors quote file names
             vars(error).update(message=visible_lines(error.message))
             raise
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click exits silently
+                raise
+            what = error.strerror or str(error)
+            told = f"{error.filename}: {what}" if error.filename else what
+            raise click.ClickException(visible_lines(told)) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._commands_in)
+        return list(self._commands_in) or super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._commands_in:
-            return None
+            return super().get_command(ctx, cmd_name)
         module = importlib.import_module(self._commands_in[cmd_name][0])
         name = cmd_name.replace("-", "_")
         command = getattr(module, f"{name}_", None) or getattr(module, name)
@@ -64,33 +77,8 @@ class LazyGroup(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self._commands_in:
+            super().format_commands(ctx, formatter)
+            return
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._commands_in.items()])
-
-
-class Root(LazyGroup):
-    """The program itself. A command ends with a message if an operator's file is invalid or unreadable, also where the
-    command itself does not handle it.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a file name need not be UTF-8
-        for word in args:
-            if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
-                raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ConfigError as error:
-            click.echo(visible_lines(str(error)), err=True)
-            raise SystemExit(INVALID) from None
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # click exits silently
-                raise
-            what = error.strerror or str(error)
-            told = f"{error.filename}: {what}" if error.filename else what
-            raise click.ClickException(visible_lines(told)) from None

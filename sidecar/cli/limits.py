@@ -1,4 +1,4 @@
-"""`sidecar limits`: shows used and remaining limits.
+"""`sidecar limits`: shows used and remaining limits, and resets them.
 
 sidecar limits show
 sidecar limits show --principal nhi:researcher
@@ -16,14 +16,13 @@ from urllib.parse import urlencode
 
 import click
 
+from sidecar.cli.command import config_option, json_option
 from sidecar.cli.lazy_group import Group
-from sidecar.cli.operator_socket import told
-from sidecar.cli.text_tables import aligned
+from sidecar.cli.operator_socket import ask
+from sidecar.cli.terminal import print_table
 
-HINTS = {"principal-unknown": "an issuer may name anybody: --force resets the limits of the name as it stands"}
-DEADLINE_S = 10.0  # a reset is written to the audit log and to a store that may be slow
+HINTS = {"principal-unknown": "an issuer may name any principal: --force resets the limits of the name as it stands"}
 _KINDS = ("tool:", "prompt:", "resource:", "nhi:")
-_HEAD = ("limit", "for", "used", "left", "begins anew")
 
 
 @click.group(cls=Group)
@@ -32,50 +31,46 @@ def limits() -> None:
 
 
 @limits.command()
-@click.option("--principal", default="", help="All limits of this one (user:<id> or nhi:<id>), used or not.")
-@click.option("--tool", default="", help="What a call of it may move: <server>/<tool>, nhi:<agent>, resource:…")
-@click.option("--limit", default="", help="Limits of this name; * matches any run.")
+@click.option("--principal", default="", help="All limits of this principal (user:<id> or nhi:<id>), used or not.")
 @click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+    "--tool", default="", help="Limits that a call of it may charge: <server>/<tool>, nhi:<agent>, resource:…"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(principal: str, tool: str, limit: str, path: Path, as_json: bool) -> None:
-    """How much of each limit is used, the fullest first. Looking charges nothing.
+@click.option("--limit", default="", help="Limits of this name; * matches any run of characters.")
+@config_option
+@json_option
+def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> None:
+    """How much of each limit is used, the fullest first. This charges nothing.
 
-    Without --principal: limits that many share, and of the others what those have used whom this sidecar has charged
-    since it started.
+    Without --principal: limits that several callers share, and of all others those of principals that this sidecar has
+    charged since it started.
     """
     named = tool if not tool or tool.startswith(_KINDS) else f"tool:{tool}"
     asked = {"principal": principal, "object": named, "limit": limit}
     query = urlencode({word: value for word, value in asked.items() if value})
-    answer = told(path, f"/api/limits?{query}" if query else "/api/limits", as_json)
+    answer = ask(config, f"/api/limits?{query}", as_json)
     if as_json:
         return
-    rows = [_HEAD, *map(_row, answer["limits"])]
-    if len(rows) == 1:
+    if not answer["limits"]:
         click.echo(_nothing(principal, limit))
         return
-    for line in aligned(rows):
-        click.echo(line)
+    print_table(("limit", "for", "used", "left", "begins anew"), [*map(_row, answer["limits"])])
     if answer["more"]:
-        click.echo("and more: ask for a principal, a tool or a limit")
+        click.echo("and more: narrow them by --principal, --tool or --limit")
 
 
 @limits.command()
 @click.option("--principal", required=True, help="Whose limits (user:<id> or nhi:<id>).")
-@click.option("--limit", default="", help="Only limits of this name; * matches any run. By default all of them.")
+@click.option("--limit", default="", help="Only limits of this name; * matches any run of characters. Default: all.")
 @click.option("--force", is_flag=True, help="Also for a name that nothing here knows.")
-@click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def reset(principal: str, limit: str, force: bool, path: Path, as_json: bool) -> None:
-    """Set what counts --principal alone back to unused, at every replica that shares the store. It is on record.
+@config_option
+@json_option
+def reset(principal: str, limit: str, force: bool, config: Path, as_json: bool) -> None:
+    """Reset what counts --principal alone, at every replica that shares the store. The audit log records it.
 
-    Counters that others share with it stay, and so do slots of calls that go on.
+    Counters that it shares with others stay, and so do slots of calls in progress.
     """
     order = {"principal": principal, "if_known": not force} | ({"limit": limit} if limit else {})
-    answer = told(path, "/api/limits/reset", as_json, order, hints=HINTS, deadline_s=DEADLINE_S)
+    answer = ask(config, "/api/limits/reset", as_json, order, hints=HINTS)
     if not as_json:
         click.echo("\n".join(f"{name} is unused" for name in answer["reset"]) or f"no limit counts {principal} alone")
 
@@ -84,7 +79,7 @@ def _nothing(principal: str, limit: str) -> str:
     of_that_name = f" of the name {limit}" if limit else ""
     if principal:  # listed even if unused
         return f"no limit{of_that_name} counts {principal}"
-    return f"no limit{of_that_name} is used: of principals, this sidecar knows whom it charged since it started"
+    return f"no limit{of_that_name} is used: only principals are known that this sidecar charged since it started"
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

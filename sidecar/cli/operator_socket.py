@@ -5,7 +5,6 @@ open.
 from __future__ import annotations
 
 import http.client
-import os
 import queue
 import socket
 import threading
@@ -13,60 +12,66 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import quote
 
-import click
 import orjson
 
-from sidecar.errors import ConfigError, Reason, Refusal
-from sidecar.protocols.hidden_characters import revealed, shown
+from sidecar.cli.command import NO, USAGE, CommandFailed, print_json, settings_in
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.sse import SseParser
 
-NO, USAGE, INVALID = 1, 2, 3
-NO_HINTS: Mapping[str, str] = {}
-DEADLINE_S = 3.0
+LOOK_S = 3.0  # for an answer
+ORDER_S = 30.0  # for an order, which is written to disk, to the audit log and to a store that may be slow
 SILENT_S = 60.0  # for a stream, which sends a keep-alive every few seconds
 TICK_S = 0.5
 MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
+NOT_RUNNING = "is it running?"
 
 
-def control_socket(config: Path) -> Path:
-    """Return the socket's path. Raises ConfigError if the configuration cannot be read."""
-    from sidecar.settings import load_settings
-
-    return load_settings(config, os.environ, check_files=False).control_path
+def path_of(*parts: str) -> str:
+    """The path of these parts, each percent-encoded."""
+    return "/".join(["/api", *(quote(part, safe="") for part in parts)])
 
 
 def ask_control(
-    control: Path, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = DEADLINE_S
+    control: Path, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = LOOK_S
 ) -> tuple[int, bytes]:
     """Return the status and body of the response; `order` is sent as JSON. Raises OSError if there is no response."""
     with _asked(control, target, verb, order, deadline_s) as (response, _):
         return response.status, response.read(MAX_ANSWER_BYTES)
 
 
-def told(
-    path: Path,
+def ask(
+    config: Path,
     target: str,
     as_json: bool,
     order: object = None,
     *,
-    hint: str = "is it running?",
-    hints: Mapping[str, str] = NO_HINTS,
-    deadline_s: float = DEADLINE_S,
     verb: str = "",
+    hint: str = NOT_RUNNING,
+    hints: Mapping[str, str] = {},
 ) -> Any:
     """Return the running sidecar's response; with `as_json`, print it. Ends the command if the sidecar refuses; `hints`
     are suggestions by refusal reason.
     """
-    verb = verb or ("GET" if order is None else "POST")
-    with ended_well(hint):
-        status, body = ask_control(control_socket(path), target, verb=verb, order=order, deadline_s=deadline_s)
-        answer = answer_in(status, body)
+    status, answer = exchange(settings_in(config).control_path, target, order, verb=verb, hint=hint)
     if as_json:
         print_json(answer)
     if status >= 300:
         refused(status, answer, quiet=as_json, hints=hints)
     return answer
+
+
+def exchange(
+    control: Path, target: str, order: object = None, *, verb: str = "", hint: str = NOT_RUNNING
+) -> tuple[int, Any]:
+    """Return the status and the parsed body of the response. Ends the command if there is none."""
+    deadline_s = LOOK_S if order is None and not verb else ORDER_S
+    verb = verb or ("GET" if order is None else "POST")
+    with reaching(hint):
+        status, body = ask_control(control, target, verb=verb, order=order, deadline_s=deadline_s)
+        return status, answer_in(status, body)
 
 
 def answer_in(status: int, body: bytes) -> Any:
@@ -84,35 +89,22 @@ def answer_in(status: int, body: bytes) -> Any:
     return answer
 
 
-def print_json(value: object) -> None:
-    """Print the response as JSON, with terminal control characters as equivalent JSON escapes."""
-    click.echo(revealed(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()))
-
-
-def refused(
-    status: int, answer: Mapping[str, Any], *, quiet: bool = False, hints: Mapping[str, str] = NO_HINTS
-) -> NoReturn:
-    """Print the refusal and end the command. `hints` as in `told`."""
-    if not quiet:
-        click.echo(shown(answer["error"]), err=True)
-        if hint := hints.get(answer.get("reason", "")):
-            click.echo(f"   hint: {hint}", err=True)
-    is_understood = answer.get("reason") == Reason.BAD_ARGUMENTS
-    raise SystemExit(USAGE if status == 400 and not is_understood else NO)
+def refused(status: int, answer: Mapping[str, Any], *, quiet: bool = False, hints: Mapping[str, str] = {}) -> NoReturn:
+    """Print the refusal and end the command. `hints` as in `ask`."""
+    is_usage = status == 400 and answer.get("reason") != Reason.BAD_ARGUMENTS
+    code = USAGE if is_usage else NO
+    if quiet:
+        raise SystemExit(code)
+    raise CommandFailed(shown(answer["error"]), code, hint=hints.get(answer.get("reason", ""), ""))
 
 
 @contextmanager
-def ended_well(hint: str = "is it running?") -> Iterator[None]:
-    """End the command with a message if there is no configuration or no response."""
+def reaching(hint: str = NOT_RUNNING) -> Iterator[None]:
+    """End the command with a message if there is no response."""
     try:
         yield
-    except ConfigError as error:
-        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
-        raise SystemExit(INVALID) from None
     except OSError as error:
-        click.echo(f"no sidecar answers here: {error.strerror or error}", err=True)
-        click.echo(f"   hint: {hint}", err=True)
-        raise SystemExit(NO) from None
+        raise CommandFailed(f"no sidecar answers here: {error.strerror or error}", hint=hint)
 
 
 class SocketEvent(NamedTuple):
@@ -120,6 +112,13 @@ class SocketEvent(NamedTuple):
 
     name: str
     data: Mapping[str, Any]
+
+
+class SidecarUnreachable(Exception):
+    """The sidecar does not respond, or the connection broke."""
+
+
+_Read = queue.SimpleQueue[SocketEvent | SidecarUnreachable | None]
 
 
 def events(control: Path, target: str) -> Iterator[SocketEvent | None]:
@@ -131,32 +130,20 @@ def events(control: Path, target: str) -> Iterator[SocketEvent | None]:
     so the queue is bounded too.
     """
     read: _Read = queue.SimpleQueue()
-    with _unheard(), _asked(control, target, "GET", None, SILENT_S) as (response, line):
-        if response.status != 200:
-            refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))
-        reader = threading.Thread(target=_read, args=(response, read), name="reads events", daemon=True)
-        reader.start()
-        try:
-            yield from _taken(read)
-        finally:
-            with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-            reader.join(TICK_S)
-
-
-class SidecarUnreachable(Exception):
-    """The sidecar does not respond, or the connection broke."""
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
     try:
-        yield
+        with _asked(control, target, "GET", None, SILENT_S) as (response, line):
+            if response.status != 200:
+                refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))
+            reader = threading.Thread(target=_read, args=(response, read), name="reads events", daemon=True)
+            reader.start()
+            try:
+                yield from _taken(read)
+            finally:
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+                reader.join(TICK_S)
     except OSError as error:
         raise SidecarUnreachable(error.strerror or str(error)) from None
-
-
-_Read = queue.SimpleQueue[SocketEvent | SidecarUnreachable | None]
 
 
 def _taken(read: _Read) -> Iterator[SocketEvent | None]:

@@ -8,21 +8,15 @@ sidecar principal enable nhi:planner
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 
+from sidecar.cli.command import config_option, json_option
 from sidecar.cli.lazy_group import Group
-from sidecar.cli.operator_socket import told
+from sidecar.cli.operator_socket import ask, path_of
 
 HINT = "is it running? policies/disabled.yaml disables from the next start on"
-HINTS = {"principal-unknown": "an issuer may name anybody: --force disables the name as it stands"}
-DEADLINE_S = 10.0  # it is written to disk, to the audit log and to a store that may be down
-
-_config = click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+HINTS = {"principal-unknown": "an issuer may name any principal: --force disables the name as it stands"}
 
 
 @click.group(cls=Group)
@@ -32,16 +26,15 @@ def principal() -> None:
 
 @principal.command()
 @click.argument("name")
-@click.option("--reason", default="", help="Why, for whoever reads the list and the evidence.")
+@click.option("--reason", default="", help="Why, for the list and the audit log.")
 @click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
 @click.option("--force", is_flag=True, help="Also a name that nothing here knows.")
-@_config
-@_json
-def disable(name: str, reason: str, until: str | None, force: bool, path: Path, as_json: bool) -> None:
-    """Refuse everything that NAME (user:<id> or nhi:<id>) calls, takes part in or is the target of."""
+@config_option
+@json_option
+def disable(name: str, reason: str, until: str | None, force: bool, config: Path, as_json: bool) -> None:
+    """Refuse all calls that NAME (user:<id> or nhi:<id>) makes, takes part in or is the target of."""
     order = {"reason": reason, "until": until, "if_known": not force}
-    where = f"/api/principals/{quote(name, safe='')}/disable"
-    answer = told(path, where, as_json, order, hint=HINT, hints=HINTS, deadline_s=DEADLINE_S)
+    answer = ask(config, path_of("principals", name, "disable"), as_json, order, hint=HINT, hints=HINTS)
     if not as_json:
         ends = answer["entry"]["until"]
         click.echo(f"{name} is disabled" + (f" until {ends}" if ends else ""))
@@ -49,21 +42,21 @@ def disable(name: str, reason: str, until: str | None, force: bool, path: Path, 
 
 @principal.command()
 @click.argument("name")
-@_config
-@_json
-def enable(name: str, path: Path, as_json: bool) -> None:
-    """Take back what was disabled by hand. What policies/disabled.yaml disables is enabled there."""
-    answer = told(path, f"/api/principals/{quote(name, safe='')}/enable", as_json, {}, hint=HINT)
+@config_option
+@json_option
+def enable(name: str, config: Path, as_json: bool) -> None:
+    """Undo `disable`. A principal that policies/disabled.yaml disables is enabled there."""
+    answer = ask(config, path_of("principals", name, "enable"), as_json, {}, hint=HINT)
     if not as_json:
         click.echo(f"{name} is enabled" if answer["changed"] else f"{name} was not disabled")
 
 
 @principal.command(name="list")
-@_config
-@_json
-def list_(path: Path, as_json: bool) -> None:
-    """Everybody who is disabled, by hand and by policies/disabled.yaml."""
-    answer = told(path, "/api/principals", as_json, hint=HINT)
+@config_option
+@json_option
+def list_(config: Path, as_json: bool) -> None:
+    """The disabled principals, by `disable` and by policies/disabled.yaml."""
+    answer = ask(config, path_of("principals"), as_json, hint=HINT)
     if as_json:
         return
     for entry in answer["disabled"]:
@@ -73,4 +66,4 @@ def list_(path: Path, as_json: bool) -> None:
         words += [entry["reason"]] if entry["reason"] else []
         click.echo("  ".join(words))
     if not answer["disabled"]:
-        click.echo("nobody is disabled")
+        click.echo("no principal is disabled")

@@ -1,4 +1,4 @@
-"""`sidecar serve`, `check` and `healthcheck`."""
+"""`sidecar serve`: checks everything, then serves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,27 +18,21 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from sidecar.cli.operator_socket import ask_control, control_socket
-from sidecar.errors import ConfigError, Fault, visible
+from sidecar.cli.command import INVALID, NO, CommandFailed, config_option
+from sidecar.errors import ConfigError, Fault
 from sidecar.http.server.fd_limits import hold_standard, take_all
 
 if TYPE_CHECKING:
     from sidecar.app.application import Application
-    from sidecar.policy_tools.check import CheckReport
 
-NO, INVALID = 1, 3
 SWITCH_S = 0.001
 
 log = logging.getLogger("sidecar.serve")
 
-_config = click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
-
 
 @click.command()
-@_config
-def serve(path: Path) -> None:
+@config_option
+def serve(config: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unhandled, it would end the process; the reload follows the start
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
@@ -47,95 +40,14 @@ def serve(path: Path) -> None:
     _log_to_stderr()
     before, now = take_all()
     if now != before:
-        log.info("took the descriptors that it may have", extra={"before": before, "now": now})
+        log.info("raised the limit of open files", extra={"before": before, "now": now})
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(path, os.environ))
+            runner.run(_serve(config, os.environ))
     except ConfigError as error:
-        _print_faults(error)
-        _print_all_others(error, path, os.environ)
-        raise SystemExit(INVALID) from None
+        raise CommandFailed("\n".join(map(str, [*error.faults, *_other_faults(error, config)])), INVALID)
     except OSError as error:
-        click.echo(f"cannot start: {error}", err=True)
-        raise SystemExit(NO) from None
-
-
-@click.command()
-@_config
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; ask for owners.")
-@click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
-@click.option(
-    "--catalogue",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What the servers have, in YAML or JSON: rules for nothing are told.",
-)
-def check(path: Path, as_json: bool, strict: bool, soon: float, catalogue: Path | None) -> None:
-    """Check configuration, models, rules, budgets and keys, all that `policy check` finds included; serve nothing."""
-    report = _reported(path, os.environ, strict, soon, catalogue)
-    if as_json:
-        click.echo(_as_json(report))
-    else:
-        for fault in report.faults:
-            click.echo(str(fault), err=True)
-        if report.valid:
-            counted = ", ".join(f"{count} {kind}" for kind, count in report.rules.items() if count)
-            click.echo(f"{path} is valid: {counted} rules, revision {report.revision}")
-    if not report.valid or (strict and report.faults):
-        raise SystemExit(INVALID)
-
-
-def _reported(
-    path: Path, environ: Mapping[str, str], strict: bool, soon_days: float, catalogue: Path | None
-) -> CheckReport:
-    """Report what a start would check, and what is suspicious in the policy."""
-    from sidecar.app.loader import check_files
-    from sidecar.cli.policy.check import surroundings
-    from sidecar.policy_tools.catalogue import read_catalogue
-    from sidecar.policy_tools.check import CheckReport
-    from sidecar.policy_tools.check import check as checked
-
-    faults, report, rules = list[Fault](), CheckReport(()), dict[str, int]()
-    try:
-        engine, doubts = check_files(path, environ)
-        faults, rules = list(doubts), dict(engine.rule_counts)
-    except ConfigError as error:
-        faults = list(error.faults)
-    try:
-        place, granting = surroundings(None, path)
-        known = read_catalogue(catalogue) if catalogue is not None else None
-        report = checked(place, granting=granting, catalogue=known, soon_days=soon_days, strict=strict)
-    except ConfigError as error:
-        report = CheckReport(tuple(error.faults))
-    told = {_place_of(fault) for fault in faults}
-    faults += [fault for fault in report.faults if _place_of(fault) not in told]
-    return replace(report, faults=tuple(faults), rules=rules)
-
-
-def _place_of(fault: Fault) -> tuple[str, int, str, str]:
-    return fault.file, fault.line, fault.code, fault.message
-
-
-def _as_json(report: CheckReport) -> bytes:
-    said = {"valid": report.valid, "faults": [_plain(fault) for fault in report.faults]}
-    return orjson.dumps({**said, "revision": report.revision, "rules": report.rules} if report.valid else said)
-
-
-@click.command()
-@_config
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def healthcheck(path: Path, as_json: bool) -> None:
-    """Ask a running sidecar whether it is ready, over its control socket. For images without a shell."""
-    try:
-        status, body = ask_control(control_socket(path), "/readyz")
-    except ConfigError as error:
-        _print_faults(error)
-        raise SystemExit(INVALID) from None
-    except OSError as error:
-        status, body = 0, orjson.dumps({"status": "unreachable", "reasons": [str(error)]})
-    click.echo(body if as_json else orjson.loads(body)["status"])
-    if status != 200:
-        raise SystemExit(NO)
+        raise CommandFailed(f"cannot start: {error}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -180,7 +92,7 @@ async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) 
     if not starting.done():
         starting.cancel()
         await asyncio.wait((starting,))
-        log.info("told to stop before it served")
+        log.info("a stop was requested before the start completed")
         if starting.cancelled():
             return None
     return await starting
@@ -252,31 +164,15 @@ def _announce(app: Application) -> None:
     )
 
 
-def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]) -> None:
-    """Print the further faults that a check finds: a start stops at the first one."""
+def _other_faults(error: ConfigError, config: Path) -> list[Fault]:
+    """The further faults that a check finds: a start stops at the first one."""
     from sidecar.app.loader import check_files
 
     try:
-        check_files(path, environ)
+        check_files(config, os.environ)
     except ConfigError as checked:
-        if others := [fault for fault in checked.faults if fault not in error.faults]:
-            _print_faults(ConfigError(others))
-
-
-def _plain(fault: Fault) -> dict[str, object]:
-    return {
-        "file": visible(fault.file),
-        "line": fault.line,
-        "column": fault.column,
-        "code": fault.code,
-        "severity": fault.severity,
-        "message": fault.message,
-        "hint": fault.hint,
-    }
-
-
-def _print_faults(error: ConfigError) -> None:
-    click.echo("\n".join(str(fault) for fault in error.faults), err=True)
+        return [fault for fault in checked.faults if fault not in error.faults]
+    return []
 
 
 class _JsonLines(logging.Formatter):

@@ -8,7 +8,6 @@ act as any user.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import time
@@ -17,13 +16,13 @@ from typing import Any
 
 import click
 
+from sidecar.cli.command import FILE, FOLDER, json_option, print_json, settings_in
 from sidecar.cli.lazy_group import Group
-from sidecar.cli.text_tables import aligned
+from sidecar.cli.terminal import print_table
 from sidecar.http.client.origin import parse_strictly
 from sidecar.http.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 from sidecar.identity.api_keys import KeyEntry
 from sidecar.identity.key_files import add_key, ensure_pepper, keys_in, make_key, remove_key, write_secret
-from sidecar.settings import load_settings
 from sidecar.settings.timestamps import seconds_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 
@@ -31,9 +30,8 @@ KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
-_config = click.option("-c", "--config", type=_FILE, default="sidecar.yaml", show_default=True, help="Names the files.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_config = click.option("-c", "--config", type=FILE, default="sidecar.yaml", show_default=True, help="Names the files.")
+_keys = click.option("--keys", "keys_path", type=FILE, help="keys.yaml; by default the configured one.")
 
 
 class Duration(click.ParamType[float]):
@@ -56,9 +54,9 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder of the two files.")
+@click.option("--out", type=FOLDER, default=".", help="Folder of the two files.")
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), default="ES256", show_default=True)
-@_json
+@json_option
 def keygen(out: Path, algorithm: str, as_json: bool) -> None:
     """Make a signing key (signing-key.pem) and its public key set (jwks.json, for `jwks_path`)."""
     key = generate(algorithm)
@@ -66,14 +64,14 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
     try:
         write_secret(out / KEY_FILE, key.pem())
     except FileExistsError:
-        raise click.ClickException(f"{out / KEY_FILE} exists; a key is never written over") from None
+        raise click.ClickException(f"{out / KEY_FILE} exists; a key is never overwritten") from None
     (out / JWKS_FILE).write_text(key.jwks(), encoding="ascii")
     made = {"key": str(out / KEY_FILE), "jwks": str(out / JWKS_FILE), "kid": key.kid, "algorithm": algorithm}
     _print(made, f"{made['key']}  private, mode 0600\n{made['jwks']}  public, {algorithm}, kid {key.kid}", as_json)
 
 
 @token.command()
-@click.option("--key", "key_path", type=_FILE, default=KEY_FILE, show_default=True, help="From `token keygen`.")
+@click.option("--key", "key_path", type=FILE, default=KEY_FILE, show_default=True, help="From `token keygen`.")
 @click.option("--issuer", default="https://issuer.dev.example", show_default=True, help="As configured.")
 @click.option("--sub", "subject", required=True, help="user:alice or nhi:planner.")
 @click.option("--aud", "audiences", multiple=True, required=True, help="The route's URL, or nhi:<name>.")
@@ -82,7 +80,7 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
 @click.option("--claim", "claims", multiple=True, metavar="K=V", help="Any other claim; V is JSON or a word.")
 @click.option("--ttl", type=Duration(), default="1h", show_default=True)
 @click.option("--typ", default="at+jwt", show_default=True)
-@_json
+@json_option
 def mint(
     key_path: Path,
     issuer: str,
@@ -106,14 +104,14 @@ def mint(
 @token.command("callback-secret")
 @click.argument("url")
 @_config
-@_json
+@json_option
 def callback_secret(url: str, config: Path, as_json: bool) -> None:
-    """Print what the receiver at URL checks our callbacks with, for a library of Standard Webhooks."""
+    """Print the secret with which the receiver at URL verifies callbacks, for a library of Standard Webhooks."""
     try:
         receiver = parse_strictly(url)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
-    key = load_or_make_callback_key(load_settings(config, os.environ, check_files=False).callback_key_path)
+    key = load_or_make_callback_key(settings_in(config).callback_key_path)
     secret = key.told_to(receiver)
     place = f"{receiver.scheme}://{receiver.host}:{receiver.port}"
     _print({"receiver": place, "secret": secret}, secret, as_json)
@@ -124,10 +122,10 @@ def callback_secret(url: str, config: Path, as_json: bool) -> None:
 @click.option("--expires", type=Duration(), default="90d", show_default=True, help="From now.")
 @click.option("--never-expires", is_flag=True)
 @click.option("--scope", "scopes", multiple=True)
-@click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
-@click.option("--pepper", type=_FILE, help="Made if missing; else the configured one.")
+@_keys
+@click.option("--pepper", type=FILE, help="By default the configured one; made if it is missing.")
 @_config
-@_json
+@json_option
 def api_key(
     principal: str,
     expires: float,
@@ -158,30 +156,34 @@ def api_key(
 
 
 @token.command("list")
-@click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
+@_keys
 @_config
-@_json
+@json_option
 def list_(keys_path: Path | None, config: Path, as_json: bool) -> None:
-    """Print the API keys in keys.yaml: their ids and whose they are, never the keys."""
+    """Print the ids and owners of the API keys in keys.yaml, never the keys."""
     keys_path = keys_path or _configured_keys(config)
     found = [_listed(entry, time.time()) for entry in keys_in(keys_path)]
     head = ("id", "principal", "state", "expires", "scopes")
-    rows = [head, *(tuple(one[name] or "-" for name in head) for one in found)]
-    _print({"keys": found}, "\n".join(aligned(rows)) if found else f"{keys_path} has no keys", as_json)
+    if as_json:
+        print_json({"keys": found})
+    elif found:
+        print_table(head, [tuple(one[name] or "-" for name in head) for one in found])
+    else:
+        click.echo(f"{keys_path} has no keys")
 
 
 @token.command()
 @click.argument("key_id")
-@click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
+@_keys
 @_config
-@_json
+@json_option
 def revoke(key_id: str, keys_path: Path | None, config: Path, as_json: bool) -> None:
-    """Take an API key out of keys.yaml. KEY_ID is the part between the underscores, or the whole key."""
+    """Remove an API key from keys.yaml. KEY_ID is the part between the underscores, or the whole key."""
     keys_path = keys_path or _configured_keys(config)
     key_id = key_id.removeprefix("sck_").partition("_")[0]
     if not remove_key(keys_path, key_id, time.time()):
         raise click.ClickException(f"{keys_path} has no key {key_id}")
-    _print({"revoked": key_id}, f"revoked {key_id}; a running sidecar takes it up at its next reload", as_json)
+    _print({"revoked": key_id}, f"revoked {key_id}; a running sidecar applies it at its next reload", as_json)
 
 
 def _signing_key(path: Path) -> SigningKey:
@@ -204,12 +206,12 @@ def _claim(text: str) -> tuple[str, Any]:
 def _key_files(keys: Path | None, pepper: Path | None, config: Path) -> tuple[Path, Path]:
     if keys is not None and pepper is not None:
         return keys, pepper
-    settings = load_settings(config, os.environ, check_files=False)
+    settings = settings_in(config)
     return keys or _configured_keys(config), pepper or settings.api_keys_pepper_path
 
 
 def _configured_keys(config: Path) -> Path:
-    path = load_settings(config, os.environ, check_files=False).identity.api_keys_path
+    path = settings_in(config).identity.api_keys_path
     if path is None:
         raise click.UsageError(f"{config} names no identity.api_keys_path; write it there, or give --keys")
     return path
@@ -227,4 +229,7 @@ def _listed(entry: KeyEntry, now_s: float) -> dict[str, Any]:
 
 
 def _print(data: dict[str, Any], text: str, as_json: bool) -> None:
-    click.echo(json.dumps(data) if as_json else text)
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(text)

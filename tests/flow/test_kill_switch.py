@@ -372,7 +372,7 @@ async def command(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 async def test_a_command_reaches_the_sidecar_that_runs(planner: World) -> None:
     folder, ends = planner.folder, rfc3339(time.time() + 3600)
-    assert await command(folder, "list") == (0, "nobody is disabled\n", "")
+    assert await command(folder, "list") == (0, "no principal is disabled\n", "")
     assert await command(folder, "enable", "nhi:planner") == (0, "nhi:planner was not disabled\n", "")
     given = ("--reason", "Incident 12", "--until", ends)
     assert await command(folder, "disable", "nhi:planner", *given) == (0, f"nhi:planner is disabled until {ends}\n", "")

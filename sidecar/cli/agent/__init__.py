@@ -6,20 +6,20 @@ from collections.abc import Mapping
 
 import click
 
-from sidecar.cli.lazy_group import LazyGroup
+from sidecar.cli.lazy_group import Group
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "list": ("sidecar.cli.agent.listing", "Every agent that is a program, and how it stands."),
-    "check": ("sidecar.cli.agent.check", "Look whether it can run, and try it; needs no running sidecar."),
-    "run": ("sidecar.cli.agent.run", "Run it, and show what it says as it comes."),
+    "list": ("sidecar.cli.agent.listing", "Every agent that is a CLI program, and its state."),
+    "check": ("sidecar.cli.agent.check", "Check whether it can run, and run it once; needs no running sidecar."),
+    "run": ("sidecar.cli.agent.run", "Run it, and show its output as it comes."),
     "runs": ("sidecar.cli.agent.listing", "Runs, newest first."),
-    "show": ("sidecar.cli.agent.listing", "One run: states, tries, what it took, and the end of what it said."),
-    "logs": ("sidecar.cli.agent.run", "What a run said; with -f as it comes."),
-    "answer": ("sidecar.cli.agent.run", "Tell a run that asked what it asked for."),
-    "cancel": ("sidecar.cli.agent.run", "Give a run up."),
+    "show": ("sidecar.cli.agent.listing", "One run: states, attempts, usage, and the end of its output."),
+    "logs": ("sidecar.cli.agent.run", "The output of a run; with -f as it comes."),
+    "answer": ("sidecar.cli.agent.run", "Answer a run that waits for input."),
+    "cancel": ("sidecar.cli.agent.run", "Cancel a run."),
 }
 
 
-@click.group(cls=LazyGroup, commands_in=COMMANDS)
+@click.group(cls=Group, commands_in=COMMANDS)
 def agent() -> None:
     """CLI programs as agents."""

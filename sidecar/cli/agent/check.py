@@ -24,12 +24,10 @@ from typing import Any, Final
 import click
 import orjson
 
-from sidecar.cli.agent.formatting import facts, figures
-from sidecar.cli.agent.options import OPERATOR, as_json, config
-from sidecar.cli.operator_socket import INVALID, NO, USAGE
-from sidecar.errors import ConfigError
+from sidecar.cli.agent.formatting import OPERATOR, facts, figures
+from sidecar.cli.command import NO, check_known, config_option, json_option, print_json, settings_in
 from sidecar.protocols.hidden_characters import shown
-from sidecar.settings import Settings, load_settings
+from sidecar.settings import Settings
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, OutputChunk, ProgramOrder, Prompt
 from sidecar.tasks.programs.command_line import command_from
@@ -41,7 +39,7 @@ from sidecar.vocabulary import Caller, Credential, Principal
 DEADLINE_S: Final = 30.0
 HEAD_LINES, HEAD_CHARS, LINE_CHARS = 8, 4_000, 100
 UNWELL: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
-UNTRIED: Final = "it is read-write, and may change something: --prompt tries it"
+UNTRIED: Final = "it is read-write, and may change something: --prompt runs it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +88,24 @@ class InspectedAgent:
 
 @click.command()
 @click.argument("name", default="")
-@click.option("--prompt", default=None, help="What it is told; by default nothing.")
-@click.option("--no-run", is_flag=True, help="Only look: start nothing.")
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=None, help="Seconds that it may take."
-)
-@config
-@as_json
-def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, path: Path, as_json: bool) -> None:
-    """Look whether the agent NAME, or each that is enabled, can run, and run it once. Exit 1 when one of them does not.
+@click.option("--prompt", help="Its prompt; by default empty.")
+@click.option("--no-run", is_flag=True, help="Only inspect: start nothing.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Seconds that it may take.")
+@config_option
+@json_option
+def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, config: Path, as_json: bool) -> None:
+    """Check whether the agent NAME, or each that is enabled, can run, and run it once. Exits with 1 if one fails.
 
-    A read-write agent is run only with --prompt: it may change something. So is every one that runs: what it does with
-    nothing at all, it does.
+    A read-write agent is run only with --prompt, because it may change something. All others do what they do with an
+    empty prompt.
     """
-    try:
-        settings = load_settings(path, os.environ)
-        if name and name not in settings.agents:
-            known = ", ".join(settings.agents) or "none at all"
-            click.echo(f"{path} names no agent {name!r}: there is {known}", err=True)
-            raise SystemExit(USAGE)
-        names = [name] if name else [each for each, definition in settings.agents.items() if definition.enabled]
-        looked = asyncio.run(_looked_at(settings, names, prompt, timeout_s, no_run))
-    except ConfigError as error:
-        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
-        raise SystemExit(INVALID) from None
+    settings = settings_in(config, check_files=True)
+    if name:
+        check_known(name, settings.agents, "agent", config)
+    names = [name] if name else [each for each, definition in settings.agents.items() if definition.enabled]
+    looked = asyncio.run(_looked_at(settings, names, prompt, timeout_s, no_run))
     if as_json:
-        click.echo(orjson.dumps({"agents": [one.plain() for one in looked]}, option=orjson.OPT_INDENT_2))
+        print_json({"agents": [one.plain() for one in looked]})
     else:
         click.echo("\n".join(line for one in looked for line in _lines(one)) or "there is no agent")
     if any(one.tried is not None and not one.tried.is_well for one in looked):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sidecar.protocols.hidden_characters import shown
+
+OPERATOR: Final = "nhi:operator"
 
 
 def ending(run: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`sidecar agent list`, `runs`, `show` and `logs`.
+"""`sidecar agent list`, `runs` and `show`.
 
 sidecar agent list
 sidecar agent runs --agent summariser --status failure
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import click
 
 from sidecar.cli.agent.formatting import amount, ending, facts, figures
-from sidecar.cli.agent.options import as_json, config
-from sidecar.cli.operator_socket import told
-from sidecar.cli.text_tables import aligned
+from sidecar.cli.command import config_option, json_option
+from sidecar.cli.operator_socket import ask, path_of
+from sidecar.cli.terminal import print_table
 from sidecar.protocols.hidden_characters import shown
 from sidecar.tasks.programs.run_record import RunState, RunStatus
 
@@ -26,80 +26,57 @@ STATES, STATUSES = [one.value for one in RunState], [one.value for one in RunSta
 
 
 @click.command(name="list")
-@config
-@as_json
-def list_(path: Path, as_json: bool) -> None:
-    """Every agent that is a program: how many of its runs are at work or wait, and the last of them."""
-    answer = told(path, "/api/agents", as_json)
-    if as_json:
-        return
-    rows = [("agent", "mode", "access", "running", "waiting", "last run"), *map(_agent, answer["agents"])]
-    if len(rows) == 1:
+@config_option
+@json_option
+def list_(config: Path, as_json: bool) -> None:
+    """Every agent that is a CLI program: how many of its runs are in progress or wait, and the last of them."""
+    found = ask(config, path_of("agents"), as_json)["agents"]
+    if not as_json and found:
+        print_table(("agent", "mode", "access", "running", "waiting", "last run"), [*map(_agent, found)])
+    elif not as_json:
         click.echo("there is no agent")
-        return
-    click.echo("\n".join(aligned(rows)))
 
 
 @click.command()
-@click.option("--agent", default="", help="Only those of this one.")
-@click.option("--active", is_flag=True, help="Only those that are not over.")
-@click.option(
-    "--state", type=click.Choice(STATES), default=None, help="Only those in this state; idle is those that wait."
-)
-@click.option(
-    "--status",
-    type=click.Choice(STATUSES),
-    default=None,
-    help="Only those that came to this.",
-)
-@click.option("--schedule", default="", help="Only those that this schedule ordered.")
-@click.option("--owner", default="", help="Only those on behalf of this principal (user:<id> or nhi:<id>).")
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How many at most.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="How many to pass over; the end of a list names it.")
-@config
-@as_json
-def runs(
-    agent: str,
-    active: bool,
-    state: str | None,
-    status: str | None,
-    schedule: str,
-    owner: str,
-    limit: int,
-    offset: int,
-    path: Path,
-    as_json: bool,
-) -> None:
+@click.option("--agent", default="", help="Only runs of this agent.")
+@click.option("--active", is_flag=True, help="Only runs that have not ended.")
+@click.option("--state", type=click.Choice(STATES), help="Only runs in this state; runs that wait are idle.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only runs that ended like this.")
+@click.option("--schedule", default="", help="Only runs that this schedule ordered.")
+@click.option("--owner", default="", help="Only runs for this principal (user:<id> or nhi:<id>).")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="The largest number of runs.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="How many to skip; the end of a list names it.")
+@config_option
+@json_option
+def runs(config: Path, as_json: bool, **asked: Any) -> None:
     """Runs, newest first."""
-    asked = {"agent": agent, "state": state, "status": status, "schedule": schedule, "owner": owner, "limit": limit}
-    asked |= {"offset": offset, "active": "true" if active else ""}
+    asked["active"] = "true" if asked["active"] else ""
     query = urlencode({word: value for word, value in asked.items() if value})
-    answer = told(path, f"/api/runs?{query}", as_json)
+    answer = ask(config, f"/api/runs?{query}", as_json)
     if as_json:
         return
-    rows = [("run", "agent", "state", "began", "took", "for"), *map(_run, answer["runs"])]
-    if len(rows) == 1:
-        click.echo(_none_of(asked) if answer["next_offset"] is None else "none among the newest runs")
+    if answer["runs"]:
+        print_table(("run", "agent", "state", "began", "took", "for"), [*map(_run, answer["runs"])])
     else:
-        click.echo("\n".join(aligned(rows)))
+        click.echo(_none_of(asked) if answer["next_offset"] is None else "none among the newest runs")
     if answer["next_offset"] is not None:
         click.echo(f"and more: --offset {answer['next_offset']}")
 
 
 @click.command()
 @click.argument("run")
-@config
-@as_json
-def show(run: str, path: Path, as_json: bool) -> None:
-    """One run: what became of it, each change of state, its tries, what it took, and the end of what it said."""
-    answer = told(path, f"/api/runs/{quote(run, safe='')}", as_json)
+@config_option
+@json_option
+def show(run: str, config: Path, as_json: bool) -> None:
+    """One run: its state, each change of state, its attempts, what it used, and the end of its output."""
+    answer = ask(config, path_of("runs", run), as_json)
     if not as_json:
         click.echo("\n".join(_in_full(answer)))
 
 
 def _none_of(asked: Mapping[str, Any]) -> str:
     narrowed = any(value for word, value in asked.items() if word != "limit")
-    return "no run is like that" if narrowed else "there are no runs yet: `sidecar agent run AGENT` orders one"
+    return "no run matches" if narrowed else "there are no runs yet: `sidecar agent run AGENT` orders one"
 
 
 def _agent(one: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`sidecar agent run`, `answer` and `cancel`.
+"""`sidecar agent run`, `answer`, `logs` and `cancel`.
 
 sidecar agent run summariser "Three sentences about RFC 9457"
 git diff | sidecar agent run reviewer - --param language=en
@@ -13,29 +13,24 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import click
-import orjson
 
-from sidecar.cli.agent.formatting import asks, ending, row_for
-from sidecar.cli.agent.options import DEADLINE_S, OPERATOR, as_json, config
+from sidecar.cli.agent.formatting import OPERATOR, asks, ending, row_for
 from sidecar.cli.agent.run_output import RunOutput, written
+from sidecar.cli.command import NO, USAGE, CommandFailed, config_option, json_option, print_json, settings_in
 from sidecar.cli.operator_socket import (
-    NO,
-    NO_HINTS,
-    USAGE,
     SidecarUnreachable,
     answer_in,
+    ask,
     ask_control,
-    control_socket,
-    ended_well,
     events,
-    print_json,
+    exchange,
+    path_of,
+    reaching,
     refused,
-    told,
 )
-from sidecar.protocols.hidden_characters import revealed, shown
+from sidecar.protocols.hidden_characters import shown
 
 MAX_PROMPT_BYTES: Final = 64 * 2**20  # definitions accept far less
 GIVING_UP_S: Final = 5.0
@@ -51,7 +46,8 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 def _choices(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that a call may set beside its prompt, as far as the agent's `per_call` permits."""
     for option in (
-        click.option("--folder", default="", help="A working folder."),
+        click.option("--detach", is_flag=True, help="Do not wait: print its id."),
+        click.option("--folder", "working_directory", default="", help="A working folder."),
         click.option("--env", "environment", multiple=True, callback=_pairs, help="A variable: NAME=value."),
         click.option("--param", "parameters", multiple=True, callback=_pairs, help="An option: name=value."),
     ):
@@ -59,94 +55,55 @@ def _choices(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _order(prompt: str, **chosen: object) -> dict[str, object]:
-    """Return a request body: the prompt and the chosen options."""
-    return {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
-
-
 @click.command()
 @click.argument("name")
 @click.argument("prompt", default="")
-@click.option("--as", "principal", default=OPERATOR, show_default=True, help="Who calls.")
+@click.option("--as", "principal", default=OPERATOR, show_default=True, help="The caller.")
 @_choices
-@click.option("--skill", default="", help="The skill that is asked for; rules read it as call.tool.")
-@click.option("--context", default="", help="Go on with this conversation.")
-@click.option("--detach", is_flag=True, help="Do not wait: print its id.")
-@config
-@as_json
-def run(
-    name: str,
-    prompt: str,
-    principal: str,
-    parameters: Mapping[str, str],
-    environment: Mapping[str, str],
-    folder: str,
-    skill: str,
-    context: str,
-    detach: bool,
-    path: Path,
-    as_json: bool,
-) -> None:
-    """Run the agent NAME with PROMPT, or with what stands on standard input for `-`; ^C gives it up.
+@click.option("--skill", "task_type", default="", help="The skill; rules read it as call.tool.")
+@click.option("--context", default="", help="The conversation to continue.")
+@config_option
+@json_option
+def run(name: str, detach: bool, config: Path, as_json: bool, **order: Any) -> None:
+    """Run the agent NAME with PROMPT, or with standard input for `-`. ^C cancels the run.
 
-    Policy, limits and evidence are those of every caller. Options, variables and folders are those that the agent's
-    `per_call` lets a call choose. Exit code 0 when it did what it was told, 1 when not.
+    Policy, limits and audit apply as to every caller. The agent's `per_call` says which options, variables and folders
+    a call may choose. Exits with 0 if the run succeeded, with 1 if not.
     """
-    order = _order(
-        prompt,
-        parameters=parameters,
-        environment=environment,
-        working_directory=folder,
-        task_type=skill,
-        context=context,
-        principal=principal,
-    )
-    hints = row_for(principal, name)
-    _told(path, f"/api/agents/{quote(name, safe='')}/runs", order, hints, detach=detach, as_json=as_json)
+    hints = row_for(order["principal"], name)
+    _order(config, path_of("agents", name, "runs"), order, hints, detach=detach, as_json=as_json)
 
 
 @click.command()
 @click.argument("run")
 @click.argument("prompt", default="")
 @_choices
-@click.option("--detach", is_flag=True, help="Do not wait: print its id.")
-@config
-@as_json
-def answer(
-    run: str,
-    prompt: str,
-    parameters: Mapping[str, str],
-    environment: Mapping[str, str],
-    folder: str,
-    detach: bool,
-    path: Path,
-    as_json: bool,
-) -> None:
-    """Tell the run RUN, which asked, PROMPT, or what stands on standard input for `-`; ^C gives it up.
+@config_option
+@json_option
+def answer(run: str, detach: bool, config: Path, as_json: bool, **order: Any) -> None:
+    """Answer the run RUN, which waits for input, with PROMPT, or with standard input for `-`. ^C cancels the run.
 
-    What an operator ordered is answered here, and what a schedule did; all else its caller answers over A2A. Policy,
-    limits and evidence are those of the run's caller. Exit code 0 when it did what it was told, or asks for more.
+    Runs that an operator or a schedule ordered are answered here; the callers of all others answer over A2A. Policy,
+    limits and audit apply to the run's caller. Exits with 0 if the run succeeded, or asks again.
     """
-    order = _order(prompt, parameters=parameters, environment=environment, working_directory=folder)
-    _told(path, f"/api/runs/{quote(run, safe='')}/answer", order, NO_HINTS, detach=detach, as_json=as_json)
+    _order(config, path_of("runs", run, "answer"), order, {}, detach=detach, as_json=as_json)
 
 
 @click.command()
 @click.argument("run")
-@click.option("-f", "--follow", is_flag=True, help="Go on until it is over.")
-@config
-@as_json
-def logs(run: str, follow: bool, path: Path, as_json: bool) -> None:
-    """What the run RUN said, as far as it is kept. As JSON it is one object; with -f one on each line, as it comes."""
-    with ended_well():
-        control = control_socket(path)
+@click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
+@config_option
+@json_option
+def logs(run: str, follow: bool, config: Path, as_json: bool) -> None:
+    """The output of the run RUN, as far as it is stored. As JSON it is one object; with -f one on each line."""
+    control = settings_in(config).control_path
     if follow:
         _watched(control, run, quiet=as_json, gives_up=False, as_lines=as_json)
         return
-    with ended_well():
-        status, body = ask_control(control, f"/api/runs/{quote(run, safe='')}/output")
-    if status != 200:
-        refused(status, answer_in(status, body), quiet=as_json)
+    with reaching():
+        status, body = ask_control(control, path_of("runs", run, "output"))
+        if status != 200:
+            refused(status, answer_in(status, body), quiet=as_json)
     text = body.decode("utf-8", "replace")
     if as_json:
         print_json({"run": run, "output": text})
@@ -158,26 +115,27 @@ def logs(run: str, follow: bool, path: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("run")
-@click.option("--reason", default="", help="Why, for whoever reads the evidence.")
-@config
-@as_json
-def cancel(run: str, reason: str, path: Path, as_json: bool) -> None:
-    """Give the run RUN up, wherever it is: all of its processes end."""
-    order = {"reason": reason} if reason else {}
-    answer = told(path, f"/api/runs/{quote(run, safe='')}/cancel", as_json, order, deadline_s=DEADLINE_S)
+@click.option("--reason", default="", help="Why, for the audit log.")
+@config_option
+@json_option
+def cancel(run: str, reason: str, config: Path, as_json: bool) -> None:
+    """Cancel the run RUN, in whatever state it is: all of its processes end."""
+    answer = ask(config, path_of("runs", run, "cancel"), as_json, {"reason": reason} if reason else {})
     if not as_json:
         click.echo(f"{answer['id']} of {answer['agent']}: {ending(answer)}")
 
 
-def _told(path: Path, target: str, order: object, hints: Mapping[str, str], *, detach: bool, as_json: bool) -> None:
+def _order(
+    config: Path, target: str, chosen: Mapping[str, Any], hints: Mapping[str, str], *, detach: bool, as_json: bool
+) -> None:
     """Start or answer a run, and show its progress. `hints` are suggestions by refusal reason."""
-    with ended_well():
-        control = control_socket(path)
-        status, body = ask_control(control, target, verb="POST", order=order, deadline_s=DEADLINE_S)
-        answer = answer_in(status, body)
+    order = {member: value for member, value in chosen.items() if value}
+    order["prompt"] = _prompt(chosen["prompt"])
+    control = settings_in(config).control_path
+    status, answer = exchange(control, target, order)
+    if as_json and status >= 300:
+        print_json(answer)
     if status >= 300:
-        if as_json:
-            print_json(answer)
         refused(status, answer, quiet=as_json, hints=hints)
     if detach or answer["run_id"] is None:
         _print_taken(answer, as_json)
@@ -190,24 +148,22 @@ def _prompt(given: str) -> str:
         return given
     raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     if len(raw) > MAX_PROMPT_BYTES:
-        click.echo(f"standard input has more than {MAX_PROMPT_BYTES} bytes", err=True)
-        raise SystemExit(USAGE)
+        raise CommandFailed(f"standard input has more than {MAX_PROMPT_BYTES} bytes", USAGE)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        click.echo("standard input is not UTF-8", err=True)
-        raise SystemExit(USAGE) from None
+        raise CommandFailed("standard input is not UTF-8", USAGE)
 
 
 def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: bool = False) -> Mapping[str, Any]:
     """Return the run when it has ended, and print its output meanwhile; with `as_lines`, print every event as a line of
     JSON.
     """
-    screen, target = RunOutput(quiet=quiet), f"/api/runs/{quote(run, safe='')}/output?follow=true"
+    screen, target = RunOutput(quiet=quiet), f"{path_of('runs', run, 'output')}?follow=true"
     try:
         for event in events(control, target):
             if event is not None and as_lines:
-                click.echo(revealed(orjson.dumps({"event": event.name, "data": event.data}).decode()))
+                print_json({"event": event.name, "data": event.data}, as_line=True)
             if event is None:
                 screen.tick()
             elif event.name == "status":
@@ -227,14 +183,13 @@ def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: 
     except SidecarUnreachable as error:
         why = str(error)
     screen.end()
-    click.echo(f"nothing more is heard of {run}: {why}", err=True)
-    raise SystemExit(NO)
+    raise CommandFailed(f"the connection to {run} ended: {why}")
 
 
 def _give_up(control: Path, run: str) -> None:
-    target = f"/api/runs/{quote(run, safe='')}/cancel"
     order = {"reason": "interrupted at the terminal"}
     try:
+        target = path_of("runs", run, "cancel")
         status, body = ask_control(control, target, verb="POST", order=order, deadline_s=GIVING_UP_S)
         answer = answer_in(status, body)
     except OSError:

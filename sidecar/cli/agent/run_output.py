@@ -1,23 +1,24 @@
 """Prints a run's output on a terminal as it arrives.
 
 The output goes to standard output. The run's state is one line on a terminal, which is erased before other output; if
-the output is not a terminal, the state is not shown.
+standard error is not a terminal, the state is not shown.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sidecar.protocols.hidden_characters import shown
 
-MAX_LINE_CHARS: Final = 100
+if TYPE_CHECKING:
+    from rich.live import Live
+
 _WORDS: Final = {"SUBMITTED": "waiting", "WORKING": "running", "INPUT_REQUIRED": "it asks", "AUTH_REQUIRED": "it asks"}
 
 
@@ -28,12 +29,23 @@ class RunOutput:
     quiet: bool = False
     began_mono_s: float = field(default_factory=time.monotonic)
     _stands: str = "waiting"
-    _line_chars: int = 0
+    _line: Live | None = None
     _at_start: bool = True
 
     def tick(self) -> None:
-        """Update the status line; called every half second."""
-        self._draw()
+        """Update the status line; called every half second. It is not drawn after an incomplete line of output, where
+        it would look like part of it."""
+        if self.quiet or not sys.stderr.isatty() or not self._at_start:
+            return
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._line is None:
+            self._line = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._line.start()
+        text = f"{time.monotonic() - self.began_mono_s:5.0f} s  {self._stands}"
+        self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def status(self, data: Mapping[str, Any]) -> None:
         """Set the run's state."""
@@ -45,7 +57,7 @@ class RunOutput:
         elif done is not None:
             words.append(f"{done:g}")
         self._stands = " ".join(words + ([shown(data["message"])] if data.get("message") else []))
-        self._draw()
+        self.tick()
 
     def output(self, data: Mapping[str, Any]) -> None:
         """Write more of the run's output."""
@@ -60,9 +72,9 @@ class RunOutput:
 
     def clear(self) -> None:
         """Erase the status line."""
-        if self._line_chars:
-            click.echo("\r" + " " * self._line_chars + "\r", err=True, nl=False)
-            self._line_chars = 0
+        if self._line is not None:
+            self._line.stop()
+            self._line = None
 
     def end(self) -> None:
         """End the output; the next line on a terminal starts at its beginning."""
@@ -70,25 +82,11 @@ class RunOutput:
         if not self._at_start and sys.stdout.isatty():
             click.echo()
 
-    def _draw(self) -> None:
-        """Draw the status line, but not after an incomplete line of output, where it would look like part of it."""
-        if self.quiet or not sys.stderr.isatty() or not self._at_start:
-            return
-        room = min(MAX_LINE_CHARS, shutil.get_terminal_size().columns - 1)  # a line that wraps cannot be erased
-        line = f"{time.monotonic() - self.began_mono_s:5.0f} s  {self._stands}"[:room]
-        click.echo("\r" + line.ljust(self._line_chars) + "\r", err=True, nl=False)
-        self._line_chars = max(self._line_chars, len(line))
-
 
 def written(text: str) -> None:
     """Write text to standard output: with control characters escaped on a terminal, unchanged elsewhere."""
     if sys.stdout.isatty():
-        click.echo(visible(text), nl=False)
+        click.echo("\n".join("\t".join(map(shown, line.split("\t"))) for line in text.split("\n")), nl=False)
     else:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
-
-
-def visible(text: str) -> str:
-    """Escape everything in a text that a terminal interprets, except line breaks and tabs."""
-    return "\n".join("\t".join(map(shown, line.split("\t"))) for line in text.split("\n"))

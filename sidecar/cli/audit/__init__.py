@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import click
 
-from sidecar.cli.lazy_group import LazyGroup
+from sidecar.cli.lazy_group import Group
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "verify": ("sidecar.cli.audit.verify", "Find whatever was changed, removed, moved, put in or cut off."),
+    "verify": ("sidecar.cli.audit.verify", "Find records that were changed, removed, moved, inserted or cut off."),
     "show": ("sidecar.cli.audit.show", "Print records, follow them, or count them."),
     "gather": ("sidecar.cli.audit.gather", "Read a log back from where it was sent."),
-    "prove": ("sidecar.cli.audit.prove", "Does the hash of a record stand for these arguments?"),
+    "prove": ("sidecar.cli.audit.prove", "Check whether the hash of a record is that of these arguments."),
 }
 
 
-@click.group("audit", cls=LazyGroup, commands_in=COMMANDS)
+@click.group("audit", cls=Group, commands_in=COMMANDS)
 def audit() -> None:
-    """Check and read the evidence."""
+    """Verify and read the audit log."""

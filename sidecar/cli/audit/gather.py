@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,33 +10,26 @@ import click
 
 from sidecar.audit.gather import gather as gathered
 from sidecar.audit.gather import lines_in
-from sidecar.cli.audit.log_files import CONFIG_INVALID, NO
-from sidecar.errors import ConfigError
+from sidecar.cli.command import FOLDER, CommandFailed, config_option, settings_in
 
 
 @click.command("gather")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--from-store", is_flag=True, help="The Redis stream of audit.sink or audit.also: redis, and its anchor.")
-@click.option(
-    "-c", "--config", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
+@config_option
 def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path) -> None:
-    """Sort lines of evidence out into FOLDER, a file for each chain, for `audit verify` to read.
+    """Write audit records to FOLDER, one file for each chain, for `audit verify` to read.
 
-    PATHS are what somebody kept of standard output or of an export of logs, each record a line of its own; without one
-    (or with -) standard input is read. What is no record is passed over; a line that is there twice is taken once.
+    PATHS are saved standard output or exported logs, with one record in each line; without PATHS (or with -) standard
+    input is read. Other lines are ignored, and repeated records are written once.
     """
     if from_store and paths:
-        raise click.UsageError("either --from-store or files")
+        raise click.UsageError("give either --from-store or files")
     try:
         files = _from_store(folder, config) if from_store else gathered(_lines(paths), folder)
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(CONFIG_INVALID)
     except OSError as error:
-        click.echo(f"{error.filename or folder}: {error.strerror or error}", err=True)
-        sys.exit(NO)
+        raise CommandFailed(f"{error.filename or folder}: {error.strerror or error}")
     for file in files:
         click.echo(str(file))
 
@@ -55,9 +47,8 @@ def _from_store(folder: Path, config: Path) -> list[Path]:
     from redis.exceptions import RedisError
 
     from sidecar.audit.sinks import reading_stream
-    from sidecar.settings import load_settings
 
-    stream = reading_stream(load_settings(config, os.environ, check_files=False))
+    stream = reading_stream(settings_in(config))
     try:
         files = gathered(stream.lines(), folder)
         if files and (head := stream.head()):  # the head of the whole stream, which ends in the last chain

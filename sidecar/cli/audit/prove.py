@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
-from sidecar.audit.digest import AuditKey, Digests, namespace_of
+from sidecar.audit.digest import AuditKey, Digests, load_key, namespace_of
 from sidecar.audit.rendering import plain
 from sidecar.audit.tail import lines
-from sidecar.cli.audit.log_files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs, reading
+from sidecar.cli.audit.log_files import LOG, logs, reading
+from sidecar.cli.command import EXISTING_FILE, NO, UNVERIFIED, CommandFailed, json_option, print_json
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import parse_json
 
@@ -23,11 +23,13 @@ from sidecar.protocols.jsonrpc import parse_json
 @click.argument("paths", nargs=-1, required=True, type=LOG)
 @click.option("--decision", "decision_id", required=True, metavar="ID", help="The decision_id of the call.")
 @click.option("--args", "arguments", default="", metavar="JSON", help="The arguments; - or nothing is standard input.")
-@click.option("--key", "key_paths", multiple=True, required=True, type=FILE, help="The audit key; and those before it.")
+@click.option(
+    "--key", "key_paths", multiple=True, required=True, type=EXISTING_FILE, help="The audit key, and those before it."
+)
 @click.option("--namespace", default=None, help="The tenant; by default that of the record's last principal.")
 @click.option("--object", "object_", default="", help="The whole object, where the record leaves its query out.")
 @click.option("--action", default="", help="Another action than the record's.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def prove(
     paths: tuple[Path, ...],
     decision_id: str,
@@ -36,16 +38,16 @@ def prove(
     as_json: bool,
     **claimed: str | None,
 ) -> None:
-    """Hash what is claimed of a call as the sidecar did, and compare it with what is on record.
+    """Hash the claimed arguments of a call as the sidecar did, and compare the hash with the recorded one.
 
-    Who has the key proves with it what a call's arguments were, and no one else can guess them. Exits 0 if the hash
-    stands for them, 1 if it does not, 5 if the record's own seal does not fit it. That the record stands in its log
-    unaltered, `audit verify` proves.
+    The holder of the key can prove what the arguments of a call were; without the key they cannot be guessed. Exits
+    with 0 if the hashes are equal, 1 if not, 5 if the record's own hash does not fit its bytes. Whether the record is
+    unchanged in its log, `audit verify` checks.
     """
     given = _arguments(arguments)
     with reading():
         record = _record(logs(paths), decision_id)
-    key = _key(keys(key_paths), record)
+    key = _key([load_key(path) for path in key_paths], record)
     namespace = claimed["namespace"]
     if namespace is None:
         namespace = namespace_of(str(record.get("agent_id")).partition(":")[2])
@@ -70,7 +72,7 @@ def prove(
         "computed": digest,
     }
     if as_json:
-        click.echo(orjson.dumps(told))
+        print_json(told)
     else:
         word = "proved" if fits else "NOT proved"
         what = f"record {told['seq']} of {told['timestamp']}: {told['agent_id']} → {object_}  {action}"
@@ -102,12 +104,10 @@ def _record(files: tuple[Path, ...], decision_id: str) -> dict[str, Any]:
         if sealed is None or sealed.fields.get("decision_id") != decision_id:
             continue
         if not sealed.intact:
-            click.echo(f"the hash of record {sealed.seq} does not fit its bytes: it was changed", err=True)
-            sys.exit(EVIDENCE_BROKEN)
+            raise CommandFailed(f"the hash of record {sealed.seq} does not fit its bytes: it was changed", UNVERIFIED)
         if isinstance(sealed.fields.get("args_hash"), str):
             return dict(sealed.fields)
-    click.echo(f"no record with the decision id {plain(decision_id)} has a hash of arguments", err=True)
-    sys.exit(NO)
+    raise CommandFailed(f"no record with the decision id {plain(decision_id)} has a hash of arguments")
 
 
 def _naming(files: tuple[Path, ...], decision_id: str) -> Iterator[bytes]:
@@ -120,5 +120,4 @@ def _key(ring: list[AuditKey], record: dict[str, Any]) -> AuditKey:
         if key.id == record.get("key_id"):
             return key
     ids = ", ".join(key.id for key in ring)
-    click.echo(plain(f"the record was hashed with the key {record.get('key_id')}; given: {ids}"), err=True)
-    sys.exit(NO)
+    raise CommandFailed(plain(f"the record was hashed with the key {record.get('key_id')}; given: {ids}"))

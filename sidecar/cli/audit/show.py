@@ -21,7 +21,8 @@ from sidecar.audit.rendering import plain, render_kept, render_record, wants_col
 from sidecar.audit.result_store import named_in, read_evidence
 from sidecar.audit.statistics import Statistics
 from sidecar.audit.tail import follow, lines
-from sidecar.cli.audit.log_files import CONFIG, FILE, LOG, configured, logs, reading, unreadable
+from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, reading, unreadable
+from sidecar.cli.command import EXISTING_FILE, print_json
 from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
@@ -69,19 +70,21 @@ class Filter:
 @click.option("--principal", default="", help="Anywhere in the chain; `*` matches any run of characters.")
 @click.option("--object", "object_", default="", help="`*` matches any run of characters.")
 @click.option("--upstream", default="", help="Likewise.")
-@click.option("--event", type=click.Choice(EVENTS), help="Only this kind of record.")
+@click.option("--event", type=click.Choice(EVENTS), help="Only records of this kind.")
 @click.option("--status", type=click.Choice(get_args(AuditStatus)), help="How it ended.")
 @click.option("--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Why it was refused.")
 @click.option("--decision-id", default="", help="All records of one request.")
-@click.option("--run-id", default="", help="All records of one run, as its caller named it.")
+@click.option("--run-id", default="", help="All records of one run, by the id that its caller gave.")
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
-@click.option("--until", type=Moment(), help="Likewise; what was recorded then or later is left out.")
-@click.option("--follow", "follows", is_flag=True, help="Go on with what is recorded from now on.")
-@click.option("--stats", is_flag=True, help="Count them, in place of the records.")
-@click.option("--evidence", "kept", is_flag=True, help="The results that were kept, in place of the records.")
-@click.option("--evidence-file", type=FILE, help="Where they are; by default the files of evidence/ beside audit/.")
-@click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines; with --stats one object.")
-@click.option("--seed", is_flag=True, help="As JSON Lines under the names of the seed's AuditLog.")
+@click.option("--until", type=Moment(), help="Likewise; records of that time or later are left out.")
+@click.option("--follow", "follows", is_flag=True, help="Go on with new records.")
+@click.option("--stats", is_flag=True, help="Count the records instead of printing them.")
+@click.option("--evidence", "kept", is_flag=True, help="Print the stored results instead of the records.")
+@click.option("--evidence-file", type=EXISTING_FILE, help="Their file; by default all of evidence/ beside audit/.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the lines themselves, as JSON Lines; with --stats one object."
+)
+@click.option("--seed", is_flag=True, help="Print JSON Lines with the names of the seed's AuditLog.")
 def show(
     paths: tuple[Path, ...],
     config: Path,
@@ -99,11 +102,11 @@ def show(
     """Print the records of a log's folder or of its files, oldest first; by default those of the configured log. This
     does not check them: `audit verify` does.
 
-    With --evidence: the results that were kept of the requests that are wanted, each with whether it is the one that
-    the log names (`as_recorded`). With --stats: how many requests ended how, and how long they took.
+    With --evidence: the stored results of these requests, each with whether it is the one that the log names
+    (`as_recorded`). With --stats: how many requests ended in which way, and how long they took.
     """
     if sum((follows, stats, kept)) > 1:
-        raise click.UsageError("--follow, --stats and --evidence each need to be alone")
+        raise click.UsageError("--follow, --stats and --evidence exclude each other")
     if seed and (stats or kept):
         raise click.UsageError("--seed is for records: --stats and --evidence have names of their own")
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
@@ -176,7 +179,7 @@ def _show_statistics(records: Iterator[dict[str, Any]], as_json: bool) -> None:
         statistics.add(record)
     data = statistics.as_data()
     if as_json:
-        click.echo(orjson.dumps(data))
+        print_json(data)
         return
     click.echo(f"{data['records']} records" + (f", {data['first']} to {data['last']}" if data["first"] else ""))
     for name, counts in statistics.by.items():

@@ -15,25 +15,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sidecar.audit.chain import ascii_json
 from sidecar.audit.checkpoints import Keys, read_public_keys
+from sidecar.audit.digest import load_key
 from sidecar.audit.gather import gather, lines_in
 from sidecar.audit.rendering import plain, plain_data
 from sidecar.audit.segments import files_of
 from sidecar.audit.verification_report import Ending, VerificationReport
 from sidecar.audit.verify import lies_beside
 from sidecar.audit.verify import verify as verified
-from sidecar.cli.audit.log_files import (
-    CONFIG,
-    CONFIG_INVALID,
-    EVIDENCE_BROKEN,
-    FILE,
-    LOG,
-    configured,
-    keys,
-    logs,
-    reading,
-    unreadable,
-)
-from sidecar.cli.progress import percent_of
+from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, reading, unreadable
+from sidecar.cli.command import EXISTING_FILE, INVALID, UNVERIFIED, CommandFailed, json_option
+from sidecar.cli.terminal import progress
 
 LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 STANDARD_INPUT = (Path("-"),)
@@ -55,23 +46,21 @@ _ENDS: Mapping[Ending, str] = {
     "--key",
     "key_paths",
     multiple=True,
-    type=FILE,
-    help="The audit key, and those before it; without one nobody knows who made the anchor.",
+    type=EXISTING_FILE,
+    help="The audit key, and those before it. Without one the anchor proves nothing.",
 )
 @click.option("--part", is_flag=True, help="Earlier lines and the anchor may be elsewhere.")
-@click.option("--evidence", multiple=True, type=LOG, help="Results that were kept: a file, or their folder.")
-@click.option(
-    "--checkpoints", multiple=True, type=FILE, help="What was published of the log's end: lines of standard output."
-)
+@click.option("--evidence", multiple=True, type=LOG, help="Stored results: a file, or their folder.")
+@click.option("--checkpoints", multiple=True, type=EXISTING_FILE, help="Published checkpoints: standard output, saved.")
 @click.option(
     "--public-key",
     "--jwks",
     "public_key_paths",
     multiple=True,
-    type=FILE,
-    help="Who may sign checkpoints: PEM, or what stands at /.well-known/jwks.json.",
+    type=EXISTING_FILE,
+    help="The keys that may sign checkpoints: PEM, or the content of /.well-known/jwks.json.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def verify(
     paths: tuple[Path, ...],
     config: Path,
@@ -83,34 +72,42 @@ def verify(
     as_json: bool,
 ) -> None:
     """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first; with
-    --evidence also results that are not those that the log names, with --checkpoints whether it is what was published.
-    With - standard input is read, and each chain in it verified by itself, as a part. Without PATHS the configured log
-    is verified, with its configured keys unless --key names others.
+    --evidence also results that are not those that the log names, with --checkpoints a log that is not the published
+    one. With - standard input is read, and each chain in it is verified by itself, as a part. Without PATHS the
+    configured log is verified, with its configured keys unless --key names others.
 
-    Exits 5 when the evidence does not hold, and says what was proved and what was not.
+    Exits with 5 if the log does not verify, and says what was proved and what was not.
     """
     if not paths:
         settings = configured(config)
         paths = (settings.audit_path,)
         known = (settings.audit_key_path, *settings.previous_audit_key_paths)
         key_paths = key_paths or tuple(path for path in known if path.exists())
-    ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
+    ring, public_keys = [load_key(path) for path in key_paths], _public_keys(public_key_paths)
 
     def check(files: Sequence[Path]) -> VerificationReport:
         size = sum(path.stat().st_size for path in files)
         if any(each.samefile(path) for each in checkpoints for path in files):
             raise click.UsageError("a log attests nothing of itself: --public-key alone checks what stands in it")
-        return verified(
-            files,
-            key=ring[0] if ring else None,
-            older=ring[1:],
-            part=part or paths == STANDARD_INPUT,
-            evidence=logs(evidence),
-            checkpoints=checkpoints,
-            public_keys=public_keys,
-            processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
-            progress=percent_of(size),
-        )
+        read_bytes = 0
+        with progress("bytes read", size) as tell:
+
+            def advance(block_bytes: int) -> None:
+                nonlocal read_bytes
+                read_bytes += block_bytes
+                tell(read_bytes)
+
+            return verified(
+                files,
+                key=ring[0] if ring else None,
+                older=ring[1:],
+                part=part or paths == STANDARD_INPUT,
+                evidence=logs(evidence),
+                checkpoints=checkpoints,
+                public_keys=public_keys,
+                processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
+                progress=advance,
+            )
 
     holds = True
     with TemporaryDirectory(prefix="sidecar-audit") as aside:
@@ -120,7 +117,7 @@ def verify(
             took_s = time.monotonic() - started
             if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
                 report.unproved.append(
-                    "anything against whoever can write both log and key: the key lies in the log's folder"
+                    "anything against an attacker who can write both log and key: the key lies in the log's folder"
                 )
             if as_json:
                 click.echo(ascii_json(plain_data(report.as_data())))
@@ -128,7 +125,7 @@ def verify(
                 _print(report, took_s)
             holds = holds and report.ok
     if not holds:
-        sys.exit(EVIDENCE_BROKEN)
+        sys.exit(UNVERIFIED)
 
 
 Chain = Callable[[], tuple[Path, ...]]
@@ -177,8 +174,7 @@ def _public_keys(paths: tuple[Path, ...]) -> Keys | None:
         try:
             found |= read_public_keys(path)
         except (OSError, ValueError) as error:
-            click.echo(f"{path}: {error}", err=True)
-            sys.exit(CONFIG_INVALID)
+            raise CommandFailed(f"{path}: {error}", INVALID)
     return found if paths else None
 
 

@@ -15,6 +15,7 @@ from sidecar.settings.sidecar_file import Settings
 
 KEY_VARIABLE: Final = "SIDECAR_API_KEY"
 KEY_FILE: Final = "/path/to/the/api-key"
+NO_ADDRESS: Final = "has no address that a client could write: add a local listener such as 127.0.0.1:8070"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`sidecar mcp disable` and `enable`: takes a server or tool out of service.
+"""`sidecar mcp list`, `disable` and `enable`: takes a server or tool out of service.
 
 sidecar mcp disable github delete_repo --reason "Incident 12"
 sidecar mcp list
@@ -10,29 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from sidecar.cli.operator_socket import told
-
-_config = click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+from sidecar.cli.command import config_option, json_option
+from sidecar.cli.operator_socket import ask, path_of
 
 
 @click.command()
 @click.argument("server")
 @click.argument("tool", default="")
-@click.option("--reason", default="", help="Why, for whoever reads the evidence.")
+@click.option("--reason", default="", help="Why, for the audit log.")
 @click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
-@_config
-@_json
-def disable(server: str, tool: str, reason: str, until: str | None, path: Path, as_json: bool) -> None:
-    """Neither list nor call TOOL of SERVER any more; without TOOL, nothing of SERVER."""
+@config_option
+@json_option
+def disable(server: str, tool: str, reason: str, until: str | None, config: Path, as_json: bool) -> None:
+    """Stop listing and calling TOOL of SERVER; without TOOL, all of SERVER."""
     order = {"tool": tool, "reason": reason, "until": until}
-    answer = told(path, f"/api/upstreams/{quote(server, safe='')}/disable", as_json, order)
+    answer = ask(config, path_of("upstreams", server, "disable"), as_json, order)
     if as_json:
         return
     ends = answer["entry"]["until"]
@@ -44,22 +39,22 @@ def disable(server: str, tool: str, reason: str, until: str | None, path: Path, 
 @click.command()
 @click.argument("server")
 @click.argument("tool", default="")
-@_config
-@_json
-def enable(server: str, tool: str, path: Path, as_json: bool) -> None:
-    """Take back what `disable` did, with the same words."""
-    answer = told(path, f"/api/upstreams/{quote(server, safe='')}/enable", as_json, {"tool": tool})
+@config_option
+@json_option
+def enable(server: str, tool: str, config: Path, as_json: bool) -> None:
+    """Undo `disable`, with the same arguments."""
+    answer = ask(config, path_of("upstreams", server, "enable"), as_json, {"tool": tool})
     if not as_json:
         name = _named(server, tool)
         click.echo(f"{name} is enabled" if answer["changed"] else f"{name} was not disabled")
 
 
 @click.command(name="list")
-@_config
-@_json
-def list_(path: Path, as_json: bool) -> None:
-    """How each server stands, and what of it is switched off."""
-    answer = told(path, "/api/upstreams", as_json)
+@config_option
+@json_option
+def list_(config: Path, as_json: bool) -> None:
+    """The state of each server, and what of it is switched off."""
+    answer = ask(config, path_of("upstreams"), as_json)
     if as_json:
         return
     servers = {name: one for name, one in answer["upstreams"].items() if one.get("protocol") != "a2a"}

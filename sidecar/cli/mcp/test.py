@@ -5,40 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import click
-import orjson
 
-from sidecar.cli.mcp.upstream_connection import reached
-from sidecar.errors import ConfigError
+from sidecar.cli.command import NO, check_known, config_option, json_option, print_json, settings_in
 from sidecar.protocols.hidden_characters import shown
-from sidecar.settings import Settings, load_settings
+from sidecar.settings import Settings
+from sidecar.upstreams import McpTransport, signer_from, upstream_from
 from sidecar.upstreams.health_report import UNHEALTHY, HealthReport, report_on
-
-NO, USAGE, INVALID = 1, 2, 3
+from sidecar.upstreams.processes import Processes
 
 
 @click.command()
 @click.argument("server")
-@click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def test(server: str, path: Path, as_json: bool) -> None:
-    """Begin a conversation with SERVER, list its tools, and report. Exit 1 when it is unhealthy."""
-    try:
-        settings = load_settings(path, os.environ)
-        if server not in settings.upstreams:
-            known = ", ".join(settings.upstreams) or "none at all"
-            click.echo(f"{path} names no server {server!r}: there is {known}", err=True)
-            raise SystemExit(USAGE)
-        report = asyncio.run(_report(settings, server))
-    except ConfigError as error:
-        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
-        raise SystemExit(INVALID) from None
+@config_option
+@json_option
+def test(server: str, config: Path, as_json: bool) -> None:
+    """Start a conversation with SERVER, list its tools, and report. Exits with 1 if it is unhealthy."""
+    settings = settings_in(config, check_files=True)
+    check_known(server, settings.upstreams, "server", config)
+    report = asyncio.run(_report(settings, server))
     if as_json:
-        click.echo(orjson.dumps(report.plain(), option=orjson.OPT_INDENT_2))
+        print_json(report.plain())
     else:
         _print(report)
     if report.status == UNHEALTHY:
@@ -48,6 +39,26 @@ def test(server: str, path: Path, as_json: bool) -> None:
 async def _report(settings: Settings, server: str) -> HealthReport:
     async with reached(settings, server) as upstream:
         return await report_on(upstream, now_s=time.time())
+
+
+@asynccontextmanager
+async def reached(settings: Settings, server: str) -> AsyncIterator[McpTransport]:
+    """Connect to the MCP server of that name; connections and processes end with the block."""
+    processes = Processes(os.environ)
+    try:
+        upstream = upstream_from(
+            server,
+            settings.upstreams[server],
+            max_response_bytes=settings.server.max_response_bytes,
+            processes=processes,
+            signer=signer_from(settings, settings.base_url, make=False),
+        )
+        try:
+            yield upstream
+        finally:
+            await upstream.close()
+    finally:
+        await processes.close()
 
 
 def _print(report: HealthReport) -> None:

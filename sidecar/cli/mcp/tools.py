@@ -23,14 +23,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import orjson
 
-from sidecar.cli.mcp.upstream_connection import reached
-from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
+from sidecar.cli.command import (
+    DIFFERENT,
+    USAGE,
+    CommandFailed,
+    check_known,
+    config_option,
+    json_option,
+    print_json,
+    settings_in,
+)
+from sidecar.cli.mcp.test import reached
+from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
-from sidecar.protocols.hidden_characters import revealed, shown
+from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
-from sidecar.settings import Settings, load_settings
+from sidecar.settings import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams import Tool
 from sidecar.upstreams.mcp.listing import OwnConversation
@@ -38,7 +47,6 @@ from sidecar.upstreams.mcp.pins import MEMBERS, Pin, differing, pin_of, pinned_p
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, file_with, load_pins, readable
 from sidecar.upstreams.mcp.tools import tools_from
 
-NO, USAGE, INVALID, DIFFERENT = 1, 2, 3, 6
 PINNED, NEW, CHANGED, GONE = "pinned", "new", "changed", "gone"
 CONTEXT_LINES: Final = 2
 MAX_SHOWN_LINES: Final = 400  # per tool; the file contains the rest
@@ -92,51 +100,43 @@ class PinsBook:
 @click.command()
 @click.argument("server")
 @click.argument("names", nargs=-1, metavar="[TOOL]...")
-@click.option("--pin", is_flag=True, help="Approve them as they are now: shows what is different, and asks.")
+@click.option("--pin", is_flag=True, help="Approve them as they are now: shows the difference, and asks.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path, as_json: bool) -> None:
-    """The tools of SERVER, all or those named, beside what was pinned of them.
+@config_option
+@json_option
+def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Path, as_json: bool) -> None:
+    """The tools of SERVER, all or those named, compared with their pins.
 
-    Exits with 6 where something differs from the pins of the server, unless --pin mended it.
+    Exits with 6 if something differs from the pins of the server, unless --pin approved it.
     """
     if as_json and pin and not yes:
         raise click.UsageError("--json cannot ask: add --yes")
     if pin and not yes and not sys.stdin.isatty():  # approval requires a person
         raise click.UsageError("--pin asks, and there is no terminal to answer: add --yes")
     try:
-        book = _looked_up(path, server, pinning=pin)
-        chosen = _chosen(book.rows, names, server)
-        if as_json:
-            _print_json(chosen, book)
-        else:
-            _show(chosen, book.left_out, in_full=pin or book.pins is not None)
-        if pin:
-            _pin(book, chosen, ask=not yes, quiet=as_json)
-        elif book.pins is not None and any(row.status != PINNED for row in chosen):
-            raise SystemExit(DIFFERENT)
-    except ConfigError as error:
-        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
-        raise SystemExit(INVALID) from None
+        book = _looked_up(config, server, pinning=pin)
     except Refusal as refusal:
-        click.echo(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}", err=True)
-        raise SystemExit(NO) from None
+        raise CommandFailed(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}")
+    chosen = _chosen(book.rows, names, server)
+    if as_json:
+        left_out = [one.told for one in book.left_out]
+        print_json({"pinned": book.pins is not None, "tools": [row.plain() for row in chosen], "left_out": left_out})
+    else:
+        _show(chosen, book.left_out, in_full=pin or book.pins is not None)
+    if pin:
+        _pin(book, chosen, ask=not yes, quiet=as_json)
+    elif book.pins is not None and any(row.status != PINNED for row in chosen):
+        raise SystemExit(DIFFERENT)
 
 
-def _looked_up(path: Path, server: str, *, pinning: bool) -> PinsBook:
+def _looked_up(config: Path, server: str, *, pinning: bool) -> PinsBook:
     """Return what is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
-    settings = load_settings(path, os.environ)
-    if server not in settings.upstreams:
-        known = ", ".join(settings.upstreams) or "none at all"
-        click.echo(f"{path} names no server {server!r}: there is {known}", err=True)
-        raise SystemExit(USAGE)
+    settings = settings_in(config, check_files=True)
+    check_known(server, settings.upstreams, "server", config)
     file = settings.policy.path / PINS_FILE
     if settings.policy.source is not None and pinning:
         hint = "pin where the policy is made, and publish it: its folder here is replaced by the next that is taken"
-        raise SettingsError([fault_in(path, "the policy comes from a source", code="S160", hint=hint)])
+        raise SettingsError([fault_in(config, "the policy comes from a source", code="S160", hint=hint)])
     pins = load_pins(file).servers.get(server)
     entries = asyncio.run(_entries(settings, server))
     listed = tools_from(entries, {}, refuse_hidden=settings.upstreams[server].hidden_text == "refuse")
@@ -178,19 +178,11 @@ def _status(tool: Tool | None, pin: Pin | None) -> str:
 def _chosen(rows: list[ToolRow], names: Collection[str], server: str) -> list[ToolRow]:
     unknown = sorted(set(names) - {row.name for row in rows})
     if unknown:
-        click.echo(f"{server} has no tool {', '.join(map(repr, unknown))}", err=True)
-        raise SystemExit(USAGE)
+        raise CommandFailed(f"{server} has no tool {', '.join(map(repr, unknown))}", USAGE)
     return [row for row in rows if not names or row.name in names]
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
-
-
-def _print_json(rows: list[ToolRow], book: PinsBook) -> None:
-    left_out = [one.told for one in book.left_out]
-    told = {"pinned": book.pins is not None, "tools": [row.plain() for row in rows], "left_out": left_out}
-    lines = orjson.dumps(told, option=orjson.OPT_INDENT_2).decode().split("\n")
-    click.echo("\n".join(map(revealed, lines)))
 
 
 def _show(rows: list[ToolRow], left_out: Collection[LeftOut], *, in_full: bool) -> None:
@@ -263,16 +255,13 @@ def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> No
         _say("nothing to pin: they are as pinned", quiet)
         return
     if ask and not click.confirm(f"approve {_count(pins, book.pins or {})} of {book.server} as shown?", err=True):
-        click.echo("nothing was pinned", err=True)
-        raise SystemExit(NO)
+        raise CommandFailed("nothing was pinned")
     if load_pins(book.file).servers.get(book.server) != book.pins:  # another process has changed the pins meanwhile
-        click.echo(f"the pins of {book.server} changed meanwhile: nothing was pinned, look again", err=True)
-        raise SystemExit(NO)
+        raise CommandFailed(f"the pins of {book.server} changed meanwhile: nothing was pinned, look again")
     try:
         write_all({book.file: file_with(book.file, book.server, pins).encode()}, force=True)
     except UnwrittenError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(NO) from None
+        raise CommandFailed(str(error))
     _say(f"{book.file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {book.server} pinned", quiet)
 
 

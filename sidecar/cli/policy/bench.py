@@ -3,72 +3,61 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
-from sidecar.errors import ConfigError
+from sidecar.cli.command import config_option, print_json
+from sidecar.cli.terminal import progress
 from sidecar.policy_tools.bench.ladder import SIZES, WILD, own_questions
 from sidecar.policy_tools.bench.measurement import QUESTIONS, climbed, measured
 from sidecar.policy_tools.policy_location import configured
 
-INVALID = 3
+_HEAD = "engine        rows   wild        p50        p99     load   memory"
 
 
 @click.command()
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), default="sidecar.yaml", show_default=True)
+@config_option
 @click.option("--rows", "sizes", type=click.IntRange(1, 2_000_000), multiple=True, help="Sizes; 10 to 1,000,000.")
-@click.option("--wildcards", type=click.FloatRange(0, 1), multiple=True, help="Share of rows with one; 0.01.")
+@click.option("--wildcards", type=click.FloatRange(0, 1), multiple=True, help="The share of rows with one; 0.01.")
 @click.option("--questions", type=click.IntRange(100, 1_000_000), default=QUESTIONS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the ladder as a list of measurements.")
-def bench(path: Path, sizes: Sequence[int], wildcards: Sequence[float], questions: int, as_json: bool) -> None:
-    """Measure decisions of this policy, then of drawn policies of growing size.
+def bench(config: Path, sizes: Sequence[int], wildcards: Sequence[float], questions: int, as_json: bool) -> None:
+    """Measure decisions of this policy, then of generated policies of growing size.
 
     Every decision is uncached, of one link, and measured from question to decision. Each size runs in a process of its
     own; `rss_mb` is that process with the policy loaded.
     """
-    is_named = click.get_current_context().get_parameter_source("path") is not click.core.ParameterSource.DEFAULT
+    is_named = click.get_current_context().get_parameter_source("config") is not click.core.ParameterSource.DEFAULT
     steps = climbed(sizes or SIZES, wild=wildcards or (WILD,), questions=questions)
+    if not as_json:
+        _print_own(config, questions, is_named=is_named)
+        click.echo(f"drawn policies   {_HEAD}")
+    done = []
+    with progress("sizes measured") as tell:
+        for step in steps:
+            done.append(step)
+            tell(len(done))
+            if not as_json:
+                click.echo(_line(step))
     if as_json:
-        click.echo(orjson.dumps(list(_told(steps)), option=orjson.OPT_INDENT_2))
-        return
-    _print_own(path, questions, is_named=is_named)
-    click.echo("drawn policies   engine        rows   wild        p50        p99     load   memory")
-    for step in _told(steps):
-        click.echo(_line(step))
+        print_json(done)
 
 
-def _told(steps: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Pass the steps on, and show on a terminal which one is running."""
-    shown = sys.stderr.isatty()
-    for number, step in enumerate(steps, start=1):
-        yield step
-        if shown:
-            click.echo(f"\r{number} measured …", nl=False, err=True)
-    if shown:
-        click.echo("\r", err=True)
-
-
-def _print_own(path: Path, questions: int, *, is_named: bool) -> None:
+def _print_own(config: Path, questions: int, *, is_named: bool) -> None:
     """Measure the policy of this folder, if there is one; a folder that was named must have one."""
-    if not is_named and not path.exists() and not (path.parent / "policies").is_dir():
+    if not is_named and not config.exists() and not (config.parent / "policies").is_dir():
         return
-    try:
-        began = time.perf_counter()
-        source = configured(path, os.environ).load()
-    except ConfigError as error:
-        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
-        raise SystemExit(INVALID) from None
+    began = time.perf_counter()
+    source = configured(config, os.environ).load()
     asked = list(islice(own_questions(source), questions))
     if asked:
         rung = measured(source, asked, time.perf_counter() - began, now_s=time.time())
-        click.echo("this policy      engine        rows   wild        p50        p99     load   memory")
+        click.echo(f"this policy      {_HEAD}")
         click.echo(_line({"wild": None, **rung}))
 
 

@@ -8,25 +8,18 @@ from __future__ import annotations
 import io
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import click
-import orjson
 
 from sidecar.app.policy_sources.bundle import BadBundle, Bundle, build, opened, read_keys, sign
+from sidecar.cli.command import FILE, FOLDER, INVALID, UNVERIFIED, CommandFailed, json_option, print_json
 from sidecar.cli.lazy_group import Group
-from sidecar.errors import ConfigError
 from sidecar.http.signing_keys import read_signing_key
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
 
-INVALID, UNVERIFIED = 3, 5
-FILE = "policy.tar.gz"
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_key = click.option("--key", "key_path", type=_FILE, help="Ed25519, from `sidecar token keygen --algorithm EdDSA`.")
+DEFAULT_FILE = "policy.tar.gz"
 
 
 @click.group(cls=Group)
@@ -35,43 +28,40 @@ def bundle() -> None:
 
 
 @bundle.command("build")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("folder", type=FOLDER, default=".")
 @click.option(
-    "--version", "number", type=click.IntRange(1, 2**53), required=True, help="Higher than that of the last one."
+    "--version", "number", type=click.IntRange(1, 2**53), required=True, help="Higher than that of the last bundle."
 )
-@click.option("--name", default="policy", show_default=True, help="Whose policy it is, as policy.source.bundle.name.")
-@click.option("-o", "--out", type=_FILE, default=FILE, show_default=True)
-@_key
-@click.option("--created", type=float, help="When it was made, in seconds since the epoch, for the same bytes again.")
-@_json
+@click.option("--name", default="policy", show_default=True, help="The name of the policy: policy.source.bundle.name.")
+@click.option("-o", "--out", type=FILE, default=DEFAULT_FILE, show_default=True)
+@click.option("--key", "key_path", type=FILE, help="Ed25519, from `sidecar token keygen --algorithm EdDSA`.")
+@click.option("--created", type=float, help="Its time, in seconds since the epoch: the same time gives the same bytes.")
+@json_option
 def build_(
     folder: Path, number: int, name: str, out: Path, key_path: Path | None, created: float | None, as_json: bool
 ) -> None:
-    """Check the policy in FOLDER (policies/ and perhaps models/), and pack it; with --key, sign it too."""
+    """Check the policy in FOLDER (policies/ and optionally models/), and pack it; with --key, sign it too."""
     try:
         in_folder(folder).load()
         raw = build(folder, name=name, version=number, created_at=time.time() if created is None else created)
         _write(out, raw if key_path is None else _signed(raw, key_path))
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(INVALID) from None
     except BadBundle as bad:
-        _fail(str(bad), INVALID)
+        raise CommandFailed(str(bad), INVALID)
     said = {"bundle": str(out), "name": name, "version": number, "signed": key_path is not None}
     signed = "signed" if key_path is not None else "not signed yet: sidecar policy bundle sign"
     _print(said, f"{out}  version {number} of {name}, {signed}", as_json)
 
 
 @bundle.command("sign")
-@click.argument("file", type=_FILE, default=FILE)
-@click.option("--key", "key_path", type=_FILE, required=True, help="Ed25519, in PEM.")
-@_json
+@click.argument("file", type=FILE, default=DEFAULT_FILE)
+@click.option("--key", "key_path", type=FILE, required=True, help="Ed25519, in PEM.")
+@json_option
 def sign_(file: Path, key_path: Path, as_json: bool) -> None:
-    """Vouch for FILE. Signatures of other keys stay, so that keys can change one after the other."""
+    """Sign FILE. Signatures of other keys stay, so that keys can be changed one after the other."""
     try:
         _write(file, _signed(file.read_bytes(), key_path))
     except BadBundle as bad:
-        _fail(f"{file}: {bad}", INVALID)
+        raise CommandFailed(f"{file}: {bad}", INVALID)
     except OSError as error:
         raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
     kid = read_signing_key(key_path).kid
@@ -79,18 +69,20 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
 
 
 @bundle.command("verify")
-@click.argument("file", type=_FILE, default=FILE)
-@click.option("--keys", "keys_path", type=_FILE, required=True, help="Who may vouch for it: a JWKS, or one PEM file.")
-@click.option("--name", help="Whose policy it must be.")
-@_json
+@click.argument("file", type=FILE, default=DEFAULT_FILE)
+@click.option(
+    "--keys", "keys_path", type=FILE, required=True, help="The keys that may sign it: a JWKS, or one PEM file."
+)
+@click.option("--name", help="The name that the policy must have.")
+@json_option
 def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> None:
-    """Check FILE as a sidecar would, but for what that one has already."""
+    """Check FILE as a sidecar does, except for the version that the sidecar has already."""
     try:
         found = opened(io.BytesIO(file.read_bytes()), read_keys(keys_path))
         if name is not None and found.manifest.name != name:
             raise BadBundle(f"it is the policy of {found.manifest.name}")
     except BadBundle as bad:
-        _fail(f"{file}: {bad}", UNVERIFIED)
+        raise CommandFailed(f"{file}: {bad}", UNVERIFIED)
     except OSError as error:
         raise click.UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     _print(_said(file, found), _told(file, found), as_json)
@@ -138,9 +130,7 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def _print(said: dict[str, object], told: str, as_json: bool) -> None:
-    click.echo(orjson.dumps(said, option=orjson.OPT_INDENT_2) if as_json else told)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(message, err=True)
-    raise SystemExit(code)
+    if as_json:
+        print_json(said)
+    else:
+        click.echo(told)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from sidecar.cli.command import FILE, INVALID, catalogue_option, settings_in
 from sidecar.errors import ConfigError
 from sidecar.policy.grammar import Wrong, expires_at
 from sidecar.policy_tools.catalogue import read_catalogue
@@ -17,10 +18,7 @@ from sidecar.policy_tools.check import check as checked
 from sidecar.policy_tools.check.formats import FORMATS
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
-from sidecar.settings import Settings, load_settings
-
-INVALID = 3
-CATALOGUE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from sidecar.settings import Settings
 
 
 class _Time(click.ParamType[float | None]):
@@ -37,13 +35,13 @@ class _Time(click.ParamType[float | None]):
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("-c", "--config", type=click.Path(dir_okay=False, path_type=Path), help="Default: sidecar.yaml.")
+@click.option("-c", "--config", type=FILE, help="Default: sidecar.yaml.")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; ask for owners.")
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
 @click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
-@click.option("--now", type=_Time(), help="Instead of the present time (RFC 3339).")
-@click.option("--catalogue", type=CATALOGUE, help="What the servers have, in YAML or JSON: rules for nothing are told.")
+@click.option("--now", type=_Time(), help="The time to check at (RFC 3339); by default now.")
+@catalogue_option
 def check(
     path: Path | None,
     config: Path | None,
@@ -54,11 +52,11 @@ def check(
     now: float | None,
     catalogue: Path | None,
 ) -> None:
-    """Everything in models, rows and budgets that is refused or suspicious: the part of `sidecar check` that needs no
-    keys, addresses and stores.
+    """Report errors and warnings in models, rows and budgets: the part of `sidecar check` that needs no keys, addresses
+    and stores.
 
-    PATH is a folder with policies/ and perhaps models/, or of rows itself; without it, what sidecar.yaml names. With
-    both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors.
+    PATH is a folder with policies/ and optionally models/, or of rows; by default the policy that sidecar.yaml names.
+    With both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors.
     """
     try:
         place, granting = surroundings(path, config)
@@ -84,7 +82,7 @@ def surroundings(path: Path | None, config: Path | None) -> tuple[PolicyLocation
         place = replace(place, models=folder.models, policies=folder.policies)
     if not file.exists():
         return place, None
-    return place, _granting(load_settings(file, os.environ, check_files=False))
+    return place, _granting(settings_in(file))
 
 
 def _granting(settings: Settings) -> list[Granting]:

@@ -5,33 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import orjson
 
-from sidecar.errors import ConfigError, PolicyError
+from sidecar.cli.command import NO, CommandFailed, json_option, print_json
+from sidecar.cli.policy import write_files
+from sidecar.errors import PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import STEMS
 from sidecar.policy_tools import convert as parts
-from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
 from sidecar.policy_tools.policy_location import in_folder
-
-DIFFERENT, INVALID = 1, 3
 
 
 @click.command()
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
-@click.option("--to", type=click.Choice(["yaml", "csv"]), required=True, help="What it becomes.")
+@click.option("--to", type=click.Choice(["yaml", "csv"]), required=True, help="The new format.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File or folder to write; a folder for a folder.")
-@click.option("--kind", type=click.Choice(STEMS), help="What a CSV file holds, when its name does not tell.")
+@click.option("--kind", type=click.Choice(STEMS), help="The kind of rows in a CSV file whose name does not say it.")
 @click.option("--models", type=click.Path(path_type=Path), help="Folder of the models; beside the policy by default.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@json_option
 def convert(
     source: Path, to: parts.Form, out: Path | None, kind: str | None, models: Path | None, force: bool, as_json: bool
 ) -> None:
-    """Rows between CSV and YAML, without loss: SOURCE is a file, or the folder of a policy.
+    """Convert rows between CSV and YAML, without loss. SOURCE is a file, or the folder of a policy.
 
-    A file goes to standard output without -o. With a folder, everything else in it (budgets, tests) is copied. What
-    is written was read again: it says the same rows, and has the same revision where SOURCE loads by itself.
+    Without -o, a file is printed. With a folder, everything else in it (budgets, tests) is copied. The result is read
+    again before it is written: it has the same rows, and the same revision if SOURCE loads by itself.
     """
     if source.is_dir() and out is None:
         raise click.UsageError("a folder needs -o FOLDER: both forms in one policy would be every rule twice")
@@ -42,21 +40,14 @@ def convert(
             raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
         folder = models or place.models
         done = parts.convert(_files(where, kind), to, folder, parts.columns_of(folder), str(place.policies))
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(INVALID) from None
     except parts.DifferentError as different:
-        click.echo(f"{different}\nnothing was written", err=True)
-        raise SystemExit(DIFFERENT) from None
+        raise CommandFailed(f"{different}\nnothing was written", NO)
     if not done.sources:
         raise click.UsageError(f"{source} holds no rows in {'CSV' if to == 'yaml' else 'YAML'}")
     if out is None:
         _print(done)
     else:
-        try:
-            write_all(_targets(source, out, done), force=force)
-        except UnwrittenError as unwritten:
-            raise click.UsageError(str(unwritten)) from None
+        write_files(_targets(source, out, done), force=force)
     _tell(done, out, as_json)
 
 
@@ -97,7 +88,7 @@ def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
             "revision": done.revision or None,
             "why_no_revision": done.why_not or None,
         }
-        click.echo(orjson.dumps(said, option=orjson.OPT_INDENT_2), err=out is None)
+        print_json(said, err=out is None)
         return
     for source, targets in done.sources.items():
         click.echo(f"{source} -> {', '.join(targets) or 'nothing: it has no rows'}", err=True)

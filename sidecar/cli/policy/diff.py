@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 import click
-import orjson
 
-from sidecar.errors import ConfigError, visible_lines
+from sidecar.cli.command import DIFFERENT, FILE, catalogue_option, json_option, print_json
+from sidecar.errors import visible_lines
 from sidecar.policy_tools.catalogue import read_catalogue
 from sidecar.policy_tools.diff import Difference, difference, load
 from sidecar.policy_tools.diff.formats import as_data, as_markdown, as_text
 from sidecar.policy_tools.git_revisions import Revision, opened
 from sidecar.policy_tools.policy_location import configured
 
-INVALID, DIFFERENT = 3, 6  # CONTRACT 3
 _WORKING_TREE = "working tree"
 
 
@@ -26,16 +25,11 @@ _WORKING_TREE = "working tree"
 @click.argument("old")
 @click.argument("new", required=False)
 @click.option(
-    "-c", "--config", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True,
-    help="Names the present policy, for when NEW is left out.",
-)  # fmt: skip
-@click.option(
-    "--catalogue",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What exists, YAML or JSON, server → tools: only answers about that and about names in the policies.",
+    "-c", "--config", type=FILE, default="sidecar.yaml", show_default=True, help="Names NEW, if it is left out."
 )
+@catalogue_option
 @click.option("--markdown", is_flag=True, help="For a comment on a pull request.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 @click.option(
     "--fail-on",
     type=click.Choice(["wider", "any"]),
@@ -50,27 +44,23 @@ def diff(
     as_json: bool,
     fail_on: Literal["wider", "any"] | None,
 ) -> None:
-    """Which answers change between two policies?
+    """Show which answers change between two policies.
 
-    OLD and NEW are folders (with policies/ and perhaps models/, or of rows themselves) or git revisions: main, HEAD~1,
-    abc123, or rev:path. NEW is the present policy, if it is left out.
+    OLD and NEW are folders (with policies/ and optionally models/, or of rows) or git revisions: main, HEAD~1, abc123,
+    or rev:path. By default NEW is the policy of the configuration. With --catalogue only answers about its tools and
+    about names in the policies are compared.
 
     Computed from rules, roles and sets, never from samples. Each region of (subject, object, action) is wider (was
-    denied, is allowed), narrower, or unknown (it depends on conditions or on the time); where regions meet, unknown
-    goes before. Also told: rules, limits, budgets, expiries, conditions, shadow flags, roles, sets and models.
+    denied, is allowed), narrower, or unknown (it depends on conditions or on the time); where regions overlap, it is
+    unknown. Changed rules, limits, budgets, expiries, conditions, shadow flags, roles, sets and models are listed too.
 
-    Exits 6 if answers differ, 0 if not. With --fail-on it exits 6 as that says, and 0 otherwise. Exits 3 if a policy
-    cannot be read.
+    Exits with 6 if answers differ, or as --fail-on says; with 3 if a policy cannot be read.
     """
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
-    try:
-        found = _found(old, new, config, catalogue)
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(INVALID)
+    found = _found(old, new, config, catalogue)
     if as_json:
-        click.echo(orjson.dumps(as_data(found)))
+        print_json(as_data(found))
     else:
         click.echo(visible_lines(as_markdown(found) if markdown else as_text(found)))
     if _fails(found, fail_on):

@@ -15,8 +15,19 @@ import orjson
 
 from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.segments import files_of, given
+from sidecar.cli.command import (
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    NO,
+    UNVERIFIED,
+    CommandFailed,
+    config_option,
+    json_option,
+    print_json,
+    settings_in,
+)
 from sidecar.cli.policy.explanation import as_data, lines
-from sidecar.errors import ANSWERS, ConfigError, Reason
+from sidecar.errors import ANSWERS, Reason
 from sidecar.identity.names import is_principal
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS, Wrong, expires_at
@@ -25,37 +36,43 @@ from sidecar.policy_tools.explain import explain as explained
 from sidecar.policy_tools.explain import explain_record
 from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.policy_tools.replay import Candidate
-from sidecar.settings import load_settings
 from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, Principal
 
-NO, CONFIG_INVALID, NO_EVIDENCE = 1, 3, 5  # CONTRACT 3
 MAX_JSON_CHARS = 4 * 1024 * 1024
 _USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 _OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command("explain")
-@click.option("--as", "callers", multiple=True, metavar="PRINCIPAL", help="Who, first to last; repeat it, or commas.")
+@click.option(
+    "--as",
+    "callers",
+    multiple=True,
+    metavar="PRINCIPAL",
+    help="The chain, first to last; repeat the option, or use commas.",
+)
 @click.option("--calls", "obj", default="", metavar="OBJECT", help="tool:github/search_code, nhi:planner, …")
-@click.option("--action", default="", help="As policy is asked; by default the object's own, such as tools/call.")
+@click.option("--action", default="", help="By default that of the object, such as tools/call.")
 @click.option("--args", "arguments", default="{}", metavar="JSON", help="The arguments of the call.")
 @click.option("--meta", default="{}", metavar="JSON", help="Its _meta, which conditions read as call.meta.")
 @click.option("--roles", multiple=True, metavar="P=ROLE,…", help="Roles that a token grants: user:alice=role:corp/eng.")
 @click.option("--scopes", multiple=True, metavar="P=SCOPE,…", help="Scopes that a token grants.")
 @click.option("--now", default="", metavar="TIME", help="RFC 3339; by default now.")
-@click.option("--decision", "decision_id", default="", metavar="ID", help="A decision on record, by its decision_id.")
-@click.option("--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is stdin.")
-@click.option("--policy", "folder", type=_FOLDER, help="Another policy, such as that of a record's own revision.")
-@click.option("--key", "key_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The audit key.")
-@click.option("-c", "--config", type=click.Path(path_type=Path), default=Path("sidecar.yaml"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--decision", "decision_id", default="", metavar="ID", help="A recorded decision, by its decision_id.")
+@click.option(
+    "--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is standard input."
+)
+@click.option("--policy", "folder", type=EXISTING_FOLDER, help="Another policy, such as the revision of a record.")
+@click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key.")
+@config_option
+@json_option
 def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: bool, **given: Any) -> None:
-    """Each link with its answer, the rules it rests on, roles, conditions and limits; on a denial, what came nearest.
+    """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
+    nearest rules.
 
-    Exits 0 if it is allowed, 1 if it is denied or cannot be decided from a record.
+    Exits with 0 if the call is allowed, 1 if it is denied or cannot be decided from a record.
     """
     try:
         record = _record(config, given["record"], given["decision_id"])
@@ -73,13 +90,12 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
         else:
             key = _key(config, key_path, of_record=given["record"] is not None)
             found = explain_record(Candidate(source, key), budgets, asked)
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(CONFIG_INVALID)
     except UnreadableAuditLine as error:
-        click.echo(str(error), err=True)
-        sys.exit(NO_EVIDENCE)
-    click.echo(orjson.dumps(as_data(found, asked)) if as_json else "\n".join(lines(found, asked)))
+        raise CommandFailed(str(error), UNVERIFIED)
+    if as_json:
+        print_json(as_data(found, asked))
+    else:
+        click.echo("\n".join(lines(found, asked)))
     sys.exit(0 if found.allowed else NO)
 
 
@@ -161,14 +177,13 @@ def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, A
             return single_record(stream)
     if file is not None and str(file) == "-":
         raise click.UsageError("--decision looks through a file from its end: give a file to --record")
-    path = file or load_settings(config, os.environ, check_files=False).audit_path
+    path = file or settings_in(config).audit_path
     try:
         record = find_decision(given(path) if file is not None else files_of(path) or (path,), decision_id)
     except OSError as error:
         raise UnreadableAuditLine(f"{path}: cannot be read: {error.strerror}") from None
     if record is None:
-        click.echo(f"{path}: no record has the decision id {decision_id}", err=True)
-        sys.exit(NO)
+        raise CommandFailed(f"{path}: no record has the decision id {decision_id}")
     return record
 
 
@@ -176,7 +191,7 @@ def _tell_unasked(record: Mapping[str, Any], as_json: bool) -> NoReturn:
     reason = str(record.get("reason"))
     said = ANSWERS[Reason(reason)].message if reason in set(Reason) else "this record is of no call"
     if as_json:
-        click.echo(orjson.dumps({"allowed": False, "reason": record.get("reason"), "message": said, "links": []}))
+        print_json({"allowed": False, "reason": record.get("reason"), "message": said, "links": []})
     elif reason in set(Reason):
         click.echo(f"DENY  {reason}: {said}\n  policy was not asked: the call ended before")
     else:
@@ -191,6 +206,6 @@ def _key(config: Path, path: Path | None, *, of_record: bool) -> AuditKey | None
     if of_record:
         return None
     try:
-        return load_key(load_settings(config, os.environ, check_files=False).audit_key_path)
+        return load_key(settings_in(config).audit_key_path)
     except OSError:
         return None

@@ -8,20 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
 from sidecar.audit.digest import load_key
 from sidecar.audit.segments import given
-from sidecar.cli.progress import percent_of
+from sidecar.cli.command import (
+    DIFFERENT,
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    UNVERIFIED,
+    CommandFailed,
+    json_option,
+    print_json,
+)
+from sidecar.cli.terminal import progress
 from sidecar.cli.timestamps import Moment
-from sidecar.errors import ConfigError, visible
+from sidecar.errors import visible
 from sidecar.policy_tools.audit_records import UnreadableAuditLine
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, Change, ChangeKind, Replay, ReplayGroup
 from sidecar.policy_tools.replay import replay as replayed
 
-CONFIG_INVALID, NO_EVIDENCE, DIFFERENT = 3, 5, 6  # CONTRACT 3
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TITLES: dict[Change, str] = {
     "wider": "wider: denied then, allowed now",
     "narrower": "narrower: allowed then, denied now",
@@ -35,16 +41,18 @@ _TITLES: dict[Change, str] = {
     "--policy",
     "folder",
     required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     help="The candidate: a folder with policies/ (and models/), or of rows.",
 )
-@click.option("--key", "key_path", type=_FILE, help="The audit key: hashed arguments can be compared with constants.")
+@click.option(
+    "--key", "key_path", type=EXISTING_FILE, help="The audit key: hashed arguments can be compared with constants."
+)
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
-@click.option("--until", type=Moment(), help="Likewise; what was recorded then or later is left out.")
+@click.option("--until", type=Moment(), help="Likewise; records of that time or later are left out.")
 @click.option("--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Examples of each kind.")
 @click.option("--fail-on", type=click.Choice(["any", "wider", "narrower"]), default="any", show_default=True)
 @click.option("--allow-undecided", is_flag=True, help="Do not exit with 6 for what the records cannot answer.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def replay(
     audit: Path,
     folder: Path,
@@ -56,32 +64,20 @@ def replay(
     allow_undecided: bool,
     as_json: bool,
 ) -> None:
-    """Decide anew what is on record, in a file or in the folder of a log, with another policy, each call at its own
-    time.
+    """Decide recorded calls, of a file or of the folder of a log, again with another policy, each at its own time.
 
-    Exits 6 if an answer differs (--fail-on: only if it is wider, or narrower), and if one cannot be decided
-    (--allow-undecided: not for that). What hashed arguments cannot answer is counted as undecidable, with the reason,
-    and never guessed. This does not check the evidence as a whole: `sidecar
-    audit verify` does.
+    Exits with 6 if an answer differs (--fail-on: only if it is wider, or narrower) or cannot be decided (unless
+    --allow-undecided). Answers that hashed arguments cannot give are counted as undecidable, with the reason, and never
+    guessed. This does not verify the log: `sidecar audit verify` does.
     """
     try:
-        key = None if key_path is None else load_key(key_path)
-        candidate = Candidate(in_folder(folder).load(), key)
-        report = replayed(
-            audit,
-            candidate,
-            since=since or "",
-            until=until or "",
-            progress=percent_of(sum(path.stat().st_size for path in given(audit))),
-        )
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(CONFIG_INVALID)
+        candidate = Candidate(in_folder(folder).load(), None if key_path is None else load_key(key_path))
+        with progress("bytes read", sum(path.stat().st_size for path in given(audit))) as tell:
+            report = replayed(audit, candidate, since=since or "", until=until or "", progress=tell)
     except (UnreadableAuditLine, OSError) as error:
-        click.echo(str(error), err=True)
-        sys.exit(NO_EVIDENCE)
+        raise CommandFailed(str(error), UNVERIFIED)
     if as_json:
-        click.echo(orjson.dumps(as_data(report, candidate.engine.revision, limit)))
+        print_json(as_data(report, candidate.engine.revision, limit))
     else:
         click.echo("\n".join(map(visible, lines(report, candidate.engine.revision, limit))))
     counted = {"any": report.changed, "wider": report.wider, "narrower": report.narrower}

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import rivals
-from sidecar.cli.policy.bench import bench
+from sidecar.cli import main
 from sidecar.policy import Engine, load_policy
 from sidecar.policy_tools.bench import ladder
 from sidecar.settings.shipped_files import shipped
@@ -65,7 +65,7 @@ def test_questions_about_a_policy_are_about_its_own_rows(tmp_path: Path) -> None
 
 def test_the_command_prints_the_ladder_as_a_list(tmp_path: Path) -> None:
     options = ["-c", str(tmp_path / "none.yaml"), "--rows", "50", "--questions", "100", "--json"]
-    result = CliRunner().invoke(bench, options)
+    result = CliRunner().invoke(main, ["policy", "bench", *options])
     assert result.exit_code == 0
     (rung,) = json.loads(result.stdout)
     assert rung["rows"] == 50
@@ -73,5 +73,7 @@ def test_the_command_prints_the_ladder_as_a_list(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_was_named_must_be_there(tmp_path: Path) -> None:
-    result = CliRunner().invoke(bench, ["-c", str(tmp_path / "none.yaml"), "--rows", "10", "--questions", "100"])
+    result = CliRunner().invoke(
+        main, ["policy", "bench", "-c", str(tmp_path / "none.yaml"), "--rows", "10", "--questions", "100"]
+    )
     assert (result.exit_code, "none.yaml" in result.stderr) == (3, True)

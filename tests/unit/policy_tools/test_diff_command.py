@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from sidecar.cli.policy.diff import diff
+from sidecar.cli import main
 from sidecar.errors import SettingsError
 from sidecar.policy_tools import git_revisions
 from sidecar.policy_tools.diff import regions
@@ -33,7 +33,7 @@ def write(folder: Path, rows: str, more: Mapping[str, str] | None = None) -> Non
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(diff, list(arguments))
+    return CliRunner().invoke(main, ["policy", "diff", *arguments])
 
 
 @pytest.mark.parametrize(

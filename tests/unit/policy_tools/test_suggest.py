@@ -16,8 +16,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit
+from sidecar.cli import main
 from sidecar.cli.policy.diff import diff as policy_diff
-from sidecar.cli.policy.suggest import suggest
 from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import Refusal, SettingsError
 from sidecar.policy_tools.catalogue import Known, read_catalogue
@@ -94,7 +94,7 @@ class World:
 
     def suggest(self, *more: str) -> Result:
         config = ["-c", str(self.folder / "sidecar.yaml")]
-        return CliRunner().invoke(suggest, [str(self.log), *config, *more], catch_exceptions=False)
+        return CliRunner().invoke(main, ["policy", "suggest", str(self.log), *config, *more], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -497,7 +497,8 @@ def test_a_folder_that_cannot_be_written_is_told(world: World) -> None:
 def test_a_left_out_record_makes_the_answer_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join(json.dumps(RECORD | change) for change in ({}, {"object": "tool:s/x*"})))
-    result = CliRunner().invoke(suggest, [str(log), "-c", str(REPOSITORY / "nowhere.yaml"), "--drop-terms"])
+    words = ["policy", "suggest", str(log), "-c", str(REPOSITORY / "nowhere.yaml"), "--drop-terms"]
+    result = CliRunner().invoke(main, words)
     assert (result.exit_code, "1 record left out" in result.stderr) == (1, True)
     assert "p, nhi:a, tool:s/t, tools/call" in result.stdout
 

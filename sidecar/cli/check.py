@@ -1,0 +1,78 @@
+"""`sidecar check`: checks everything that a start would check, and reports what is suspicious in the policy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sidecar.cli.command import INVALID, catalogue_option, config_option, json_option, print_json
+from sidecar.errors import ConfigError, Fault, visible
+
+if TYPE_CHECKING:
+    from sidecar.policy_tools.check import CheckReport
+
+
+@click.command()
+@config_option
+@json_option
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
+@click.option("--soon", "soon_days", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
+@catalogue_option
+def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue: Path | None) -> None:
+    """Check configuration, models, rules, budgets and keys, with all that `policy check` finds; serve nothing."""
+    report = _reported(config, strict, soon_days, catalogue)
+    if as_json:
+        said = {"valid": report.valid, "faults": [_plain(fault) for fault in report.faults]}
+        print_json({**said, "revision": report.revision, "rules": report.rules} if report.valid else said)
+    else:
+        for fault in report.faults:
+            click.echo(str(fault), err=True)
+        if report.valid:
+            counted = ", ".join(f"{count} {kind}" for kind, count in report.rules.items() if count)
+            click.echo(f"{config} is valid: {counted} rules, revision {report.revision}")
+    if not report.valid or (strict and report.faults):
+        raise SystemExit(INVALID)
+
+
+def _reported(config: Path, strict: bool, soon_days: float, catalogue: Path | None) -> CheckReport:
+    from sidecar.app.loader import check_files
+    from sidecar.cli.policy.check import surroundings
+    from sidecar.policy_tools.catalogue import read_catalogue
+    from sidecar.policy_tools.check import CheckReport
+    from sidecar.policy_tools.check import check as checked
+
+    faults, rules = list[Fault](), dict[str, int]()
+    try:
+        engine, doubts = check_files(config, os.environ)
+        faults, rules = list(doubts), dict(engine.rule_counts)
+    except ConfigError as error:
+        faults = list(error.faults)
+    try:
+        place, granting = surroundings(None, config)
+        known = read_catalogue(catalogue) if catalogue is not None else None
+        report = checked(place, granting=granting, catalogue=known, soon_days=soon_days, strict=strict)
+    except ConfigError as error:
+        report = CheckReport(tuple(error.faults))
+    told = {_place_of(fault) for fault in faults}
+    faults += [fault for fault in report.faults if _place_of(fault) not in told]
+    return replace(report, faults=tuple(faults), rules=rules)
+
+
+def _place_of(fault: Fault) -> tuple[str, int, str, str]:
+    return fault.file, fault.line, fault.code, fault.message
+
+
+def _plain(fault: Fault) -> dict[str, object]:
+    return {
+        "file": visible(fault.file),
+        "line": fault.line,
+        "column": fault.column,
+        "code": fault.code,
+        "severity": fault.severity,
+        "message": fault.message,
+        "hint": fault.hint,
+    }

@@ -1,0 +1,60 @@
+"""What all commands share: exit codes, options, JSON output, and how a command ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from sidecar.errors import visible_lines
+
+if TYPE_CHECKING:
+    from sidecar.settings import Settings
+
+NO, USAGE, INVALID, TESTS_FAILED, UNVERIFIED, DIFFERENT = range(1, 7)  # CONTRACT 3
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+config_option = click.option("-c", "--config", type=FILE, default="sidecar.yaml", show_default=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+catalogue_option = click.option(
+    "--catalogue", type=EXISTING_FILE, help="The tools that exist, YAML or JSON: server → tools."
+)
+
+
+class CommandFailed(click.ClickException):
+    """Ends the command with a message and an exit code."""
+
+    def __init__(self, message: str, code: int = NO, *, hint: str = "") -> None:
+        super().__init__(visible_lines(message) + (f"\n   hint: {hint}" if hint else ""))
+        self.exit_code = code  # type: ignore[misc]
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.message, err=True)
+
+
+def print_json(value: object, *, as_line: bool = False, err: bool = False) -> None:
+    """Print a value as JSON, with terminal control characters as equivalent JSON escapes."""
+    from sidecar.protocols.hidden_characters import revealed
+
+    click.echo(revealed(orjson.dumps(value, option=0 if as_line else orjson.OPT_INDENT_2).decode()), err=err)
+
+
+def settings_in(config: Path, *, check_files: bool = False) -> Settings:
+    """The settings of a configuration and of the environment. Raises SettingsError."""
+    from sidecar.settings import load_settings
+
+    return load_settings(config, os.environ, check_files=check_files)
+
+
+def check_known(name: str, known: Collection[str], kind: str, config: Path, *, hint: str = "") -> None:
+    """Raises CommandFailed if no such thing is configured."""
+    if name not in known:
+        there = ", ".join(known) or "none at all"
+        raise CommandFailed(f"{config} names no {kind} {name!r}: there is {there}", USAGE, hint=hint)

@@ -1,0 +1,192 @@
+"""`sidecar wrap` and `unwrap`: leads an MCP client's configuration through a sidecar, and restores it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from sidecar.cli.client_files.configuration import ClientFile, open_client_file
+from sidecar.cli.client_files.jsonc import read_jsonc
+from sidecar.cli.client_files.snippets import (
+    KEY_FILE,
+    KEY_VARIABLE,
+    NO_ADDRESS,
+    ClientAddress,
+    client_of,
+    entrance_of,
+    headers_for,
+)
+from sidecar.cli.client_files.wrap import (
+    backups_of,
+    keep_backup,
+    leads_here,
+    names_of,
+    unwrap_all,
+    wrap_at,
+    wrapped_before,
+)
+from sidecar.cli.command import FOLDER, CommandFailed, json_option, print_json, settings_in
+from sidecar.errors import visible
+from sidecar.settings import Settings
+from sidecar.settings.writing import write_whole
+from sidecar.settings.yaml_nodes import Loc
+
+LOCAL = "http://127.0.0.1:8070"
+"""The local address that `sidecar init` writes."""
+
+_file = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+
+
+@click.command()
+@_file
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="The configuration of the sidecar.")
+@click.option("--url", metavar="URL", help=f"Or the sidecar's base address.  [default: {LOCAL}]")
+@click.option("--into", type=FOLDER, help="Add the servers of FILE to this folder.")
+@json_option
+def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as_json: bool) -> None:
+    """Lead an MCP client's configuration through a sidecar. `unwrap` undoes it.
+
+    Each server in FILE gets the address that the sidecar has for it. The original stays beside it as
+    FILE.before-sidecar.
+    """
+    with _writing(path):
+        file, raw = open_client_file(path)
+        config = into / "sidecar.yaml" if into and config is None else config
+        settings = settings_in(config) if config and config.exists() else None
+        if config and settings is None and not into:
+            raise CommandFailed(f"{config} is not there: `sidecar init --from {path}` writes one")
+        entrance = _entrance(url, settings)
+        known = frozenset(settings.upstreams) if settings else frozenset[str]()
+        if astray := wrapped_before(file, entrance.base):
+            names = ", ".join(astray)
+            raise CommandFailed(f"{names}: wrapped already, to another address; run `sidecar unwrap {path}` first")
+        wanted, notes = names_of(file, entrance.base), list[str]()
+        if into and wanted:
+            wanted, notes = _joined(file, into, entrance.base)
+        if file.elsewhere and not into:
+            notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
+        if settings is not None and config is not None and not into:
+            _refuse_unknown(file, wanted, known, config)
+        for server in file.servers:
+            if server.disabled and server.loc in wanted and wanted[server.loc] not in known:
+                del wanted[server.loc]
+                notes.append(f"{server.name} is switched off and stays as it is: wrap it when it is switched on")
+        client = client_of(file)
+        headers = headers_for(entrance, client)
+        wrapped = wrap_at(file, entrance.base, wanted, headers)
+        backup = _written(path, raw, wrapped.text) if wrapped.changed else None
+    if as_json:
+        told = {
+            "file": str(path),
+            "backup": str(backup) if backup else None,
+            "wrapped": {str(loc[-1]): address for loc, address in wrapped.changed.items()},
+            "already": [server.name for server in file.servers if leads_here(server, entrance.base)],
+            "notes": notes,
+        }
+        print_json(told)
+        return
+    for loc, address in wrapped.changed.items():
+        click.echo(visible(f"{loc[-1]} → {address}"))
+    if headers:
+        bridged = client.programs_only
+        where = f"put its path where {KEY_FILE} stands" if bridged else f"set {KEY_VARIABLE} for the client"
+        notes.append(f"callers there need an API key: {where}")
+    for note in notes:
+        click.echo(visible(f"note: {note}"), err=True)
+    written = f"wrote {path}; as it was: {backup}"
+    click.echo(written if backup else f"{path} leads here already: nothing was changed")
+
+
+@click.command()
+@_file
+@json_option
+def unwrap(path: Path, as_json: bool) -> None:
+    """Undo `wrap` in an MCP client's configuration.
+
+    A file that was not edited since is restored byte for byte; otherwise only the sidecar's entries are reverted.
+    """
+    with _writing(path):
+        _, raw = read_jsonc(path)
+        backups = backups_of(path)
+        if not backups:
+            raise CommandFailed(f"{path} has no backup {path.name}.before-sidecar: nothing to restore")
+        done = unwrap_all(raw, [backup.read_bytes() for backup in backups], path)
+        _put_if_unchanged(path, raw, done.raw)
+        for backup in backups if not done.left else ():
+            backup.unlink()
+    if as_json:
+        print_json({"file": str(path), "exactly": done.exactly, "restored": done.restored, "left": done.left})
+        return
+    if done.exactly:
+        click.echo(f"{path} is restored, byte for byte")
+    else:
+        restored = visible(", ".join(done.restored)) or "nothing"
+        kept = f"; {backups[0].name} was kept" if done.left else ""
+        click.echo(f"{path} was edited since: restored {restored}, all else stays{kept}")
+    for name in map(visible, done.left):
+        click.echo(f"note: {name} leads to a sidecar, and no backup has its old address: left as it is", err=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Report a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        what = (error.strerror or str(error)).lower()
+        raise CommandFailed(f"cannot write: {what}: {error.filename or path}") from None
+
+
+def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:
+    if url is not None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
+            raise click.UsageError("--url is a base address such as http://127.0.0.1:8070")
+        return ClientAddress(url.rstrip("/").removesuffix("/mcp"), False)
+    if settings is None:
+        return ClientAddress(LOCAL, False)
+    found = entrance_of(settings)
+    if found is None:
+        raise CommandFailed(f"sidecar.yaml {NO_ADDRESS}")
+    return found
+
+
+def _joined(file: ClientFile, into: Path, base: str) -> tuple[dict[Loc, str], list[str]]:
+    from sidecar.cli.init import join
+
+    ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
+    left = tuple(server for server in file.servers if not leads_here(server, base))
+    return join(replace(file, servers=left), into, os.environ, ours)
+
+
+def _refuse_unknown(file: ClientFile, names: Mapping[Loc, str], known: frozenset[str], config: Path) -> None:
+    """Refuse servers that no upstream is configured for. Those that are switched off are left out later."""
+    missing = [server for server in file.servers if server.loc in names and names[server.loc] not in known]
+    if any(not server.disabled for server in missing):
+        listed = ", ".join(f"{server.name} ({names[server.loc]})" for server in missing)
+        raise CommandFailed(f"{config} has no upstream for {listed}: --into {config.parent} adds them")
+
+
+def _written(path: Path, raw: bytes, text: str) -> Path:
+    backup = keep_backup(path, raw)
+    try:
+        _put_if_unchanged(path, raw, text.encode())
+    except BaseException:
+        backup.unlink()
+        raise
+    return backup
+
+
+def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
+    """Replace the file only if it is unchanged: a running client may write its file too, and its changes must not
+    be lost.
+    """
+    if path.read_bytes() != raw:
+        raise CommandFailed(f"{path} was changed meanwhile: nothing was written, try again")
+    write_whole(path, wanted)
