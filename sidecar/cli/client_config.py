@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.cli.client_files.snippets import (
+from sidecar.cli.client_files.formats import (
     CLIENTS,
     KEY_FILE,
     KEY_VARIABLE,

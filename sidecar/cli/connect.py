@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from sidecar.cli.client_files.bridge import MAX_LINE_BYTES, Headers, StdioBridge
-from sidecar.cli.client_files.snippets import KEY_VARIABLE
+from sidecar.cli.client_files.formats import KEY_VARIABLE
 from sidecar.cli.command import FILE
 from sidecar.http.client import HttpClient, TargetOrigin, parse_origin
 from sidecar.settings.secrets import read_secret

@@ -12,16 +12,15 @@ from urllib.parse import urlsplit
 import click
 
 from sidecar.cli.client_files.configuration import ClientFile, open_client_file
-from sidecar.cli.client_files.jsonc import read_jsonc
-from sidecar.cli.client_files.snippets import (
+from sidecar.cli.client_files.formats import (
     KEY_FILE,
     KEY_VARIABLE,
     NO_ADDRESS,
     ClientAddress,
-    client_of,
     entrance_of,
     headers_for,
 )
+from sidecar.cli.client_files.jsonc import read_jsonc
 from sidecar.cli.client_files.wrap import (
     backups_of,
     keep_backup,
@@ -77,7 +76,7 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
             if server.disabled and server.loc in wanted and wanted[server.loc] not in known:
                 del wanted[server.loc]
                 notes.append(f"{server.name} is switched off and stays as it is: wrap it when it is switched on")
-        client = client_of(file)
+        client = file.client
         headers = headers_for(entrance, client)
         wrapped = wrap_at(file, entrance.base, wanted, headers)
         backup = _written(path, raw, wrapped.text) if wrapped.changed else None

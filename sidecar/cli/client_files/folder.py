@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sidecar.cli.client_files.configuration import LOGINS, ClientFile, ClientServer
+from sidecar.cli.client_files.formats import CLIENTS
 from sidecar.cli.client_files.references import (
     ReferencePlaces,
     filled_in,
@@ -28,7 +29,6 @@ from sidecar.cli.client_files.references import (
     without_defaults,
 )
 from sidecar.cli.client_files.secret_detection import looks_secret, may_stand_in_clear, names_a_secret
-from sidecar.cli.client_files.snippets import CLIENTS, client_of
 from sidecar.errors import Fault
 from sidecar.settings.credentials import CREDENTIAL_HEADERS
 from sidecar.settings.field_types import seconds_from
@@ -69,7 +69,7 @@ def imported(
     """
     faults: list[Fault] = []
     result = Import(names=dict(names))
-    places = ReferencePlaces(file.workspace, home, file.inputs, bare=client_of(file) is CLIENTS["gemini"])
+    places = ReferencePlaces(file.workspace, home, file.inputs, bare=file.client is CLIENTS["gemini"])
     for server in file.servers:
         if server.loc not in names:
             result.notes.append(f"{server.name} leads to a sidecar already and was left out")
@@ -145,25 +145,20 @@ class _Importer:
             self.result.secrets[path] = self.env_lines(hidden, ("env",))
             self.note(f"{', '.join(hidden)} went to {path}")
             found["env_path"] = path
-        if server.env_file is not None:
-            self.env_file(found)
+        if server.env_file is not None and hidden:
+            self.fault(("envFile",), "envFile beside secrets in env", "C104", "move those into the file")
+        elif server.env_file is not None:
+            found["env_path"] = str(self.places.workspace / self.ours(("envFile",), server.env_file))
         if server.cwd is not None:
             found["cwd"] = str(self.places.workspace / self.ours(("cwd",), server.cwd))
         return found
 
-    def env_file(self, found: dict[str, Any]) -> None:
-        if "env_path" in found:
-            self.fault(("envFile",), "envFile beside secrets in env", "C104", "move those into the file")
-            return
-        found["env_path"] = str(self.places.workspace / self.ours(("envFile",), self.server.env_file or ""))
-
     def arguments(self) -> list[str]:
-        found: list[str] = []
+        found = [""]
         for index, argument in enumerate(self.server.args):
-            text = self.ours(("args", index), argument)
-            option = found[-1] if found and found[-1].startswith("-") else ""
-            found.append(self.argument(text, option))
-        return found
+            option = found[-1] if found[-1].startswith("-") else ""
+            found.append(self.argument(self.ours(("args", index), argument), option))
+        return found[1:]
 
     def argument(self, text: str, option: str) -> str:
         """Return an argument without its secrets, and with the whole path if it names a file of the workspace."""
@@ -183,8 +178,7 @@ class _Importer:
 
     def environment(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the variables that may be written to sidecar.yaml, and those that may not."""
-        clear: dict[str, str] = {}
-        hidden: dict[str, str] = {}
+        clear, hidden = dict[str, str](), dict[str, str]()
         for name, value in self.server.env.items():
             text = self.ours(("env", name), value)
             literal = literal_in(text)
@@ -230,24 +224,18 @@ class _Importer:
         """Return the headers that contain a secret, and all others."""
         secret, beside = dict[str, str](), dict[str, str]()
         for name, value in self.server.headers.items():
-            if name.lower() in ("accept", "content-type", "user-agent"):
-                continue
-            (secret if self.is_secret(name, value) else beside)[name] = value
+            hides = name.lower() in CREDENTIAL_HEADERS or "$" in value or names_a_secret(name) or looks_secret(value)
+            if name.lower() not in ("accept", "content-type", "user-agent"):
+                (secret if hides else beside)[name] = value
         return secret, beside
-
-    def is_secret(self, name: str, value: str) -> bool:
-        return name.lower() in CREDENTIAL_HEADERS or "$" in value or names_a_secret(name) or looks_secret(value)
 
     def credential(self, headers: Mapping[str, str]) -> dict[str, str] | None:
         if len(headers) > 1:
-            hint = "the sidecar shows a server one secret: take out what it can do without"
+            hint = "the sidecar sends a server one secret: remove those that it does not need"
             self.fault(("headers",), f"{len(headers)} headers with secrets: {', '.join(headers)}", "C104", hint)
+        if len(headers) != 1:
             return None
-        for name, value in headers.items():
-            return self.one_header(name, value)
-        return None
-
-    def one_header(self, name: str, value: str) -> dict[str, str] | None:
+        ((name, value),) = headers.items()
         secret, unset = filled_in(self.ours(("headers", name), value), self.environ)
         for variable in unset:
             hint = "set it for this command: its value goes to a file in keys/"
@@ -340,14 +328,15 @@ def _with_any_values(value: Any) -> Any:
 def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
     """Return the first rules for one server as CSV of `agent_to_tool`."""
     lines = [
-        f"# Who may use what of {name}: `sidecar mcp tools {name}` lists it.",
+        f"# The rules of {name}: `sidecar mcp tools {name}` lists its tools.",
         "# subject, object, action, expires_at, max_calls_per_hour, when, effect        (- means none)",
         "",
     ]
     tools = [capability.partition(".")[2] for capability in capabilities]
     named = [tool for tool in tools if tool not in ("*", "")]
     for tool in dict.fromkeys(named):
-        lines += [f"#: id={_id_of(name, tool)}", f"p, {PRINCIPAL}, tool:{name}/{tool}, use, -, 600, -, allow"]
+        rule_id = f"{name}-{re.sub(r'[^a-z0-9]+', '-', tool.lower())}"
+        lines += [f"#: id={rule_id}", f"p, {PRINCIPAL}, tool:{name}/{tool}, use, -, 600, -, allow"]
     if len(named) < len(tools):
         lines += ["", "# Its configuration names all tools; name those that are meant:"]
     if not named:
@@ -359,10 +348,6 @@ def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
     lines += ["", "# All whose name begins with `get_`, a hundred calls an hour:"]
     lines += [f"# p, {PRINCIPAL}, tool:{name}/get_*, tools/call, -, 100, -, allow", ""]
     return "\n".join(lines)
-
-
-def _id_of(name: str, tool: str) -> str:
-    return f"{name}-{re.sub(r'[^a-z0-9]+', '-', tool.lower())}"
 
 
 def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]], indent: str = "  ") -> str:

@@ -10,11 +10,13 @@ place. The extents serve to edit the text in place: it is never serialized again
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,9 +31,6 @@ _BOM = "\ufeff"
 _BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z_$][\w$]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_HEX = re.compile(r"[0-9A-Fa-f]{4}")
-_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 _MAX_NUMBER_CHARACTERS = 400
 _DIGITS_OF_64_BITS = 20
@@ -177,43 +176,15 @@ class _JsonReader:
 
     def _string(self) -> str:
         start = self._at
-        parts: list[str] = []
-        self._at += 1
-        while True:
-            plain = _PLAIN.match(self.text, self._at)
-            assert plain is not None
-            parts.append(plain[0])
-            self._at = plain.end()
-            character = self.text[self._at : self._at + 1]
-            if character == '"':
-                self._at += 1
-                return self._sound("".join(parts), start)
-            if character != "\\":
-                problem = "a text that does not end" if character in ("", "\r", "\n") else "a control character"
-                self._refuse("J003" if character else "J001", problem, 'write "\\n" or "\\t" inside a text')
-            parts.append(self._escape())
-
-    def _escape(self) -> str:
-        letter = self.text[self._at + 1 : self._at + 2]
-        if letter != "u":
-            if letter not in _ESCAPES:
-                self._refuse("J001", "this escape is unknown", 'a backslash itself is written "\\\\"')
-            self._at += 2
-            return _ESCAPES[letter]
-        found = _HEX.match(self.text, self._at + 2)
-        if found is None:
-            self._refuse("J001", "four hexadecimal digits belong behind \\u")
-        self._at = found.end()
-        return chr(int(found[0], 16))
-
-    def _sound(self, text: str, start: int) -> str:
-        """Join surrogate pairs. Reports half a pair, which is not a character."""
-        if not any("\ud800" <= character <= "\udfff" for character in text):
-            return text
         try:
-            return text.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError:
+            text: str
+            text, self._at = scanstring(self.text, start + 1, True)
+        except json.JSONDecodeError as error:
+            code = "J003" if error.msg.startswith("Invalid control") else "J001"
+            self._refuse(code, "a text that does not end, or holds what it must escape", error.msg.lower(), error.pos)
+        if any("\ud800" <= character <= "\udfff" for character in text):
             self._refuse("J003", "half a surrogate pair is no character", "", start)
+        return text
 
     def _number(self, found: re.Match[str]) -> int | float:
         self._at = found.end()
@@ -230,9 +201,8 @@ class _JsonReader:
         return number
 
     def _skip(self) -> None:
-        blank = _BLANK.match(self.text, self._at)
-        assert blank is not None
-        self._at = blank.end()
+        if blank := _BLANK.match(self.text, self._at):
+            self._at = blank.end()
         if self.text.startswith("/*", self._at):
             self._refuse("J001", "a comment that does not end", "end it with */")
 

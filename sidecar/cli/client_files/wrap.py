@@ -25,8 +25,8 @@ from sidecar.cli.client_files.configuration import (
     read_client_file,
     slugs,
 )
+from sidecar.cli.client_files.formats import ClientFormat, program
 from sidecar.cli.client_files.jsonc import JsonMember, JsonText, parse_jsonc
-from sidecar.cli.client_files.snippets import ClientKind, client_of, program
 from sidecar.settings.yaml_nodes import Loc
 
 BACKUP = ".before-sidecar"
@@ -55,7 +55,7 @@ def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapp
 
 def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
     """Rewrite each of these entries to its address."""
-    client = client_of(file)
+    client = file.client
     changed: dict[Loc, str] = {}
     edits: list[tuple[int, int, str]] = []
     for server in file.servers:
@@ -91,7 +91,7 @@ def wrapped_before(file: ClientFile, base: str) -> tuple[str, ...]:
 
 
 def _edits(
-    text: JsonText, server: ClientServer, address: str, client: ClientKind, headers: Mapping[str, str]
+    text: JsonText, server: ClientServer, address: str, client: ClientFormat, headers: Mapping[str, str]
 ) -> list[tuple[int, int, str]]:
     """Remove every key that defines how the server was reached, and put the address in place of the first of them."""
     node = text.document.nearest(server.loc)
@@ -111,7 +111,7 @@ def _edits(
     return edits
 
 
-def _said(address: str, client: ClientKind, server: ClientServer, headers: Mapping[str, str]) -> list[str]:
+def _said(address: str, client: ClientFormat, server: ClientServer, headers: Mapping[str, str]) -> list[str]:
     if client.programs_only:
         bridge = program(address, needs_key=bool(headers))
         return [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in bridge.items()]

@@ -89,7 +89,7 @@ def test_the_extents_are_those_of_the_values(given: tuple[Any, str]) -> None:
         (b'{"a":1e999}', "mcp.json:1:6: error[J002]: this number is too large"),
         (b'{"a":' + b"9" * 5000 + b"}", "mcp.json:1:6: error[J002]: this number is too long"),
         (rb'"\ud800"', "mcp.json:1:1: error[J003]: half a surrogate pair is no character"),
-        (b'["a\nb"]', "mcp.json:1:4: error[J003]: a text that does not end"),
+        (b'["a\nb"]', "mcp.json:1:4: error[J003]: a text that does not end, or holds what it must escape"),
         (b"{} /* x", "mcp.json:1:4: error[J001]: a comment that does not end"),
         (b"{} {}", "mcp.json:1:4: error[J001]: something stands behind the end"),
         (b'{"a": "\xff"}', "mcp.json:1:8: error[Y003]: not UTF-8"),

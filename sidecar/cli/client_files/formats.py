@@ -1,0 +1,182 @@
+"""The formats of MCP clients' configurations: one table, and what each client writes to reach the sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import orjson
+import yaml
+
+from sidecar.settings.addresses import ListenAddress
+from sidecar.settings.sidecar_file import Settings
+
+KEY_VARIABLE: Final = "SIDECAR_API_KEY"
+KEY_FILE: Final = "/path/to/the/api-key"
+NO_ADDRESS: Final = "has no address that a client could write: add a local listener such as 127.0.0.1:8070"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFormat:
+    """Where a client keeps its servers, and how it writes an address and a variable. `kind` is the `type` of an entry
+    with an address; `folder` is a part of the paths of its files. `programs_only` is true if it reads no address from
+    its file, or no header with a variable; `is_read` is false if its file is not read and edited here.
+    """
+
+    file: str
+    container: str
+    url_key: str = "url"
+    kind: str = ""
+    variable: str = "${%s}"
+    folder: str = ""
+    programs_only: bool = False
+    is_read: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)
+    headers_key: str = "headers"
+    form: Literal["json", "toml", "yaml"] = "json"
+
+
+_ENV: Final = "${env:%s}"
+CLIENTS: Final[Mapping[str, ClientFormat]] = {
+    "claude": ClientFormat(".mcp.json", "mcpServers", kind="http"),
+    "claude-desktop": ClientFormat("claude_desktop_config.json", "mcpServers", programs_only=True),
+    "vscode": ClientFormat(".vscode/mcp.json", "servers", kind="http", variable=_ENV, folder=".vscode"),
+    "cursor": ClientFormat(".cursor/mcp.json", "mcpServers", variable=_ENV, folder=".cursor"),
+    "windsurf": ClientFormat(
+        "~/.codeium/windsurf/mcp_config.json", "mcpServers", "serverUrl", variable=_ENV, folder="windsurf"
+    ),
+    "gemini": ClientFormat("~/.gemini/settings.json", "mcpServers", "httpUrl", folder=".gemini"),
+    "cline": ClientFormat("cline_mcp_settings.json", "mcpServers", kind="streamableHttp", variable=_ENV),
+    "roo": ClientFormat(".roo/mcp.json", "mcpServers", kind="streamable-http", variable=_ENV, folder=".roo"),
+    "codex": ClientFormat(
+        "~/.codex/config.toml",
+        "mcp_servers",
+        variable="%s",
+        folder="codex",
+        is_read=False,
+        headers_key="env_http_headers",
+        form="toml",
+    ),
+    "zed": ClientFormat("~/.config/zed/settings.json", "context_servers", programs_only=True, is_read=False),
+    "opencode": ClientFormat(
+        "opencode.json", "mcp", kind="remote", variable="{env:%s}", is_read=False, more={"enabled": True}
+    ),
+    "goose": ClientFormat(
+        "~/.config/goose/config.yaml",
+        "extensions",
+        "uri",
+        "streamable_http",
+        folder="goose",
+        is_read=False,
+        more={"enabled": True},
+        form="yaml",
+    ),
+}
+_NAMES: Final[Mapping[str, str]] = {
+    "claude_desktop_config.json": "claude-desktop",
+    "cline_mcp_settings.json": "cline",
+    "mcp_settings.json": "roo",
+}
+_SUFFIXES: Final[Mapping[str, str]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+
+
+def client_of(path: Path, url_keys: Iterable[str], root: object) -> ClientFormat:
+    """Identify a file's client by file name, the spelling of its entries, folder, or format."""
+    if named := _NAMES.get(path.name):
+        return CLIENTS[named]
+    own = {one.url_key: one for one in CLIENTS.values() if one.url_key not in ("url", "uri")}
+    folders = {one.folder: one for one in CLIENTS.values() if one.folder and one.is_read}
+    spelt = [own[key] for key in url_keys if key in own]
+    placed = [folders[part] for part in path.absolute().parts if part in folders]
+    formed = [CLIENTS["vscode"]] if isinstance(root, dict) and "servers" in root else []
+    return next(iter([*spelt, *placed, *formed]), CLIENTS["claude"])
+
+
+def unread_client(path: Path, root: object) -> str | None:
+    """The client, if its file is not read here; "" for an unknown one that keeps no JSON, None for all others. VS
+    Code's settings have `mcp` too, as opencode has, with the servers one level deeper.
+    """
+    form = _SUFFIXES.get(path.suffix, "json")
+    for name, one in CLIENTS.items():
+        if one.is_read or one.form != form:
+            continue
+        found = root.get(one.container) if isinstance(root, dict) else None
+        if (form != "json" and one.folder in str(path)) or (isinstance(found, dict) and "servers" not in found):
+            return name
+    return None if form == "json" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAddress:
+    """A base address, and whether callers must authenticate there."""
+
+    base: str
+    needs_key: bool
+
+
+def entrance_of(settings: Settings) -> ClientAddress | None:
+    """The address for callers on this machine: the first local address, else the data listener. None if neither has an
+    address that a client could use.
+    """
+    for local in settings.local:
+        if isinstance(local.listen, ListenAddress) and local.listen.port:
+            return ClientAddress(f"http://{local.listen}", False)
+    if settings.server.public_url:
+        return ClientAddress(settings.server.public_url, True)
+    listen = settings.server.listen
+    if isinstance(listen, ListenAddress) and listen.port:
+        scheme = "http" if settings.server.tls in (None, "external") else "https"
+        return ClientAddress(f"{scheme}://{listen}", True)
+    return None
+
+
+def headers_for(entrance: ClientAddress, client: ClientFormat) -> dict[str, str]:
+    """A placeholder for the API key, if one is needed: the key itself stays in the environment."""
+    return {"X-API-Key": client.variable % KEY_VARIABLE} if entrance.needs_key else {}
+
+
+def snippet(client: ClientFormat, entrance: ClientAddress, names: Iterable[str]) -> dict[str, Any]:
+    """The part of the client's file that names these upstreams."""
+    return {client.container: {name: _entry(client, entrance, name) for name in names}}
+
+
+def _entry(client: ClientFormat, entrance: ClientAddress, name: str) -> dict[str, Any]:
+    address = f"{entrance.base}/mcp/{name}"
+    if client.programs_only:
+        return {**client.more, **program(address, needs_key=entrance.needs_key)}
+    said: dict[str, Any] = {"type": client.kind} if client.kind else {}
+    if client.form == "yaml":
+        said["name"] = name
+    said |= {client.url_key: address, **client.more}
+    if headers := headers_for(entrance, client):
+        said[client.headers_key] = headers
+    return said
+
+
+def program(address: str, *, needs_key: bool) -> dict[str, Any]:
+    """The bridge to an address, as a program that a client starts."""
+    key = ["--api-key-path", KEY_FILE] if needs_key else []
+    return {"command": "sidecar", "args": ["connect", address, *key]}
+
+
+def written(client: ClientFormat, said: Mapping[str, Any]) -> str:
+    """A snippet in the format of the client's file."""
+    if client.form == "yaml":
+        return yaml.safe_dump(dict(said), sort_keys=False, allow_unicode=True).rstrip()
+    if client.form == "json":
+        return orjson.dumps(said, option=orjson.OPT_INDENT_2).decode()
+    return "\n".join(
+        line
+        for container, entries in said.items()
+        for name, values in entries.items()
+        for line in (f"[{container}.{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), "")
+    ).rstrip()
+
+
+def _toml(value: Any) -> str:
+    """A string or a table of strings as TOML; a JSON string is a valid TOML string."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + " }"
+    return orjson.dumps(value).decode()
