@@ -25,41 +25,20 @@ from sidecar.tasks.api.models import AGENT, A2aTask, A2aTasks, A2aWords, TaskCan
 from sidecar.tasks.api.request_reader import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET
 from sidecar.tasks.api.task_record import TaskState
 
+
+def _reasons(words: str) -> frozenset[Reason]:
+    return frozenset(map(Reason, words.split()))
+
+
 # Reasons by what they are about. Those of other protocols are never an answer of plain HTTP.
-ELSEWHERE: Final = frozenset(
-    {
-        Reason.VERB_NOT_ALLOWED,
-        Reason.NOT_ACCEPTABLE,
-        Reason.VERSION_UNSUPPORTED,
-        Reason.HEADER_MISMATCH,
-        Reason.METHOD_UNKNOWN,
-        Reason.SESSION_UNKNOWN,
-        Reason.CALLER_GONE,
-    }
+ELSEWHERE: Final = _reasons(
+    "verb-not-allowed not-acceptable version-unsupported header-mismatch method-unknown session-unknown caller-gone"
 )
-_BODY: Final = frozenset({Reason.TOO_LARGE, Reason.UNSUPPORTED_MEDIA_TYPE})
-_CHARGED: Final = frozenset(
-    {Reason.CONDITION_FALSE, Reason.QUOTA_SPENT, Reason.BUDGET_SPENT, Reason.TOO_MANY_CONCURRENT}
-)
-_TASK: Final = frozenset({Reason.TASK_UNKNOWN, Reason.NOT_CANCELABLE})
-_TOOL: Final = frozenset(
-    {
-        Reason.TOOL_UNKNOWN,
-        Reason.TOOL_DISABLED,
-        Reason.PIN_MISMATCH,
-        Reason.BAD_ARGUMENTS,
-        Reason.SCHEMA_UNAVAILABLE,
-    }
-)
-_UPSTREAM: Final = frozenset(
-    {
-        Reason.UPSTREAM_OPEN,
-        Reason.UPSTREAM_TIMEOUT,
-        Reason.UPSTREAM_FAILED,
-        Reason.UPSTREAM_LIMITED,
-        Reason.RESPONSE_REFUSED,
-    }
-)
+_BODY: Final = _reasons("too-large unsupported-media-type")
+_CHARGED: Final = _reasons("condition-false quota-spent budget-spent too-many-concurrent")
+_TASK: Final = _reasons("task-unknown not-cancelable")
+_TOOL: Final = _reasons("tool-unknown tool-disabled pin-mismatch bad-arguments schema-unavailable")
+_UPSTREAM: Final = _reasons("upstream-open upstream-timeout upstream-failed upstream-limited response-refused")
 _COMMON: Final = frozenset(Reason) - ELSEWHERE - _BODY - _CHARGED - _TASK - _TOOL - _UPSTREAM
 _TASKS: Final = _COMMON | _CHARGED
 
@@ -117,13 +96,12 @@ _PLACES: Final[Mapping[str, Schema]] = {
 
 
 class CallerOperation(NamedTuple):
-    """An operation of the data listener, whose paths are those of `gateway.routing`, and the reasons for which it is
-    refused."""
+    """An operation of the data listener, whose paths are those of `gateway.routing`: its success in words, and the
+    reasons for which it is refused. The summary is that of its name in `_SUMMARIES`."""
 
+    name: str
     method: str
     path: str
-    name: str
-    summary: str
     refusals: frozenset[Reason]
     response: type
     told: str
@@ -134,74 +112,32 @@ class CallerOperation(NamedTuple):
 
 TASK_QUERY: Final[Mapping[str, Schema]] = {
     "state": {"description": "only tasks in this state", "enum": [state.value for state in TaskState]},
-    "target_agent_id": {
-        "description": "only tasks of this agent, by its name or UUID",
-        "type": "string",
-        **AGENT,
-    },
+    "target_agent_id": {"description": "only tasks of this agent, by its name or UUID", "type": "string", **AGENT},
     "limit": {"description": "the largest number of tasks", **whole_number(1, MAX_LIMIT, DEFAULT_LIMIT)},
     "offset": {"description": "how many tasks to skip", **whole_number(0, MAX_OFFSET, 0)},
 }
+_CALLING: Final = frozenset(Reason) - ELSEWHERE - _TASK
+_CREATING: Final = _TASKS | _BODY | {Reason.UPSTREAM_OPEN}
+_CANCELLING: Final = _TASKS | _TASK | _BODY | _UPSTREAM
+_AT_TASK: Final = "/a2a/tasks/{id}"
 CALLER_OPERATIONS: Final = (
+    CallerOperation("listTools", "get", "/mcp/{server}/tools", _COMMON | _UPSTREAM, McpTools, "all of them"),
     CallerOperation(
-        "get",
-        "/mcp/{server}/tools",
-        "listTools",
-        "The tools of a server that the caller may use",
-        _COMMON | _UPSTREAM,
-        McpTools,
-        "all of them",
+        "callTool", "post", "/mcp/{server}/tools/{tool}", _CALLING, McpCallResult, "the tool's result", McpCall
     ),
-    CallerOperation(
-        "post",
-        "/mcp/{server}/tools/{tool}",
-        "callTool",
-        "Call a tool, and wait for its whole result",
-        frozenset(Reason) - ELSEWHERE - _TASK,
-        McpCallResult,
-        "the tool's result",
-        request=McpCall,
-    ),
-    CallerOperation(
-        "post",
-        "/a2a/tasks",
-        "createTask",
-        "Give work to an agent; it goes on if the caller disconnects",
-        _TASKS | _BODY | {Reason.UPSTREAM_OPEN},
-        TaskCreated,
-        "it is on disk",
-        request=TaskOrder,
-        status=201,
-    ),
-    CallerOperation(
-        "get",
-        "/a2a/tasks",
-        "listTasks",
-        "The caller's own tasks, newest first",
-        _TASKS,
-        A2aTasks,
-        "one page",
-        query=TASK_QUERY,
-    ),
-    CallerOperation(
-        "get",
-        "/a2a/tasks/{id}",
-        "getTask",
-        "One task of the caller",
-        _TASKS | {Reason.TASK_UNKNOWN},
-        A2aTask,
-        "its state",
-    ),
-    CallerOperation(
-        "post",
-        "/a2a/tasks/{id}/cancel",
-        "cancelTask",
-        "End a task here and at its agent",
-        _TASKS | _TASK | _BODY | _UPSTREAM,
-        TaskCancelled,
-        "it is cancelled",
-    ),
+    CallerOperation("createTask", "post", "/a2a/tasks", _CREATING, TaskCreated, "it is on disk", TaskOrder, 201),
+    CallerOperation("listTasks", "get", "/a2a/tasks", _TASKS, A2aTasks, "one page", query=TASK_QUERY),
+    CallerOperation("getTask", "get", _AT_TASK, _TASKS | {Reason.TASK_UNKNOWN}, A2aTask, "its state"),
+    CallerOperation("cancelTask", "post", f"{_AT_TASK}/cancel", _CANCELLING, TaskCancelled, "it is cancelled"),
 )
+_SUMMARIES: Final = {
+    "listTools": "The tools of a server that the caller may use",
+    "callTool": "Call a tool, and wait for its whole result",
+    "createTask": "Give work to an agent; it goes on if the caller disconnects",
+    "listTasks": "The caller's own tasks, newest first",
+    "getTask": "One task of the caller",
+    "cancelTask": "End a task here and at its agent",
+}
 MODELS: Final = (
     *(McpTool, McpTools, McpCall, McpCallResult, McpError),
     *(TaskOrder, TaskCreated, A2aWords, A2aTask, A2aTasks, TaskCancelled),
@@ -260,7 +196,7 @@ def _of_callers() -> Iterator[_Described]:
             }
             headers |= header(_NO_STORE, "Cache-Control") if one.method == "get" else {}
         good = {"description": one.told, **_content(one.response), **({"headers": headers} if headers else {})}
-        operation = _operation(one.name, one.summary, one.query)
+        operation = _operation(one.name, _SUMMARIES[one.name], one.query)
         if one.request is not None:
             operation["requestBody"] = {"required": True, **_content(one.request)}
         yield one.path, one.method, item, {**operation, "responses": {str(one.status): good, **bad(one.refusals, also)}}
