@@ -63,11 +63,7 @@ def policy_schema() -> dict[str, Any]:
 
 
 def parse_yaml(
-    file: str,
-    text: str,
-    faults: Faults,
-    columns: Columns | None = None,
-    agent_ids: Mapping[str, str] | None = None,
+    file: str, text: str, faults: Faults, columns: Columns | None = None, agent_ids: Mapping[str, str] | None = None
 ) -> Iterator[Found]:
     """Yield every well-formed row with its kind (None for g and g2), in file order; all else is a fault.
 

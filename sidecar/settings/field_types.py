@@ -287,9 +287,7 @@ NhiName = Annotated[
 ]
 HeaderName = Annotated[str, Field(max_length=128), named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key")]
 HeaderValue = Annotated[
-    str,
-    Field(max_length=8 * 1024),
-    named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII"),
+    str, Field(max_length=8 * 1024), named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII")
 ]
 Scope = Annotated[
     str,  # RFC 6749, 3.3: scope-token
@@ -302,9 +300,7 @@ VariableName = Annotated[
     named(r"[A-Za-z_][A-Za-z0-9_.-]*", "name of a variable", "letters, digits and underscores: API_KEY"),
 ]
 ClaimName = Annotated[
-    str,
-    Field(max_length=256),
-    named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles"),
+    str, Field(max_length=256), named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles")
 ]
 Word = Annotated[str, Field(max_length=512), named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks")]
 

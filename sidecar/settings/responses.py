@@ -11,9 +11,7 @@ from sidecar.settings.field_types import Bytes, Many, Section, named
 from sidecar.settings.validation_errors import Finding
 
 ToolPattern = Annotated[
-    str,
-    Field(max_length=256),
-    named(r"[A-Za-z0-9_.\-/*]+", "name of a tool", "such as search_code, get_* or *"),
+    str, Field(max_length=256), named(r"[A-Za-z0-9_.\-/*]+", "name of a tool", "such as search_code, get_* or *")
 ]
 Pointer = Annotated[
     str,
@@ -21,14 +19,11 @@ Pointer = Annotated[
     named(r"(/([^~/]|~[01])*)+", "JSON Pointer", "such as /structuredContent/email or /structuredContent/*/email"),
 ]
 Prefix = Annotated[
-    str,
-    Field(max_length=64),
-    named(r"[A-Za-z0-9_.\-]{3,}", "prefix", "3 characters or more of A-Z a-z 0-9 _ . -"),
+    str, Field(max_length=64), named(r"[A-Za-z0-9_.\-]{3,}", "prefix", "3 characters or more of A-Z a-z 0-9 _ . -")
 ]
 # The brackets keep a replacement from becoming part of a pattern that is searched for.
 Replacement = Annotated[
-    str,
-    named(r"\*{1,16}|\[[A-Za-z :_-]{0,32}\]|<[A-Za-z :_-]{0,32}>", "replacement", "such as [gone] or ***"),
+    str, named(r"\*{1,16}|\[[A-Za-z :_-]{0,32}\]|<[A-Za-z :_-]{0,32}>", "replacement", "such as [gone] or ***")
 ]
 SecretClass = Literal["email", "card", "bearer", "jwt", "api_key", "private_key", "iban", "ssn", "ipv4"]
 

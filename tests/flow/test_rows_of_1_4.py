@@ -77,12 +77,7 @@ OPENED: tuple[tuple[str, dict[str, Any], tuple[Era, ...]], ...] = (
     ("tasks/list", {}, ("session",)),
 )
 OF_A_TASK = {"tasks/get", "tasks/cancel", "tasks/result", "tasks/update"}  # test_tasks.py asks of those
-UNKNOWN = (
-    "tasks/resubscribe",
-    "sampling/createMessage",
-    "roots/list",
-    "nonsense",
-)
+UNKNOWN = ("tasks/resubscribe", "sampling/createMessage", "roots/list", "nonsense")
 
 
 def allow(object_: str, action: str, effect: str = "allow") -> str:

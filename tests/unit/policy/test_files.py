@@ -122,8 +122,7 @@ def test_an_unknown_file_is_a_fault(tmp_path: Path, name: str, code: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["budgets.yaml", "pins.yaml", "tests/a.yaml", "tests/b/c", ".hidden", "..data/x", ".git/HEAD"],
+    "name", ["budgets.yaml", "pins.yaml", "tests/a.yaml", "tests/b/c", ".hidden", "..data/x", ".git/HEAD"]
 )
 def test_what_is_somebody_elses_is_left_alone(tmp_path: Path, name: str) -> None:
     assert faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: "\x00 not rows"}) == []

@@ -22,7 +22,7 @@ from sidecar.policy.rows import CsvRow, parse_rows
 from sidecar.policy.yaml_offsets import YamlField
 from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml, policy_schema
 from sidecar.vocabulary import PermissionKind
-from tests.unit.policy.world import source
+from tests.unit.policy.world import REPOSITORY, source
 
 CONTRACT = """\
 version: 1
@@ -39,6 +39,7 @@ rules:
 roles: {role:oncall: [user:alice, user:bob]}         # or the seed's list of {role, capabilities, members}
 sets: {set:github-read: [tool:github/search_code, tool:github/get_file]}
 """
+GOLDEN = REPOSITORY / "tests" / "golden" / "policy"
 RULE = "version: 1\nrules:\n  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t%s}\n"
 UUID, OTHER = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001", "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0002"
 CALLED = "|".join(word for word in USED if word != "delegate")
@@ -285,87 +286,13 @@ rules:
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "code", "hint"),
-    [
-        ("", (0, 1), "P506", "write version: 1 and what it says: rules, roles or sets"),
-        ("# nothing\n", (0, 1), "P506", ""),
-        ("- 1\n", (1, 1), "P501", "known are version, rules, permissions, roles, sets, capabilities"),
-        ("version: 1\n", (1, 1), "P503", "write rules, roles or sets"),
-        ("rules: []\n", (1, 1), "P503", ""),
-        ("version: 2\nsets: {set:a: nhi:x}\n", (1, 10), "P504", "write version: 1"),
-        ("version: true\nsets: {set:a: nhi:x}\n", (1, 10), "P504", ""),
-        ("version: 1.0\nsets: {set:a: nhi:x}\n", (1, 10), "P504", ""),
-        ('version: "1"\nsets: {set:a: nhi:x}\n', (1, 10), "P504", ""),
-        ("version: 1\nrule: []\n", (2, 1), "P502", 'did you mean "rules"?'),
-        ("version: 1\ntools: {}\nrules: 1\n", (2, 1), "P502", "limits belong into budgets.yaml"),
-        ("version: 1\nrules: []\n", (2, 1), "P506", "say something, or take the key away"),
-        ("version: 1\nrules:\n", (2, 1), "P506", ""),
-        ("version: 1\nrules: {}\n", (2, 1), "P506", ""),
-        ("version: 1\nrules: {a: b}\n", (2, 8), "P501", ""),
-        ("version: 1\nrules: [1]\n", (2, 9), "P501", ""),
-        (RULE % ", subjet: x", (3, 61), "P502", 'did you mean "subject"?'),
-        (RULE % ", allowed_actions: use, actions: use", (3, 83), "P508", "keep one"),
-        (RULE % ", source_id: nhi:b", (3, 61), "P508", "keep one"),
-        ("version: 1\nrules: [{source_id: nhi:a, tool_id: tool:s/t}]\n", (2, 9), "P505", "one rule for each"),
-        ("version: 1\nrules: [{source_id: nhi:a}]\n", (2, 9), "P503", ""),
-        (
-            "version: 1\nrules: [{kind: guardrail, source_id: nhi:a, target_id: nhi:b}]\n",
-            (2, 16),
-            "P505",
-            "leave kind",
-        ),
-        (f"version: 1\nrules: [{{agent_id: nhi:a, tool_id: {UUID}}}]\n", (2, 36), "P505", "tool:<server>/<tool>"),
-        ("version: 1\ncapabilities: [a.b]\n", (2, 15), "P501", ""),
-        ("version: 1\ncapabilities: {a.b: []}\n", (2, 16), "P506", ""),
-        (RULE % ", when: ", (3, 61), "P506", "say something, or take the key away"),
-        (RULE % ", when: true", (3, 67), "P501", 'quote it: "true"'),
-        (RULE % ", id: 12", (3, 65), "P501", 'quote it: "12"'),
-        (RULE % ", reason: 1.5", (3, 69), "P501", 'quote it: "1.5"'),
-        (RULE % ", owner: [a]", (3, 68), "P501", ""),
-        (RULE % ", owner: yes", (3, 68), "Y012", 'write true or false, or quote it: "yes"'),
-        (RULE % ", owner: 0x10", (3, 68), "Y012", 'quote it: "0x10"'),
-        (RULE % ', max_calls_per_hour: "12"', (3, 81), "P501", "write it without quotes: 120"),
-        (RULE % ", max_calls_per_hour: 1.5", (3, 81), "P501", "write it without quotes: 120"),
-        (RULE % ", max_calls_per_hour: true", (3, 81), "P501", "write it without quotes: 120"),
-        (RULE % ', shadow: "true"', (3, 69), "P501", "write true or false without quotes"),
-        (RULE % ", actions: []", (3, 61), "P506", ""),
-        (RULE % ", actions: [use, use]", (3, 76), "P508", "keep one"),
-        (RULE % ", actions: [1]", (3, 71), "P501", 'quote it: "1"'),
-        (RULE % ", permission_type: calls", (3, 78), "P505", 'did you mean "call"?'),
-        (RULE % ", permission_type: call", (3, 61), "P505", ""),
-        (RULE % ", owner: a, owner: b", (3, 71), "Y010", ""),
-        (RULE % ", owner: &a b", (3, 68), "Y008", ""),
-        (RULE % ", owner: !!str b", (3, 68), "Y009", ""),
-        (RULE % ', when: "a\\u200bb"', (3, 67), "P110", ""),
-        ("version: 1\nrules: [{kind: agent_to_tools, subject: a, object: b}]\n", (2, 16), "P505", "did you mean"),
-        ("version: 1\nrules: [{subject: a, object: b}]\n", (2, 9), "P503", ""),
-        ("version: 1\nrules: [{kind: guardrail, subject: a, object: b, effect: allow}]\n", (2, 58), "P505", ""),
-        ("version: 1\nrules:\n- kind: guardrail\n  object: b\n  subject: *\n", (5, 13), "Y005", "must be quoted"),
-        ("version: 1\nrules:\n- subject: *b\n", (3, 12), "Y008", "must be quoted"),
-        ("version: 1\nrules:\n- when: -\n", (3, 9), "Y005", 'leave the key out, or quote it: "-"'),
-        ("version: 1\nrules: [{part_of: x, subject: a, object: b}]\n", (2, 19), "P509", "directly below"),
-        ("version: 1\nroles: {}\n", (2, 1), "P506", "say something"),
-        ("version: 1\nsets: {}\n", (2, 1), "P506", "say something"),
-        ("version: 1\nroles: {role:x: []}\n", (2, 9), "P506", ""),
-        ("version: 1\nroles: {role:x: [user:a, user:a]}\n", (2, 26), "P508", "keep one"),
-        ("version: 1\nroles: [{role: x}]\n", (2, 9), "P503", ""),
-        ("version: 1\nroles: [{rolle: x, members: user:a}]\n", (2, 10), "P502", 'did you mean "role"?'),
-        ("version: 1\nroles: [{role: x, capabilities: [github]}]\n", (2, 34), "P507", "write <server>.<tool>"),
-        ("version: 1\nroles: [{role: x, capabilities: [.x]}]\n", (2, 34), "P507", ""),
-        ("version: 1\nroles: 3\n", (2, 8), "P501", ""),
-        ("version: 1\nsets: [{set: set:a}]\n", (2, 8), "P503", ""),
-        ("version: 1\nsets: {set:a: nhi:x}\n---\nversion: 1\n", (3, 1), "Y006", ""),
-        ("version: 1\nsets: {set:a: nhi:x} # \u200b\n", (2, 24), "P110", ""),
-        ("version: 1\nsets:\n\tset:a: nhi:x\n", (3, 1), "Y004", ""),
-    ],
-)
-def test_every_fault_has_its_place_and_a_hint(text: str, place: tuple[int, int], code: str, hint: str) -> None:
+@pytest.mark.parametrize(("place", "hint", "text"), json.loads((GOLDEN / "yaml_faults.json").read_text()))
+def test_every_fault_has_its_place_and_a_hint(place: str, hint: str, text: str) -> None:
     _, faults = read(text)
-    found = [fault for fault in faults if (fault.line, fault.column, fault.code) == (*place, code)]
+    found = [fault for fault in faults if f"{fault.line}:{fault.column} {fault.code}" == place]
     assert found, "\n".join(map(str, faults))
     assert hint in found[0].hint
-    if found[0].line and code != "Y004":
+    if found[0].line and found[0].code != "Y004":
         assert found[0].source == text.split("\n")[found[0].line - 1]
 
 
