@@ -1,5 +1,6 @@
 """Is none of Casbin's traps open? One test for each row of threats 2.8."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sidecar.policy import Engine
 from sidecar.policy.casbin_matcher import CasbinMatcher
 from sidecar.vocabulary import PermissionKind, Question
 from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
+
+TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "casbin_traps.json").read_text())
 
 MODEL = (MODELS / "agent_to_tool.conf").read_text()
 
@@ -112,21 +115,7 @@ def test_k6_a_row_of_another_length_is_refused(tmp_path: Path, rest: str) -> Non
     assert [fault.code for fault in faults(tmp_path, {"agent_to_tool.csv": rows})] == ["P102"]
 
 
-@pytest.mark.parametrize(
-    ("field", "code"),
-    [
-        ("tools/call\n p, eve, admin", "P102"),
-        ("tools/call (x", "P104"),
-        ("tools/call)", "P104"),
-        ("[tools/call", "P104"),
-        ("tools/call # note", "P104"),
-        ('tools/"call', "P102"),
-        ("tools/call\x00", "P110"),
-        ("tools/call\x0b", "P110"),
-        ("tools\u202e/call", "P110"),
-        ("tools\u00a0/call", "P110"),
-    ],
-)
+@pytest.mark.parametrize(("field", "code"), TABLES["test_k7_what_casbins_reader_would_swallow_is_refused"])
 def test_k7_what_casbins_reader_would_swallow_is_refused(tmp_path: Path, field: str, code: str) -> None:
     rows = f"p, *, tool:s/t, {field}, -, -, -, allow\n"
     assert faults(tmp_path, {"agent_to_tool.csv": rows})[0].code == code
@@ -222,29 +211,6 @@ def test_k17_casbin_logs_nothing_of_a_request(tmp_path: Path, caplog: pytest.Log
     assert "canary" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "code"),
-    [
-        (" && live(p.expires_at, r.ctx)", "", "P205"),
-        (" && holds(p.when, p.eft, r.ctx)", "", "P205"),
-        (" && live(p.expires_at, r.ctx)", " && (live(p.expires_at, r.ctx) || who(r.sub, p.sub, p.eft))", "P205"),
-        (" && live(p.expires_at, r.ctx)", " && !live(p.expires_at, r.ctx)", "P205"),
-        (" && live(p.expires_at, r.ctx)", " || live(p.expires_at, r.ctx)", "P205"),
-        (" && globs(r.act, p.act)", "", "P205"),
-        ("globs(r.act, p.act)", "globs(r.act, r.ctx)", "P205"),
-        ("globs(r.act, p.act)", "globs(r.act, p.act", "P204"),
-        ("globs(r.act, p.act)", "globs(r.act)", "P204"),
-        ("globs(r.act, p.act)", "globs(r.act, p.actions)", "P204"),
-        ("globs(r.act, p.act)", "globs(r.act, p.act) # && who(r.sub, p.sub, p.eft)", "P204"),
-        ("globs(r.act, p.act)", "(lambda: r.act)() == p.act", "P204"),
-        ("globs(r.act, p.act)", "[r.act for x in p.act] == p.act", "P204"),
-        ("r = sub, obj, act, ctx", "r = sub, obj, act", "P202"),
-        ("max_calls_per_hour, when, eft", "when, eft", "P202"),
-        ("[policy_effect]", "[policy_effects]", "P201"),
-        ("[matchers]", "[matchers]\nm2 = r.sub == p.sub", "P201"),
-        ("g2 = _, _", "g2 = _, _\ng3 = _, _", "P201"),
-        ("[matchers]", "[matchers]\nm = r.sub == p.sub", "P201"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "code"), TABLES["test_a_model_that_would_let_too_much_through_is_refused"])
 def test_a_model_that_would_let_too_much_through_is_refused(tmp_path: Path, old: str, new: str, code: str) -> None:
     assert code in model_faults(tmp_path, old, new)

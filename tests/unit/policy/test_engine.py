@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sidecar.errors import Reason, Refusal
 from sidecar.policy.patterns import globs
 from sidecar.vocabulary import DELEGATE, PermissionKind, Question, RowLimit
 from tests.unit.policy.world import AFTER, BEFORE, NOW, agent, at, chain, engine, faults, session, tool
+
+TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "engine.json").read_text())
 
 CHAINED = {
     "user_to_nhi": "p, user:alice, nhi:planner, delegate, -, 5, -, allow\n",
@@ -93,19 +96,7 @@ def test_an_agent_is_asked_by_the_kind_of_the_last_principal(tmp_path: Path) -> 
     assert asked.decide(chain("user:a"), session("bot", "sampling/createMessage"), NOW).allowed
 
 
-@pytest.mark.parametrize(
-    ("action", "used"),
-    [
-        ("tools/call", True),
-        ("delegate", True),
-        ("tasks/resubscribe", True),
-        ("push/set", False),
-        ("card/extended", False),
-        ("sampling/createMessage", False),
-        ("roots/list", False),
-        ("initialize", False),
-    ],
-)
+@pytest.mark.parametrize(("action", "used"), TABLES["test_use_is_what_the_contract_lists"])
 def test_use_is_what_the_contract_lists(tmp_path: Path, action: str, used: bool) -> None:
     asked = engine(tmp_path, {"agent_to_tool": "p, user:a, nhi:s, use, -, -, -, allow\n"})
     assert asked.decide(chain("user:a"), session("s", action), NOW).allowed is used
@@ -350,23 +341,7 @@ def test_an_earlier_link_may_be_bound_to_the_call(tmp_path: Path) -> None:
 # --- listing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "listed"),
-    [
-        ("p, user:a, tool:s/t, use, -, 1, -, allow", True),
-        ("p, user:a, tool:s/t, use, -, -, args.x == 1, allow", True),
-        ("p, user:a, tool:s/t, use, -, -, call.meta.m == 1, allow", True),
-        ("p, user:a, tool:s/t, use, -, -, principal.id == 'a', allow", True),
-        ("p, user:a, tool:s/t, use, -, -, principal.id == 'b', allow", False),
-        ("p, user:a, tool:s/t, use, -, -, origin.ok, allow", False),
-        ("p, user:a, tool:s/t, prompts/get, -, -, -, allow", False),
-        (f"p, user:a, tool:s/t, use, {BEFORE}, -, -, allow", False),
-        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, -, deny", False),
-        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, args.x == 1, deny", True),
-        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, principal.id == 'a', deny", False),
-        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, origin.id[5] == 'a', deny", False),
-    ],
-)
+@pytest.mark.parametrize(("rows", "listed"), TABLES["test_a_list_shows_what_could_be_called"])
 def test_a_list_shows_what_could_be_called(tmp_path: Path, rows: str, listed: bool) -> None:
     rows = rows.replace("origin.ok", "origin.scopes[0] == 'x'").replace("origin.id[5]", "origin.scopes[5]")
     assert engine(tmp_path, {"agent_to_tool": rows + "\n"}).may_list(chain("user:a"), tool("s/t"), NOW) is listed
@@ -392,33 +367,7 @@ def test_sets_nest(tmp_path: Path) -> None:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "opens"),
-    [
-        ("p, user:a, tool:s/t, tools/call, -, -, -, allow", True),
-        ("p, user:a, tool:s/*, use, -, -, -, allow", True),
-        ("p, user:a, tool:*, use, -, -, -, allow", True),
-        ("p, user:a, tool:*/t, use, -, -, -, allow", True),
-        ("p, user:a, *, use, -, -, -, allow", True),
-        ("p, *, prompt:s/x, prompts/get, -, -, -, allow", True),
-        ("p, role:r, resource:s/file://*, resources/read, -, -, -, allow", True),
-        ("p, user:*, set:things, use, -, -, -, allow", True),
-        ("p, user:a, nhi:s, sampling/createMessage, -, -, -, allow", True),
-        ("p, user:a, nhi:s*, sampling/createMessage, -, -, -, allow", True),
-        (f"p, user:a, tool:s/t, use, {AFTER}, -, -, allow", True),
-        ("p, user:a, tool:s/t, use, -, -, args.x == 1, allow", True),
-        ("p, user:b, tool:s/t, use, -, -, -, allow", False),
-        ("p, role:other, tool:s/t, use, -, -, -, allow", False),
-        ("p, user:a, tool:s2/t, use, -, -, -, allow", False),
-        ("p, user:a, tool:other/s/t, use, -, -, -, allow", False),
-        ("p, user:a, nhi:other, use, -, -, -, allow", False),
-        ("p, user:a, nhi:s2*, use, -, -, -, allow", False),
-        ("p, user:a, set:none, use, -, -, -, allow", False),
-        (f"p, user:a, tool:s/t, use, {BEFORE}, -, -, allow", False),
-        ("#: shadow=true\np, user:a, tool:s/t, use, -, -, -, allow", False),
-        ("p, user:a, tool:s/t, use, -, -, -, deny", False),
-    ],
-)
+@pytest.mark.parametrize(("row", "opens"), TABLES["test_any_live_grant_on_the_server_opens_a_session"])
 def test_any_live_grant_on_the_server_opens_a_session(tmp_path: Path, row: str, opens: bool) -> None:
     roles = "g, user:a, role:r\ng2, tool:s/t, set:inner\ng2, set:inner, set:things\ng2, tool:other/t, set:none\n"
     asked = engine(tmp_path, {"agent_to_tool": row + "\n", "roles": roles})
