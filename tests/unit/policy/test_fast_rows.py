@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -15,63 +16,19 @@ from sidecar.policy import load_policy
 from sidecar.policy.row_readers import LinkReader, RuleReader
 from tests.unit.policy.world import MODELS, scope, write
 
-SUBJECTS = [
-    "user:a",
-    "user:*",
-    "nhi:p",
-    "role:r",
-    "*",
-    "anonymous",
-    "users:a",
-    "user:a b",
-    "user:ä",
-    '"user:a"',
-    "",
-    "role:*",
-]
-OBJECTS = [
-    "tool:s/a",
-    "tool:s/*",
-    "tool:t/a",
-    "nhi:q",
-    "set:x",
-    "set:y",
-    "*",
-    "tool:s",
-    "tool:S/a",
-    '"tool:s/a"',
-    "tool:s/a\u200b",
-]
+TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "fast_rows.json").read_text())
+
+SUBJECTS = TABLES["SUBJECTS"]
+OBJECTS = TABLES["OBJECTS"]
 ACTIONS = ["use", "tools/call", "tools/call|delegate", "delegate | tools/call", "*", "tool/call", "use|use", "|", ""]
 ENDS = ["-", "-", "2030-01-01T00:00:00Z", "2030-01-01", "2030-13-01T00:00:00Z"]
 LIMITS = ["-", "-", "10", "010", "0", "x"]
-WHENS = [
-    "-",
-    "-",
-    "args.a == 1",
-    "call.meta.b == 1",
-    "args.a ==",
-    "\"has_role(principal, 'role:r')\"",
-    "1 + 1",
-    "princpal.id == 'a'",
-]
+WHENS = TABLES["WHENS"]
 EFFECTS = ["allow", "allow", "deny", "deny", "Allow", "permit"]
 DOMAINS = ["-", "x", "x y"]
 BLANKS = ["", " ", "\t", "  ", "\u00a0"]
 ENDINGS = ["\n", "\n", "\n", "\r\n", "\r\r\n", "\n\n"]
-NOTES = [
-    "",
-    "",
-    "",
-    "#: id=one",
-    "#: shadow=true",
-    "#: id=one owner=x",
-    "#: part_of=one",
-    "# said",
-    "#: nothing",
-    "\x0c",
-    "\ufeff",
-]
+NOTES = TABLES["NOTES"]
 MEMBERS = ["user:a", "nhi:p", "role:r", "role:s", "user:*", "a", '"user:a"', ""]
 ELEMENTS = ["tool:s/a", "tool:s/*", "set:x", "set:y", "nhi:q", "user:a"]
 COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft")

@@ -15,23 +15,7 @@ from sidecar.upstreams.mcp.arguments import compile_schema
 
 TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "similar_keys.json").read_text())
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "repo": {"type": "string"},
-        "straße": {},
-        "filter": {"$ref": "#/$defs/filter"},
-        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
-        "items": {"type": "array", "items": {"properties": {"id": {}}}},
-        "pair": {"prefixItems": [{"properties": {"left": {}}}]},
-    },
-    "allOf": [
-        {"properties": {"branch": {}}},
-        {"if": {"properties": {"mode": {}}}, "then": {"properties": {"depth": {}}}},
-    ],
-    "patternProperties": {"^x-": {"properties": {"note": {}}}},
-    "$defs": {"filter": {"properties": {"owner": {}, "any": {"items": {"$ref": "#/$defs/filter"}}}}},
-}
+SCHEMA: dict[str, Any] = TABLES["SCHEMA"]
 KEYS = compile_schema(SCHEMA).keys
 
 FINE: tuple[dict[str, Any], ...] = (
@@ -41,23 +25,7 @@ FINE: tuple[dict[str, Any], ...] = (
     {"items": [{"id": 1}, {"id": 2}, 3, []], "pair": [{"left": 1}]},
     {"x-1": {"note": 1}, "straße": 1, "e\u0301tat": 1},
 )
-SIMILAR: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"repo": "acme/x", "Repo": "evil/x"}, "/Repo"),
-    ({"REPO": "evil/x"}, "/REPO"),
-    ({"other": 1, "oTher": 2}, "/oTher"),
-    ({"labels": {"a": 1, "A": 2}}, "/labels/A"),
-    ({"filter": {"Owner": "x"}}, "/filter/Owner"),
-    ({"filter": {"any": [{"any": [{"OWNER": 1}]}]}}, "/filter/any/0/any/0/OWNER"),
-    ({"items": [{"id": 1}, {"Id": 2}]}, "/items/1/Id"),
-    ({"pair": [{"Left": 1}]}, "/pair/0/Left"),
-    ({"Branch": 1}, "/Branch"),
-    ({"Depth": 1}, "/Depth"),
-    ({"x-1": {"Note": 1}}, "/x-1/Note"),
-    ({"STRASSE": 1}, "/STRASSE"),
-    ({"ｒepo": 1}, "/ｒepo"),
-    ({"\u00e9tat": 1, "e\u0301tat": 2}, "/e\u0301tat"),
-    ({"a/b": {"k~": 1, "K~": 2}}, "/a~1b/K~0"),
-)
+SIMILAR: tuple[tuple[dict[str, Any], str], ...] = TABLES["SIMILAR"]
 
 
 @pytest.mark.parametrize("arguments", FINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,36 +10,10 @@ import pytest
 from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
 
+TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "agents.json").read_text())
+
 UUID = "0b9d6c1e-6a3f-4a42-9f0e-3b6d2a9c7f10"
-FAULTS = [
-    ("agents:\n  a: {executable: no-such-program}\n", (2, "S117", "there is no program no-such-program")),
-    ("agents:\n  a: {executable: ./a.txt}\n", (2, "S117", "there is no program {folder}/a.txt")),
-    ("agents:\n  a: {executable: cat, working_directory: w}\n", (2, "S116", "{folder}/w is no folder")),
-    (
-        "agents:\n  a:\n    executable: cat\n    per_call:\n      working_directories: [., w]\n",
-        (5, "S116", "{folder}/w is no folder"),
-    ),
-    ("agents:\n  a: {executable: cat, env_path: secret.env}\n", (2, "S116", "{folder}/secret.env is no file")),
-    (
-        "upstreams: {a: {mcp: {url: 'http://x'}}}\nagents:\n  a: {executable: cat}\n",
-        (3, "S174", "an upstream is called a too"),
-    ),
-    ("agents:\n  a: {executable: cat}\n  b: {executable: cat, id: a}\n", (3, "S174", "a is already taken by a")),
-    ("agents:\n  a: {executable: cat}\n  b: {executable: cat, name: a}\n", (3, "S174", "a is already taken by a")),
-    (
-        f"upstreams: {{r: {{a2a: {{url: 'http://x', agent_id: {UUID}}}}}}}\n"
-        f"agents:\n  a: {{executable: cat, a2a: {{agent_id: {UUID}}}}}\n",
-        (3, "S174", f"{UUID} is already taken by r"),
-    ),
-    (
-        "agents:\n  a: {executable: cat, a2a: {grpc_port: 9000}}\n  b: {executable: cat, a2a: {grpc_port: 9000}}\n",
-        (3, "S174", "9000 is already taken by a"),
-    ),
-    (
-        "agents:\n  a: {executable: cat, a2a: {skills: [{id: x, name: X}, {id: x, name: Z}]}}\n",
-        (2, "S174", "another skill is called x"),
-    ),
-]
+FAULTS = TABLES["FAULTS"]
 
 
 @pytest.mark.parametrize(("text", "fault"), FAULTS)

@@ -1,5 +1,6 @@
 """Does the environment set what it names, and nothing else?"""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings, load_settings
+
+TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "environment.json").read_text())
 
 FILE = """\
 version: 1
@@ -67,22 +70,7 @@ def test_an_empty_file_can_be_filled_by_the_environment_alone_but_for_its_versio
     assert load(tmp_path, {"SIDECAR_STORE__URL": "redis://x"}, "version: 1\nstore:\n").store.url == "redis://x"
 
 
-WRONG = [
-    ("a setting that does not exist", {"SIDECAR_STORE__URI": "x"}, "Y101"),
-    ("a section that does not exist", {"SIDECAR_STOR__URL": "x"}, "Y101"),
-    ("lower case", {"SIDECAR_store__url": "x"}, "S201"),
-    ("an empty part", {"SIDECAR_STORE____URL": "x"}, "S201"),
-    ("a part below a value", {"SIDECAR_STORE__URL__X": "x"}, "S201"),
-    ("an entry far beyond the end", {"SIDECAR_IDENTITY__ISSUERS__7__ISSUER": "x"}, "S201"),
-    ("a name where a number is due", {"SIDECAR_IDENTITY__ISSUERS__FIRST__ISSUER": "x"}, "S201"),
-    ("a value of the wrong type", {"SIDECAR_SERVER__MAX_BODY_BYTES": "many"}, "Y103"),
-    ("a trap", {"SIDECAR_POLICY__SELF_TEST": "no"}, "Y012"),
-    ("an octal trap", {"SIDECAR_SERVER__MAX_BODY_BYTES": "010"}, "Y012"),
-    ("a broken list", {"SIDECAR_SERVER__ALLOWED_HOSTS": "[a"}, "Y005"),
-    ("a list with a trap", {"SIDECAR_SERVER__ALLOWED_HOSTS": "[a, no]"}, "Y012"),
-    ("nothing where something is due", {"SIDECAR_STORE__URL": ""}, "Y103"),
-    ("a file that is not there", {"SIDECAR_STORE__URL_FILE": "/nowhere/x"}, "S203"),
-]
+WRONG = TABLES["WRONG"]
 
 
 @pytest.mark.parametrize(("environ", "code"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
@@ -113,15 +101,7 @@ def test_a_setting_and_its_file_together_are_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, environ) == [("env SIDECAR_STORE__URL_FILE", "S202")]
 
 
-FILLED = [
-    ("http://h:${PORT}/mcp", {"PORT": "1"}, "http://h:1/mcp"),
-    ("http://h:${env:PORT}/mcp", {"PORT": "1"}, "http://h:1/mcp"),
-    ("http://h:${PORT:-2}/mcp", {}, "http://h:2/mcp"),
-    ("http://h:${PORT:-2}/mcp", {"PORT": ""}, "http://h:2/mcp"),
-    ("http://${A}${B}/", {"A": "x", "B": "y"}, "http://xy/"),
-    ("http://h/${A}", {"A": "$B", "B": "y"}, "http://h/$B"),
-    ("http://h/$PORT", {"PORT": "1"}, "http://h/$PORT"),
-]
+FILLED = TABLES["FILLED"]
 
 
 @pytest.mark.parametrize(("url", "environ", "expected"), FILLED)

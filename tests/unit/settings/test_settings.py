@@ -1,5 +1,6 @@
 """Does sidecar.yaml say what it seems to say, and nothing dangerous by omission?"""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.load import doubts
 from sidecar.settings.load import load as load_document
 from sidecar.settings.server import TlsFiles
+
+TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "settings.json").read_text())
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings"
 
@@ -111,15 +114,7 @@ def test_two_issuers_share_neither_name_nor_namespace(tmp_path: Path) -> None:
     assert [fault.code for fault in error.value.faults] == ["S110", "S111", "S110", "S111"]
 
 
-PRESET_KEYS = [
-    ("keycloak", "https://k.example/realms/acme", "https://k.example/realms/acme/protocol/openid-connect/certs"),
-    (
-        "entra",
-        "https://login.microsoftonline.com/tid/v2.0",
-        "https://login.microsoftonline.com/tid/discovery/v2.0/keys",
-    ),
-    ("okta", "https://acme.okta.com/oauth2/default", "https://acme.okta.com/oauth2/default/v1/keys"),
-]
+PRESET_KEYS = TABLES["PRESET_KEYS"]
 
 
 @pytest.mark.parametrize(("preset", "issuer", "keys"), PRESET_KEYS)
