@@ -14,13 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sidecar.errors import PolicyError
 from sidecar.limits.amounts import MOST, in_units, millionths, path_of
-from sidecar.limits.plan import BudgetRule, Budgets, CallCost, LimitCap
+from sidecar.limits.plan import BudgetRule, Budgets, CallCost, Kind, LimitCap
 from sidecar.settings.agent_endpoints import AgentOffer
 from sidecar.settings.field_types import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.rates import PerSecond, Quota, burst_of, interval_us, rate_faults
@@ -52,30 +52,27 @@ def entries_of(offers: Mapping[str, AgentOffer]) -> tuple[BudgetRule, ...]:
     found = []
     for name, offer in offers.items():
         if (said := offer.rate_limiting) is not None:
-            caps = (_rate(said.requests_per_second, said.burst), _a_day(said.daily_quota))
-            found.append(BudgetRule("agents", f"nhi:{name}", said.per_principal, tuple(cap for cap in caps if cap)))
+            caps = _caps((said.requests_per_second, said.burst), day=said.daily_quota)
+            found.append(BudgetRule("agents", f"nhi:{name}", said.per_principal, caps))
     return tuple(found)
 
 
-def _rate(per_second: float | None, burst: int | None) -> LimitCap | None:
-    return None if per_second is None else LimitCap("rate", burst_of(per_second, burst), interval_us(per_second))
+def _caps(rate: tuple[float | None, int | None] = (None, None), **most: int | None) -> tuple[LimitCap, ...]:
+    """One cap for each limit that is set: a rate with its burst, and the most of each kind."""
+    per_second, burst = rate
+    caps = [] if per_second is None else [LimitCap("rate", burst_of(per_second, burst), interval_us(per_second))]
+    return (*caps, *(LimitCap(cast(Kind, kind), number) for kind, number in most.items() if number))
 
 
-def _a_day(quota: int | None) -> LimitCap | None:
-    return LimitCap("day", quota) if quota else None
+def _matching(pattern: str, message: str, hint: str) -> AfterValidator:
+    """Accepts text that matches the pattern as a whole."""
 
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            reject(message, hint=hint)
+        return text
 
-def _object_pattern(text: str) -> str:
-    if not re.fullmatch(r"\*|(tool|prompt|resource|nhi):\S{1,512}", text):
-        hint = "write tool:<server>/<tool>, prompt:…, resource:… or nhi:…; * matches any run"
-        reject("this names no object", hint=hint)
-    return normal_object(text)
-
-
-def _principal_pattern(text: str) -> str:
-    if not re.fullmatch(r"\*|anonymous|(user|nhi|role):[!#-&(-+\--{}~]{1,512}", text):
-        reject("this names no principal", hint="write user:<id>, nhi:<id> or role:<name>; * matches any run")
-    return text
+    return AfterValidator(check)
 
 
 def _amount(value: object) -> int:
@@ -94,14 +91,31 @@ def _result_path(text: str) -> str:
     return text
 
 
-def _unit(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", text):
-        reject("this names no unit", hint="write usd, tokens or another word of letters, digits, _ and -")
-    return text
-
-
-ObjectPattern = Annotated[str, AfterValidator(_object_pattern)]
-PrincipalPattern = Annotated[str, AfterValidator(_principal_pattern)]
+ObjectPattern = Annotated[
+    str,
+    _matching(
+        r"\*|(tool|prompt|resource|nhi):\S{1,512}",
+        "this names no object",
+        "write tool:<server>/<tool>, prompt:…, resource:… or nhi:…; * matches any run",
+    ),
+    AfterValidator(normal_object),
+]
+PrincipalPattern = Annotated[
+    str,
+    _matching(
+        r"\*|anonymous|(user|nhi|role):[!#-&(-+\--{}~]{1,512}",
+        "this names no principal",
+        "write user:<id>, nhi:<id> or role:<name>; * matches any run",
+    ),
+]
+SeedTool = Annotated[
+    str,
+    _matching(
+        rf"{SLUG}|(tool|prompt|resource|nhi):\S{{1,512}}",
+        "this names no tool",
+        "write the server's name, such as github, or an object such as tool:github/*",
+    ),
+]
 Calls = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Amount = Annotated[
     int,
@@ -117,7 +131,14 @@ Amount = Annotated[
     ),
 ]
 """An amount of a unit; stored in millionths."""
-Unit = Annotated[str, AfterValidator(_unit)]
+Unit = Annotated[
+    str,
+    _matching(
+        r"[A-Za-z][A-Za-z0-9_-]{0,31}",
+        "this names no unit",
+        "write usd, tokens or another word of letters, digits, _ and -",
+    ),
+]
 
 
 class SeedRate(Section):
@@ -164,13 +185,9 @@ class ToolEntry(Section):
 
     def compiled(self, pattern: str) -> BudgetRule:
         """Compile this entry for the objects of `pattern`."""
-        concurrency = self.concurrency or self.seed_concurrency
-        caps = (
-            _rate(*self._said_rate),
-            LimitCap("concurrency", concurrency) if concurrency else None,
-            _a_day(self.daily_quota or self.seed_quota),
-        )
-        return BudgetRule("tools", pattern, self.per is not None, tuple(cap for cap in caps if cap), self.timeout)
+        concurrency, quota = self.concurrency or self.seed_concurrency, self.daily_quota or self.seed_quota
+        caps = _caps(self._said_rate, concurrency=concurrency, day=quota)
+        return BudgetRule("tools", pattern, self.per is not None, caps, self.timeout)
 
 
 class PrincipalEntry(Section):
@@ -186,25 +203,14 @@ class PrincipalEntry(Section):
 
     def compiled(self, pattern: str) -> BudgetRule:
         """Compile this entry for the principals of `pattern`."""
-        caps = (
-            LimitCap("hour", self.per_hour) if self.per_hour else None,
-            LimitCap("day", self.per_day) if self.per_day else None,
-            LimitCap("month", self.per_month) if self.per_month else None,
-            LimitCap("concurrency", self.concurrency) if self.concurrency else None,
-        )
-        return BudgetRule("principals", pattern, not self.shared, tuple(cap for cap in caps if cap))
-
-
-def _seed_tool(text: str) -> str:
-    if not re.fullmatch(rf"{SLUG}|(tool|prompt|resource|nhi):\S{{1,512}}", text):
-        reject("this names no tool", hint="write the server's name, such as github, or an object such as tool:github/*")
-    return text
+        caps = _caps(hour=self.per_hour, day=self.per_day, month=self.per_month, concurrency=self.concurrency)
+        return BudgetRule("principals", pattern, not self.shared, caps)
 
 
 class SeedEntry(ToolEntry):
     """The seed's ToolBudget: `tool` is a server's name and means all of its tools."""
 
-    tool: Annotated[str, AfterValidator(_seed_tool)] | None = None
+    tool: SeedTool | None = None
 
     @property
     def pattern(self) -> str:
@@ -275,14 +281,9 @@ class BudgetEntry(Section):
 
     def compiled(self) -> BudgetRule:
         """Compile this entry."""
-        caps = (
-            LimitCap("hour", self.per_hour) if self.per_hour else None,
-            LimitCap("day", self.per_day) if self.per_day else None,
-            LimitCap("month", self.per_month) if self.per_month else None,
-        )
+        caps = _caps(hour=self.per_hour, day=self.per_day, month=self.per_month)
         each = self.principal is not None and not self.shared
-        kept = tuple(cap for cap in caps if cap)
-        return BudgetRule("budgets", self.principal or "", each, kept, object=self.object, unit=self.unit)
+        return BudgetRule("budgets", self.principal or "", each, caps, object=self.object, unit=self.unit)
 
 
 def _spelling(entry: object) -> str:

@@ -9,55 +9,32 @@ When the number is used up the caller gets 503 for the outage, not a limit refus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
-from sidecar.limits.counters import CounterState
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import LimitCharge, lasting
-from sidecar.limits.store import Charges, CounterStore, CounterUnreadable, StoreUnavailable, Verdict
+from sidecar.limits.store import Charges, CounterUnreadable, SharedCounters, StoreUnavailable, Verdict, WrappedCounters
 
 OWED_S = 3600.0
 """After this time, charges that could not be sent to the store have left the one-hour window."""
 
 
-class SharedCounters(CounterStore, Protocol):
-    """A store that instances share."""
-
-    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charge what was admitted without the store."""
-
-
-class DegradedStore:
+class DegradedStore(WrappedCounters):
     """A shared store that admits, while it is down, `most` calls per limit and window locally."""
 
     def __init__(self, shared: SharedCounters, here: MemoryCounters, most: int) -> None:
-        self.kind = shared.kind
-        self._shared = shared
+        super().__init__(shared)
         self._here = here
         self._most = most
         self._lent: dict[str, Charges] = {}  # running calls that were admitted locally
 
     @property
-    def up(self) -> bool:
-        return self._shared.up
-
-    @property
-    def trouble(self) -> str:
-        return self._shared.trouble
-
-    @property
-    def warning(self) -> str:
-        return self._shared.warning
-
-    @property
     def degraded(self) -> bool:
-        return not self._shared.up
+        return not self.inner.up
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         try:
-            return await self._shared.reserve(charges, decision_id)
+            return await self.inner.reserve(charges, decision_id)
         except CounterUnreadable:
             raise  # one unreadable counter is not an outage
         except StoreUnavailable:
@@ -71,7 +48,7 @@ class DegradedStore:
         if verdict.admitted:
             self._lent[decision_id] = lent
             # The store may have recorded this decision as given back: the reservation was sent but not answered.
-            self._shared.charge_later(lasting(charges), _here(decision_id), OWED_S)
+            self.inner.charge_later(lasting(charges), _here(decision_id), OWED_S)
         return verdict._replace(degraded=True)
 
     def _lowered(self, charge: LimitCharge) -> LimitCharge:
@@ -81,37 +58,25 @@ class DegradedStore:
     def give_back(self, charges: Charges, decision_id: str) -> None:
         if lent := self._lent.pop(decision_id, None):
             self._here.give_back(lent, decision_id)
-            self._shared.give_back(lasting(charges), _here(decision_id))
+            self.inner.give_back(lasting(charges), _here(decision_id))
         else:
-            self._shared.give_back(charges, decision_id)
+            self.inner.give_back(charges, decision_id)
 
     def release(self, charges: Charges, decision_id: str) -> None:
         if lent := self._lent.pop(decision_id, None):
             self._here.release(tuple([charge for charge in lent if charge.kind == "concurrency"]), decision_id)
         else:
-            self._shared.release(charges, decision_id)
+            self.inner.release(charges, decision_id)
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         if lent := self._lent.get(decision_id):
             self._here.extend(lent, decision_id)
         else:
-            self._shared.extend(charges, decision_id)
-
-    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        return await self._shared.look(charges)
+            self.inner.extend(charges, decision_id)
 
     async def reset(self, charges: Charges) -> None:
-        await self._shared.reset(charges)
+        await super().reset(charges)
         await self._here.reset(charges)
-
-    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        return await self._shared.run(script, key, arguments)
-
-    async def ping(self) -> None:
-        await self._shared.ping()
-
-    async def close(self) -> None:
-        await self._shared.close()
 
 
 def _here(decision_id: str) -> str:

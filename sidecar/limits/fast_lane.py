@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from sidecar.limits.counters import MINUTE_US, SECOND_US, CounterState
-from sidecar.limits.degraded import SharedCounters
+from sidecar.limits.counters import MINUTE_US, SECOND_US
 from sidecar.limits.plan import Kind, LimitCharge
-from sidecar.limits.store import Charges, Verdict
+from sidecar.limits.store import Charges, SharedCounters, Verdict, WrappedCounters
 
 BLOCK_S: Final = 0.1  # the time that one block should last
 SHARE: Final = 8  # a block takes at most one part in eight of what is left, so that other replicas find room
@@ -66,15 +65,14 @@ class _LaneState:
     asking: asyncio.Task[None] | None = None
 
 
-class FastLane:
+class FastLane(WrappedCounters):
     """A CounterStore in front of another. `most` is the largest block, `idle_s` how long the rest of one may stay
     unused."""
 
     def __init__(
         self, inner: SharedCounters, *, most: int, idle_s: float, clock: Callable[[], float], new_id: Callable[[], str]
     ) -> None:
-        self.inner = inner
-        self.kind = inner.kind
+        super().__init__(inner)
         self._most = most
         self._idle_s = idle_s
         self._clock = clock
@@ -83,22 +81,6 @@ class FastLane:
         self._taken: dict[str, _Block] = {}
         self._over: set[_Block] = set()
         self._look: asyncio.TimerHandle | None = None
-
-    @property
-    def up(self) -> bool:
-        return self.inner.up
-
-    @property
-    def trouble(self) -> str:
-        return self.inner.trouble
-
-    @property
-    def warning(self) -> str:
-        return self.inner.warning
-
-    @property
-    def degraded(self) -> bool:
-        return self.inner.degraded
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         if not all(map(_may_be_ahead, charges)):
@@ -139,13 +121,6 @@ class FastLane:
         if decision_id not in self._taken:
             self.inner.extend(charges, decision_id)
 
-    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        self.inner.charge_later(charges, decision_id, within_s)
-
-    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        """Look in the store; calls charged in advance count as used."""
-        return await self.inner.look(charges)
-
     async def reset(self, charges: Charges) -> None:
         """Reset in the store. What was charged in advance on these counters is returned first, or never."""
         keys = {charge.key for charge in charges}
@@ -154,13 +129,7 @@ class FastLane:
                 self._end(way)
         for block in self._over:
             block.charges = tuple([charge for charge in block.charges if charge.key not in keys])
-        await self.inner.reset(charges)
-
-    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        return await self.inner.run(script, key, arguments)
-
-    async def ping(self) -> None:
-        await self.inner.ping()
+        await super().reset(charges)
 
     async def close(self) -> None:
         """Return what is left of blocks, then close the store."""

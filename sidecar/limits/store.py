@@ -6,7 +6,7 @@ Implementations are in this process and in Redis or Valkey. They behave alike; o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from sidecar.limits.counters import CounterState
 from sidecar.limits.plan import LimitCharge
@@ -47,8 +47,8 @@ class Verdict(NamedTuple):
         return tuple(map(CounterState, numbers[::3], numbers[1::3], numbers[2::3]))
 
 
-class StoreObserver(Protocol):
-    """Receives events of a store."""
+class StoreObserver:
+    """Receives events of a store; this one ignores them."""
 
     def answered(self, duration_s: float) -> None:
         """A reservation was answered, admitted or not."""
@@ -62,20 +62,7 @@ class StoreObserver(Protocol):
         down). The outage was too long, too many were pending, or the process ends."""
 
 
-class UnseenUsage:
-    """Ignores all events."""
-
-    def answered(self, duration_s: float) -> None:
-        """Ignored."""
-
-    async def forgot(self, how: Forgot, count: int) -> None:
-        """Ignored."""
-
-    def untold(self, counts: Mapping[str, int]) -> None:
-        """Ignored."""
-
-
-UNSEEN = UnseenUsage()
+UNSEEN: Final = StoreObserver()
 
 
 class CounterStore(Protocol):
@@ -131,3 +118,52 @@ class CounterStore(Protocol):
 
     async def close(self) -> None:
         """Finish started operations, within a second, and disconnect."""
+
+
+class SharedCounters(CounterStore, Protocol):
+    """A store that instances share."""
+
+    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
+        """Charge what was admitted without the store, whatever the limit: now, or when it is back within that time."""
+
+
+class WrappedCounters:
+    """A store in front of another, to which it passes what it does not change."""
+
+    def __init__(self, inner: SharedCounters) -> None:
+        self.inner = inner
+        self.kind = inner.kind
+
+    @property
+    def up(self) -> bool:
+        return self.inner.up
+
+    @property
+    def trouble(self) -> str:
+        return self.inner.trouble
+
+    @property
+    def warning(self) -> str:
+        return self.inner.warning
+
+    @property
+    def degraded(self) -> bool:
+        return self.inner.degraded
+
+    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
+        self.inner.charge_later(charges, decision_id, within_s)
+
+    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
+        return await self.inner.look(charges)
+
+    async def reset(self, charges: Charges) -> None:
+        await self.inner.reset(charges)
+
+    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
+        return await self.inner.run(script, key, arguments)
+
+    async def ping(self) -> None:
+        await self.inner.ping()
+
+    async def close(self) -> None:
+        await self.inner.close()

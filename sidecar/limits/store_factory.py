@@ -6,10 +6,10 @@ import secrets
 import time
 from collections.abc import Callable
 
-from sidecar.limits.degraded import DegradedStore, SharedCounters
+from sidecar.limits.degraded import DegradedStore
 from sidecar.limits.fast_lane import FastLane
 from sidecar.limits.memory_store import MemoryCounters
-from sidecar.limits.store import LEASE_S, UNSEEN, CounterStore, StoreObserver
+from sidecar.limits.store import LEASE_S, UNSEEN, CounterStore, SharedCounters, StoreObserver
 from sidecar.settings.store import StoreSettings
 
 

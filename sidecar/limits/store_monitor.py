@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidecar.errors import Refusal
-from sidecar.limits import CounterStore
-from sidecar.limits.store import Forgot
+from sidecar.limits.store import CounterStore, Forgot, StoreObserver
 from sidecar.observability.metrics import Metrics
 from sidecar.vocabulary import Witness
 
@@ -27,7 +26,7 @@ log = logging.getLogger("sidecar.limits.store_monitor")
 
 
 @dataclass(slots=True)
-class StoreMonitor:
+class StoreMonitor(StoreObserver):
     """Reports the store as metrics, log lines and audit records. `most` is what each limit admits while the store is
     down."""
 

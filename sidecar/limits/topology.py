@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from redis.asyncio.connection import Connection as TcpConnection
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
@@ -40,6 +40,8 @@ DEADLINES = 3
 MAX_KNOWN = 64
 
 Address = tuple[str, int]
+Opener = Callable[[Address], RedisConnection]
+"""Creates a connection that is not yet connected."""
 Trouble = (RedisError, OSError, SettingsError, TimeoutError)
 """Errors of a server that is unreachable or unreliable; SettingsError: a password file is unreadable now."""
 
@@ -58,27 +60,24 @@ def understood() -> Iterator[None]:
         raise NoPrimaryError(f"an answer that makes no sense ({type(error).__name__})") from None
 
 
-class Opener(Protocol):
-    """Creates a connection that is not yet connected."""
-
-    def __call__(self, address: Address) -> RedisConnection: ...
-
-
-class Finder(Protocol):
+class Finder:
     """Finds the server that counts."""
 
     async def find(self) -> RedisConnection:
         """Return an open connection to it. Raises one of `Trouble`."""
+        raise NotImplementedError
 
     async def still(self) -> bool:
         """Whether it still counts, as far as that can be queried."""
+        return True
 
     def moved(self, address: Address) -> None:
-        """Note that a server named this address as the one that counts now."""
+        """Note that a server named this address as the one that counts now; ignored where nodes can't redirect."""
 
     async def at(self, address: Address) -> RedisConnection:
         """Return an open connection to a node that another node named. Only Cluster nodes may redirect; elsewhere any
         responder could have our password sent to an address of its choice. Raises one of `Trouble`."""
+        raise NoPrimaryError("only nodes of a Cluster name others")
 
     async def close(self) -> None:
         """Close the connections to queried nodes."""
@@ -88,11 +87,17 @@ def finder_of(chosen: StoreSettings) -> Finder:
     """Build the finder of a store's settings without connecting. Raises SettingsError for unusable files."""
     place = chosen.place
     _check_files(chosen)
-    to_store = partial(_to_store, chosen, place)
+    to_store = partial(_connection, chosen, place, chosen.login)
     connect_s, answer_s = _at_least(CONNECT_S, chosen), _at_least(ANSWER_S, chosen)
     match place.kind:
         case "sentinel":
-            return Sentinels(partial(_to_sentinel, chosen, place), to_store, place.nodes, place.service, answer_s)
+            return Sentinels(
+                partial(_connection, chosen, place, partial(_sentinel_login, chosen)),
+                to_store,
+                place.nodes,
+                place.service,
+                answer_s,
+            )
         case "cluster":
             return Cluster(to_store, place.nodes, answer_s)
         case "unix":
@@ -101,7 +106,7 @@ def finder_of(chosen: StoreSettings) -> Finder:
             return SingleNode(to_store, place.nodes[0], connect_s)
 
 
-class SingleNode:
+class SingleNode(Finder):
     """The server that the URL names."""
 
     def __init__(self, opener: Opener, address: Address, connect_s: float = CONNECT_S) -> None:
@@ -112,20 +117,8 @@ class SingleNode:
     async def find(self) -> RedisConnection:
         return await _opened(self._opener(self._address), self._connect_s)
 
-    async def still(self) -> bool:
-        return True
 
-    def moved(self, address: Address) -> None:
-        """Ignored: a single node has no other."""
-
-    async def at(self, address: Address) -> RedisConnection:
-        raise NoPrimaryError("this server leads nowhere")
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
-
-class Sentinels:
+class Sentinels(Finder):
     """The server that the Sentinels name as primary, if it confirms that role: a Sentinel's view may be stale."""
 
     def __init__(
@@ -166,14 +159,10 @@ class Sentinels:
         except Trouble:
             return True  # without an answer from a Sentinel, stay with a server that answers
 
-    def moved(self, address: Address) -> None:
-        """Ignored: only Sentinels name the primary."""
-
-    async def at(self, address: Address) -> RedisConnection:
-        raise NoPrimaryError("a primary leads nowhere")
-
     async def close(self) -> None:
-        await self._hang_up()
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            await asked.disconnect(nowait=True)
 
     async def _primary(self) -> Address:
         async with self._asking:  # `find` and `still` share a connection
@@ -187,11 +176,11 @@ class Sentinels:
                     return await self._named_by(sentinel)
             except Trouble as error:
                 trouble = error
-                await self._hang_up()
+                await self.close()
                 self._sentinels.remove(sentinel)
                 self._sentinels.append(sentinel)
             except BaseException:
-                await self._hang_up()  # a reply may be pending that is never read
+                await self.close()  # a reply may be pending that is never read
                 raise
         raise trouble
 
@@ -207,13 +196,8 @@ class Sentinels:
         with understood():
             return _address(named[0], named[1], sentinel[0])
 
-    async def _hang_up(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            await asked.disconnect(nowait=True)
 
-
-class Cluster:
+class Cluster(Finder):
     """The node that owns our slot. Nodes named by others are remembered, because those of the URL may disappear."""
 
     def __init__(self, opener: Opener, nodes: Sequence[Address], answer_s: float = ANSWER_S) -> None:
@@ -232,17 +216,11 @@ class Cluster:
                 self._nodes.append(node)
         raise trouble
 
-    async def still(self) -> bool:
-        return True  # a node that no longer owns our slot says so in every reply
-
     def moved(self, address: Address) -> None:
         self._nodes = [address, *(node for node in self._nodes if node != address)][:MAX_KNOWN]
 
     async def at(self, address: Address) -> RedisConnection:
         return await _opened(self._opener(address), self._answer_s)
-
-    async def close(self) -> None:
-        """Nothing to close: connections to queried nodes last for one query."""
 
     async def _through(self, node: Address) -> RedisConnection:
         connection = await self.at(node)
@@ -270,7 +248,7 @@ class Cluster:
         except (TypeError, ValueError, IndexError):
             raise NoPrimaryError("no table of slots") from None
         if owner is None:
-            raise NoPrimaryError("nobody owns our slot")
+            raise NoPrimaryError("no node owns our slot")
         return owner
 
 
@@ -311,9 +289,6 @@ async def ask_once(connection: RedisConnection, *commands: Sequence[bytes | str 
             await connection.disconnect(nowait=True)
 
 
-# Connections. redis-py must not retry: a charge that is sent twice would be charged twice.
-
-
 def _at_least(seconds: float, chosen: StoreSettings) -> float:
     return max(seconds, DEADLINES * chosen.timeout)
 
@@ -336,21 +311,18 @@ def _check_files(chosen: StoreSettings) -> None:
         raise SettingsError([fault_in(file or "store.tls", f"is of no use for TLS: {error}", code="S136")]) from None
 
 
-def _to_store(chosen: StoreSettings, place: StorePlace, address: Address) -> RedisConnection:
-    return _connection(chosen, place, address, chosen.login())
+def _sentinel_login(chosen: StoreSettings) -> dict[str, Any]:
+    if (sentinel := chosen.sentinel) is None:
+        return {}
+    return {"username": sentinel.username, "password": read_secret(sentinel.password_path, "theirs")}
 
 
-def _to_sentinel(chosen: StoreSettings, place: StorePlace, address: Address) -> RedisConnection:
-    login: dict[str, Any] = {}
-    if chosen.sentinel is not None:
-        login = {"username": chosen.sentinel.username}
-        login["password"] = read_secret(chosen.sentinel.password_path, "theirs")
-    return _connection(chosen, place, address, login)
-
-
-def _connection(chosen: StoreSettings, place: StorePlace, address: Address, login: dict[str, Any]) -> RedisConnection:
+def _connection(
+    chosen: StoreSettings, place: StorePlace, login: Callable[[], dict[str, Any]], address: Address
+) -> RedisConnection:
+    """Creates a connection. redis-py must not retry: a charge that is sent twice would be charged twice."""
     options: dict[str, Any] = {
-        **login,
+        **login(),
         "socket_connect_timeout": _at_least(CONNECT_S, chosen),
         "socket_timeout": None,
         "health_check_interval": 0,

@@ -19,7 +19,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, LimitPlan, StoreUnavailable, open_store
 from sidecar.limits.plan import LimitCharge
 from sidecar.limits.redis_store import AT_ONCE, EPOCH, TIDE, RedisCounters, _ForeignReplyError, _verdict
-from sidecar.limits.store import UnseenUsage
+from sidecar.limits.store import StoreObserver
 from sidecar.limits.topology import PREFIX, finder_of
 from sidecar.settings import load_settings
 from sidecar.settings.store import StoreSettings
@@ -259,7 +259,7 @@ async def test_a_charge_whose_reply_was_lost_is_refused_and_given_back(fresh_val
         assert [await used(theirs, limit) for limit in ALL] == [0, 0, 0, 0]
 
 
-class Listening(UnseenUsage):
+class Listening(StoreObserver):
     """Remembers what the store could not be told."""
 
     def __init__(self) -> None:

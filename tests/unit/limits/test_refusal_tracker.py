@@ -18,7 +18,7 @@ from sidecar.limits.eviction import eviction_warning
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.redis_store import RedisCounters
 from sidecar.limits.refusal_tracker import HOLDS_S, RefusalTracker
-from sidecar.limits.store import CounterUnreadable, UnseenUsage
+from sidecar.limits.store import CounterUnreadable, StoreObserver
 from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
@@ -28,7 +28,7 @@ HOUR, RATE, SLOTS = charge("hour", 1000), charge("rate", 1000, interval_us=1000)
 FORBIDDEN = ResponseError("ERR The user executing the script can't run this command or subcommand")  # Redis 6
 
 
-class Listening(UnseenUsage):
+class Listening(StoreObserver):
     """What nobody told the store."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Listening(UnseenUsage):
 @asynccontextmanager
 async def opened(url: str, listening: Listening | None = None) -> AsyncIterator[RedisCounters]:
     store = RedisCounters(
-        finder_of(StoreSettings(url=url)), deadline_s=2.0, hold_s=0.0, observer=listening or UnseenUsage()
+        finder_of(StoreSettings(url=url)), deadline_s=2.0, hold_s=0.0, observer=listening or StoreObserver()
     )
     try:
         await store.ping()
