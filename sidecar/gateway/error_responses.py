@@ -94,15 +94,16 @@ def tell(
     manner: DenyManner = DenyManner(),
     resource_metadata: str = "",
 ) -> ErrorResponse:
-    answer = refusal.answer
-    facts = _facts(refusal, answer, decision_id, manner.disclosure)
+    facts = facts_of(refusal, decision_id, manner)
     headers = headers_of(refusal, facts, resource_metadata)
     if shape is AnswerShape.PLAIN:
-        return _problem(refusal, answer, facts, headers)
-    if _as_tool_result(refusal, answer, method, manner):
+        return _problem(refusal, facts, headers)
+    answer = refusal.answer
+    carried = answer.http != answer.session_http
+    as_result = carried and method == "tools/call" and manner.deny_style == "tool_result"
+    if as_result or refusal.reason is Reason.BAD_ARGUMENTS:
         return ErrorResponse(200, _tool_result(refusal, shape, request_id, facts), JSON, headers)
-    status = _status(answer, shape, manner)
-    return ErrorResponse(status, error_body(refusal, request_id, facts), JSON, headers)
+    return ErrorResponse(_status(answer, shape, manner), error_body(refusal, request_id, facts), JSON, headers)
 
 
 def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
@@ -111,11 +112,8 @@ def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]
 
 
 def facts_of(refusal: Refusal, decision_id: str, manner: DenyManner) -> Mapping[str, Any]:
-    """Returns the facts that every refusal carries, for an error inside a stream."""
-    return _facts(refusal, refusal.answer, decision_id, manner.disclosure)
-
-
-def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Disclosure) -> dict[str, Any]:
+    """Returns the facts that every refusal carries."""
+    answer, disclosure = refusal.answer, manner.disclosure
     facts: dict[str, Any] = {"decision_id": decision_id}
     if disclosure == "hide" and answer.status == "permission_denied":
         return facts
@@ -193,13 +191,6 @@ def _status(answer: Answer, shape: AnswerShape, manner: DenyManner) -> int:
     return answer.http if shape is AnswerShape.STATELESS else answer.session_http
 
 
-def _as_tool_result(refusal: Refusal, answer: Answer, method: str, manner: DenyManner) -> bool:
-    if refusal.reason is Reason.BAD_ARGUMENTS:
-        return True
-    carried = answer.http != answer.session_http
-    return carried and method == "tools/call" and manner.deny_style == "tool_result"
-
-
 def _tool_result(refusal: Refusal, shape: AnswerShape, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
     result: dict[str, Any] = {
         "content": [{"type": "text", "text": message_of(refusal, facts)}],
@@ -216,8 +207,8 @@ def plain_status(answer: Answer) -> int:
     return answer.http if answer.http >= 400 else 400
 
 
-def _problem(refusal: Refusal, answer: Answer, facts: Mapping[str, Any], headers: Mapping[str, str]) -> ErrorResponse:
-    told = _reason_told(refusal, facts)
+def _problem(refusal: Refusal, facts: Mapping[str, Any], headers: Mapping[str, str]) -> ErrorResponse:
+    answer, told = refusal.answer, _reason_told(refusal, facts)
     problem = McpError(
         type=f"{REFUSAL_URN}{refusal.reason.value}" if told else "about:blank",
         title=answer.message if told else UNEXPLAINED,

@@ -122,12 +122,17 @@ class RestFrontend:
         for _ in range(MAX_PAGES):
             more: dict[str, Any] = {}
             if cursor is not None:
-                self._charge(exchange)
+                try:  # each page, as for a caller over MCP
+                    self.session_calls.charge(exchange.caller.last.name)
+                except Refusal as refusal:
+                    if not exchange.request.excuse(refusal):
+                        raise
                 more = {"cursor": cursor}
             passed = await self._ask(exchange, message._replace(params={**message.params, **more}))
             if passed.result is None:
                 return await _respond(exchange, _server_error(passed, exchange.request.record.decision_id))
-            tools += _tools_in(passed.result)
+            # A tool whose name is not valid in a path cannot be called here.
+            tools += [_tool_from(entry) for entry in passed.result.get("tools", ()) if is_tool(entry["name"])]
             room_bytes -= len(passed.out or b"")
             cursor = _cursor_in(passed.result)
             if len(tools) > MAX_TOOLS or room_bytes < 0:
@@ -135,14 +140,6 @@ class RestFrontend:
             if cursor is None:
                 return await _respond(exchange, McpTools(tools), _LIST_HEADERS)
         raise refused("its list is longer than a plain answer may be")
-
-    def _charge(self, exchange: UpstreamExchange) -> None:
-        """Charges one page, as for a caller over MCP. Raises Refusal(RATE_LIMITED)."""
-        try:
-            self.session_calls.charge(exchange.caller.last.name)
-        except Refusal as refusal:
-            if not exchange.request.excuse(refusal):
-                raise
 
     async def _ask(self, exchange: UpstreamExchange, message: Request) -> FilteredMessage:
         with await exchange.post(message) as answer:
@@ -176,11 +173,6 @@ def arguments_in(raw: bytes) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise malformed("arguments must be an object")
     return arguments
-
-
-def _tools_in(result: Mapping[str, Any]) -> list[McpTool]:
-    """Returns the tools of a filtered list whose names are valid in a path; others cannot be called here."""
-    return [_tool_from(entry) for entry in result.get("tools", ()) if is_tool(entry["name"])]
 
 
 def _tool_from(entry: Mapping[str, Any]) -> McpTool:

@@ -18,7 +18,7 @@ from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
-from sidecar.gateway.request_metrics import JudgedRequest, judged
+from sidecar.gateway.request_metrics import judged
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
@@ -79,7 +79,7 @@ class TaskOrders:
             raise
         finally:
             means.live.leave(now)
-            judged(self.metrics, JudgedRequest(recording, placing.plan, refused, placing.excused, placing.shadow))
+            judged(self.metrics, recording, placing.plan, refused, placing.excused, shadow=placing.shadow)
 
     def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:
         live = self.runner.means.live

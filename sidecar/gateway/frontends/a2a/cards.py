@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,7 @@ from sidecar.gateway.error_responses import JSON, ErrorResponse
 from sidecar.gateway.routing import AGENTS
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.protocols.a2a import cards
-from sidecar.protocols.a2a.operations import CARD, SEND, STREAM, Binding
+from sidecar.protocols.a2a.operations import CARD, SEND, STREAM, Binding, Operation
 from sidecar.protocols.compact_json import compact_json
 from sidecar.settings.addresses import ListenAddress
 from sidecar.settings.agent_endpoints import Transport
@@ -41,13 +42,11 @@ def named(now: Snapshot, name: str) -> AgentUpstream:
     """Returns an agent by its name, or by the UUID from the settings. Raises Refusal(UPSTREAM_UNKNOWN)."""
     if name in now.agents:
         return now.agents[name]
-    try:
+    with suppress(ValueError):
         wanted = UUID(name)
-    except ValueError:
-        raise Refusal(Reason.UPSTREAM_UNKNOWN) from None
-    for agent in now.agents.values():
-        if agent.agent_id == wanted:
-            return agent
+        for agent in now.agents.values():
+            if agent.agent_id == wanted:
+                return agent
     raise Refusal(Reason.UPSTREAM_UNKNOWN)
 
 
@@ -76,9 +75,15 @@ def view_of(
     called at all: its transport came with a reload, and the listener needs a restart."""
     if not (found := interfaces(now, agent, place)):
         raise Refusal(Reason.UPSTREAM_UNKNOWN)
-    may_use = _may_use(now, agent, chain, now_s)
-    skills = frozenset(skill["id"] for skill in card.get("skills", ()) if may_use(skill["id"]))
-    has_extended = bool(card["capabilities"].get("extendedAgentCard")) and _may_read_more(now, agent, chain, now_s)
+
+    def may(skill: str, *operations: Operation) -> bool:
+        return now.shadows(now_s) or any(
+            now.engine.may_list(chain, Question(f"nhi:{agent.name}", each.action, "", skill), now_s)
+            for each in operations
+        )
+
+    skills = frozenset(skill["id"] for skill in card.get("skills", ()) if may(skill["id"], SEND, STREAM))
+    has_extended = bool(card["capabilities"].get("extendedAgentCard")) and bool(chain) and may("", CARD)
     return CardView(found, skills, security_of(now, agent), has_extended)
 
 
@@ -150,22 +155,6 @@ def security_of(now: Snapshot, agent: AgentUpstream) -> cards.Security:
         return cards.Security((cards.SecurityScheme("bearer"),))  # other accepted credentials use the same header
     own = cards.SecurityScheme("agent-token", header=auth.header_name or "X-API-Key")
     return cards.Security((own,) if auth.required else (own, *cards.BEARER.ways))
-
-
-def _may_use(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) -> Callable[[str], bool]:
-
-    def may(skill: str) -> bool:
-        return now.shadows(now_s) or any(
-            now.engine.may_list(chain, Question(f"nhi:{agent.name}", each.action, "", skill), now_s)
-            for each in (SEND, STREAM)
-        )
-
-    return may
-
-
-def _may_read_more(now: Snapshot, agent: AgentUpstream, chain: Chain, now_s: float) -> bool:
-    question = Question(f"nhi:{agent.name}", CARD.action, "")
-    return bool(chain) and (now.shadows(now_s) or now.engine.may_list(chain, question, now_s))
 
 
 def proofs_of(view: CardView) -> str:

@@ -216,8 +216,16 @@ class GrpcCalls(grpc.GenericRpcHandler):
     async def _answer(
         self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
     ) -> None:
-        body, broken = await self._message(messages)
-        agent = self.agent or _tenant(operation, version, body) or self.meant(_label(context, self.authority))
+        body, broken = b"", ""
+        try:
+            async with asyncio.timeout(self.patience_s):
+                body = await anext(aiter(messages))  # a call has one message; anything after it is not read
+        except TimeoutError:
+            broken = "the message did not arrive in time"
+        except StopAsyncIteration:
+            broken = "there is no message"
+        tenant = WIRES["1.0"].text_in(operation.request, body, "tenant") if version == "1.0" else ""
+        agent = self.agent or tenant or self.meant(_label(context, self.authority))
         dialect, sent = GrpcWriter(version), GrpcEventStream(web.StreamResponse(), context)
         name = agent if _NAME.fullmatch(agent) else ""
         request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
@@ -236,26 +244,11 @@ class GrpcCalls(grpc.GenericRpcHandler):
             with suppress(aio.InternalError):  # the caller may have left
                 await context.abort(_STATUS[status], message)
 
-    async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
-        try:
-            async with asyncio.timeout(self.patience_s):
-                return await anext(aiter(messages)), ""  # a call has one message; anything after it is not read
-        except TimeoutError:
-            return b"", "the message did not arrive in time"
-        except StopAsyncIteration:
-            return b"", "there is no message"
-
 
 def _peer(context: Any) -> Peer:
     peer = unquote(context.peer())  # the brackets of an IPv6 address arrive percent-encoded
     host, _, port = peer.partition(":")[2].rpartition(":")
     return host.strip("[]") or "local", int(port) if port.isdecimal() else 0
-
-
-def _tenant(operation: Operation, version: Version, body: bytes) -> str:
-    if version != "1.0":
-        return ""
-    return WIRES["1.0"].text_in(operation.request, body, "tenant")
 
 
 def _label(context: Any, header: str) -> str:

@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,20 +40,16 @@ class GrpcConnections:
     max_per_peer: int = 0
     port: int = 0
     _busy: Counter[Peer] = field(default_factory=Counter)
-    _calls: int = 0
-
-    @property
-    def calls(self) -> int:
-        return self._calls
+    calls: int = 0
 
     @contextmanager
     def answering(self, peer: Peer) -> Iterator[None]:
         self._busy[peer] += 1
-        self._calls += 1
+        self.calls += 1
         try:
             yield
         finally:
-            self._calls -= 1
+            self.calls -= 1
             self._busy[peer] -= 1
             if not self._busy[peer]:
                 del self._busy[peer]
@@ -62,7 +58,7 @@ class GrpcConnections:
         loop, gone, told_s = asyncio.get_running_loop(), 0, float("-inf")
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            in_use = _how_many()
+            in_use = len(_descriptors())
             short = KEPT_FREE - (_limit() - in_use)
             if short > 0 or in_use > min(self.max_connections, self.max_per_peer or self.max_connections):
                 gone += await asyncio.to_thread(self.look, short)
@@ -72,7 +68,8 @@ class GrpcConnections:
 
     def look(self, short: int = 0) -> int:
         """Closes surplus connections, and as many as descriptors are `short`. Returns how many."""
-        there = dict(_connected(self.port, _descriptors()))
+        found = ((descriptor, _peer_at(descriptor, self.port)) for descriptor in _descriptors())
+        there = {descriptor: peer for descriptor, peer in found if peer is not None}
         leaves = self.too_many(list(there.values()), short)
         return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
 
@@ -89,29 +86,16 @@ class GrpcConnections:
         return leaves
 
 
-def _how_many() -> int:
-    try:
-        return sum(1 for _ in _DESCRIPTORS.iterdir())
-    except OSError:  # no descriptor is left for the inspection
-        return _limit()
-
-
 def _limit() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST if soft == resource.RLIM_INFINITY else soft
 
 
-def _descriptors() -> Iterable[int]:
+def _descriptors() -> Sequence[int]:
     try:
         return [int(each.name) for each in _DESCRIPTORS.iterdir()]
-    except OSError:
+    except OSError:  # no descriptor is left for the inspection
         return range(_limit())
-
-
-def _connected(port: int, descriptors: Iterable[int]) -> Iterable[tuple[int, Peer]]:
-    for descriptor in descriptors:
-        if (peer := _peer_at(descriptor, port)) is not None:
-            yield descriptor, peer
 
 
 def _peer_at(descriptor: int, port: int) -> Peer | None:

@@ -131,7 +131,7 @@ def read_http(
     try:
         given = _given(operation, route, address, query, body, dialect.version)
     except UnreadableMessage as error:
-        raise _malformed(error) from None
+        raise malformed(str(error), INVALID_PARAMS) from None
     return _operate(agent, operation, _read(dialect, operation, given), dialect.version, extensions)
 
 
@@ -157,8 +157,7 @@ def _given(
         raise UnreadableMessage("", "must be an object")
     schema, message = V10 if version == "1.0" else PROTO03, request_name(operation, version)
     given = dict(body) if isinstance(body, dict) else http.typed(schema, message, query)
-    named = _named_10(operation, address) if version == "1.0" else _named_03(operation, address.ids)
-    for name, value in named:
+    for name, value in _named_in(address, operation, version):
         spelled = schema.messages[message].spelled[name]
         for spelling in (spelled.name, spelled.json):
             if given.pop(spelling, None) not in (None, "", value):
@@ -167,32 +166,23 @@ def _given(
     return given
 
 
-def _named_10(operation: Operation, address: http.RestAddress) -> Iterator[tuple[str, str]]:
-    if "task" in address.ids:
-        yield ("taskId" if operation in _OF_TASK else "id"), address.ids["task"]
-    if "config" in address.ids:
-        yield "id", address.ids["config"]
-    if address.tenant:
-        yield "tenant", address.tenant
-
-
-def _named_03(operation: Operation, ids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the parameters in the path, named as in 0.3: a resource's name."""
-    if "config" in ids:
-        yield "name", f"tasks/{ids['task']}/pushNotificationConfigs/{ids['config']}"
-    elif "task" in ids:
-        yield ("parent" if operation in _OF_TASK else "name"), f"tasks/{ids['task']}"
+def _named_in(address: http.RestAddress, operation: Operation, version: Version) -> Iterator[tuple[str, str]]:
+    """Yields the parameters in the path. In 0.3 it is a resource's name."""
+    task, config, of_task = address.ids.get("task"), address.ids.get("config"), operation in _OF_TASK
+    if version == "1.0":
+        named = (("taskId" if of_task else "id", task), ("id", config), ("tenant", address.tenant))
+        yield from ((name, value) for name, value in named if value)
+    elif config is not None:
+        yield "name", f"tasks/{task}/pushNotificationConfigs/{config}"
+    elif task is not None:
+        yield ("parent" if of_task else "name"), f"tasks/{task}"
 
 
 def _read(dialect: ResponseWriter, operation: Operation, given: object) -> dict[str, Any]:
     try:
         return form_of(dialect.version, dialect.binding).read_params(operation, given)
     except UnreadableMessage as error:
-        raise _malformed(error) from None
-
-
-def _malformed(error: UnreadableMessage) -> Refusal:
-    return malformed(str(error), INVALID_PARAMS)
+        raise malformed(str(error), INVALID_PARAMS) from None
 
 
 def _operate(
@@ -204,7 +194,7 @@ def _operate(
     _check_skill(params)
     first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
     questions = [first._replace(name=first.tool)]  # so that the audit record names the skill requested
-    if pushes(params):  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
+    if push_in(params):  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
         questions.append(questions[0]._replace(action=PUSH_SET.action))
     call = Call("a2a", version, agent, operation.action, tuple(questions))
     return AgentOperation(
@@ -254,10 +244,6 @@ def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def pushes(params: Mapping[str, Any]) -> bool:
-    return bool(push_in(params))
-
-
 def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = params.get("metadata", {})
     return found
@@ -270,7 +256,7 @@ def asked(params: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in params.items() if name not in ("token", "authentication")}
     if "message" in shown:
         shown["message"] = {name: value for name, value in shown["message"].items() if name != "messageId"}
-    if pushes(params):
+    if push_in(params):
         push = {name: value for name, value in push_in(params).items() if name not in ("token", "authentication")}
         shown["configuration"] = {**shown["configuration"], "taskPushNotificationConfig": push}
     return shown

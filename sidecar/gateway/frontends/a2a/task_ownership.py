@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.a2a.context_ids import ContextIds
-from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, pushes
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in
 from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND, STREAM
 from sidecar.storage.task_owners import MAX_ID_CHARS, Namespace, OwnerRecord, TaskOwners
 from sidecar.vocabulary import Caller
@@ -59,7 +59,10 @@ class TaskOwnership:
         create a task without an owner, STORE_UNAVAILABLE."""
         operation = self.intent.operation
         if operation in (SEND, STREAM) and self.caller.is_anonymous:
-            self._check_nobodys()
+            if self.intent.tasks or self.intent.context:
+                raise Refusal(Reason.TASK_UNKNOWN)
+            if push_in(self.intent.params):
+                raise Refusal(Reason.UNAUTHENTICATED, "push notifications need an authenticated caller")
         elif operation in (SEND, STREAM):
             await self.tasks.may_create(self.caller)
         if len(self._tenant) > MAX_ID_CHARS:
@@ -72,12 +75,6 @@ class TaskOwnership:
                 await self.tasks.used(record)
         if self.intent.context and operation is not LIST:
             await self._check_context()
-
-    def _check_nobodys(self) -> None:
-        if self.intent.tasks or self.intent.context:
-            raise Refusal(Reason.TASK_UNKNOWN)
-        if pushes(self.intent.params):
-            raise Refusal(Reason.UNAUTHENTICATED, "what is pushed is pushed to somebody, and nobody said who")
 
     @property
     def task(self) -> str:
@@ -193,40 +190,30 @@ class TaskOwnership:
         if operation.response in _ABOUT_TASKS and not about:
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
         ended = dict(_ends(operation.response, result))
+        may_begin = operation in (SEND, STREAM)
         for task, context in named:
-            await self._admit(task, context, ended.get(task, ""))
+            if task and task not in self.intent.tasks:
+                if not may_begin:
+                    raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
+                await self._begin(TASKS, task, ended.get(task, ""))
+            if len(context) > MAX_ID_CHARS:
+                raise Refusal(Reason.RESPONSE_REFUSED, f"its context id is of more than {MAX_ID_CHARS} characters")
+            if context and context != self.context and may_begin:
+                await self._begin(CONTEXTS, self._contexts.key(context))
         for task, state in ended.items():
-            await self._saw(task, state)
+            record = self.known.get((TASKS, task)) or (await self._mine((task,), TASKS)).get(task)
+            if record is not None:
+                await self.tasks.saw(record, state, None)
         shown: dict[str, Any] = self._contexts.shown(result)
         return shown
-
-    async def _admit(self, task: str, context: str, state: str) -> None:
-        if task and task not in self.intent.tasks:
-            if self.intent.operation not in (SEND, STREAM):
-                raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
-            await self._begin(TASKS, task, state)
-        if len(context) > MAX_ID_CHARS:
-            raise Refusal(Reason.RESPONSE_REFUSED, f"its context id is of more than {MAX_ID_CHARS} characters")
-        if context and context != self.context and self.intent.operation in (SEND, STREAM):
-            await self._begin(CONTEXTS, self._contexts.key(context))
 
     async def _begin(self, namespace: Namespace, name: str, state: str = "") -> None:
         """Records a new task or context. One message begins one task in one context (A2A 1.0, 3.1.2); otherwise an
         agent could name ever more tasks and evict the oldest ones of the caller."""
-        if (namespace, name) not in self.known and any(
-            known == namespace for known, _ in self.known.keys() - self._named
-        ):
+        others = self.known.keys() - {(CONTEXTS, self._contexts.key(self.context)), (namespace, name)}
+        if (namespace, name) not in self.known and any(known == namespace for known, _ in others):
             raise Refusal(Reason.RESPONSE_REFUSED, "it begins more than one task, or conversation, for one message")
         await self._claim(namespace, name, Reason.RESPONSE_REFUSED, state)
-
-    @property
-    def _named(self) -> set[tuple[Namespace, str]]:
-        return {(CONTEXTS, self._contexts.key(self.context))}
-
-    async def _saw(self, task: str, state: str) -> None:
-        record = self.known.get((TASKS, task)) or (await self._mine((task,), TASKS)).get(task)
-        if record is not None:
-            await self.tasks.saw(record, state, None)
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -122,13 +122,14 @@ class MemberSessions:
         key = (whole.id, service.name)
         if (task := self._opening.get(key)) is None:
             task = self._opening[key] = asyncio.create_task(self._open(service, request, caller, whole, timeout_s))
-            task.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(task)  # one waiting call may be cancelled while others still wait
 
-    def _landed(self, key: tuple[str, str], task: asyncio.Task[Session]) -> None:
-        del self._opening[key]
-        if not task.cancelled():
-            task.exception()  # retrieved even if no call is waiting, so that asyncio logs nothing
+            def opened(done: asyncio.Task[Session]) -> None:
+                del self._opening[key]
+                if not done.cancelled():
+                    done.exception()  # retrieved even if no call is waiting, so that asyncio logs nothing
+
+            task.add_done_callback(opened)
+        return await asyncio.shield(task)  # one waiting call may be cancelled while others still wait
 
     async def _open(
         self, service: Service, request: RequestContext, caller: Caller, whole: Session, timeout_s: float

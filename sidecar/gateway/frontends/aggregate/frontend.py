@@ -89,14 +89,14 @@ class AggregateFrontend:
             **dict.fromkeys(LISTED, self._list),
             "initialize": self._begin,
             "server/discover": self._discover,
-            "ping": self._ping,
+            "ping": lambda call: _respond(call, {}),
             "logging/setLevel": self._set_level,
             "subscriptions/listen": self._subscribe,
             "notifications/initialized": self._tell,
             "notifications/cancelled": self._tell,
             "notifications/roots/list_changed": self._tell,
             STREAM: self._listen,
-            END: self._leave,
+            END: lambda call: self.exchanges.leave(call.request, call.session),
         }
 
     # --- requests that name a server ----------------------------------------------------------------------------------
@@ -181,7 +181,12 @@ class AggregateFrontend:
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
         """Returns the union of the servers' capabilities; of a server that has not reported its own, all."""
         unknown = [service for service in servers if service.catalogue.capabilities is None]
-        await asyncio.gather(*(_introduced(service) for service in unknown))
+
+        async def introduced(service: Service) -> None:
+            with suppress(Refusal):
+                await service.catalogue.learn(min(service.timeout_s, HELLO_S))
+
+        await asyncio.gather(*map(introduced, unknown))
         # Servers come and go during a session, so tools and changes of lists are always announced.
         union: dict[str, Any] = {"tools": {"listChanged": True}}
         for service in servers:
@@ -190,9 +195,6 @@ class AggregateFrontend:
                 if name in _ALL:
                     union[name] = {**union.get(name, {}), **_flags(name, can)}
         return union
-
-    async def _ping(self, call: AggregateCall) -> web.StreamResponse:
-        return await _respond(call, {})
 
     async def _list(self, call: AggregateCall) -> web.StreamResponse:
         message, about = call.message, (call.caller.binding, call.message.method)
@@ -252,9 +254,6 @@ class AggregateFrontend:
         await asyncio.gather(*(told(service, part) for service, part in reached if _concerns(message, part)))
         return await empty(call.request, 202)
 
-    async def _leave(self, call: AggregateCall) -> web.StreamResponse:
-        return await self.exchanges.leave(call.request, call.session)
-
     async def _listen(self, call: AggregateCall) -> web.StreamResponse:
         session, exchange, merging = call.session, self._stream(call), self._merging(call)
         close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
@@ -310,11 +309,6 @@ def _instructions(servers: Sequence[Service]) -> str:
     """Returns sidecar's own instructions: a server's apply to its own address, and none speaks for others."""
     names = ", ".join(service.name for service in servers)
     return f"Tools and prompts are named {joined('server', 'name')}. Servers: {names}."
-
-
-async def _introduced(service: Service) -> None:
-    with suppress(Refusal):
-        await service.catalogue.learn(min(service.timeout_s, HELLO_S))
 
 
 def _flags(name: str, can: object) -> dict[str, bool]:

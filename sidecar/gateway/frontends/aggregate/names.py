@@ -50,7 +50,7 @@ def split(name: object) -> tuple[str, str] | None:
 
 def wrapped(server: str, uri: str) -> str:
     encoded = "".join(part if part[:1] == "{" else quote(part, safe="") for part in _EXPRESSION.split(uri))
-    return f"{_scheme_of(uri)}{server}/{encoded}"
+    return f"{UI_SCHEME if uri.startswith(UI_SCHEME) else SCHEME}{server}/{encoded}"
 
 
 def unwrapped(uri: object) -> tuple[str, str] | None:
@@ -68,10 +68,6 @@ def unwrapped(uri: object) -> tuple[str, str] | None:
     if uri.lower().startswith(UI_SCHEME) and not own.lower().startswith(UI_SCHEME):
         return None
     return server, _NO_URI.sub(lambda found: quote(found[0], safe=""), own)
-
-
-def _scheme_of(uri: str) -> str:
-    return UI_SCHEME if uri.startswith(UI_SCHEME) else SCHEME
 
 
 def tagged(server: str, value: Id) -> str | None:
