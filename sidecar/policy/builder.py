@@ -47,7 +47,6 @@ class PolicyBuilder:
 
     @property
     def by_domain(self) -> bool:
-        """Whether roles have domains."""
         return any(model.by_domain for model in self.models.values())
 
     def shape(self, kind: PermissionKind, texts: Mapping[str, str]) -> int:
@@ -79,7 +78,6 @@ class PolicyBuilder:
         return SourceLine(file, number, lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else "")
 
     def file_number(self, file: str) -> int:
-        """Return the number of the file being read."""
         if not self.files or self.files[-1] != file:
             self.files.append(file)
         return len(self.files) - 1

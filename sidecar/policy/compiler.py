@@ -75,7 +75,6 @@ class MatcherPlan:
 
 
 def plan_of(model: Model) -> MatcherPlan:
-    """Return the plan for a model's matcher."""
     facets = [facet for part in dict.fromkeys(model.asks) if (facet := _facet(part)) is not None]
     index: list[Facet] = []
     for facet in sorted(facets, key=lambda facet: _INDEXED.index(facet.field)):
@@ -114,7 +113,6 @@ def _atom(atom: Node) -> tuple[str, str] | None:
 
 
 def compiled(node: Node, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
-    """Compile a conjunct into a function of a request and a row number."""
     match node:
         case Equality(left, right):
             one, other = _term(left, table), _term(right, table)

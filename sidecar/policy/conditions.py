@@ -129,7 +129,6 @@ class Condition:
 
     @property
     def trusts_meta(self) -> bool:
-        """Whether the condition reads `call.meta`, which the caller writes."""
         return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
 
     def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Ran, Mapping[str, Any]]:
@@ -262,7 +261,6 @@ def _units_per_char(call: CalledFunction) -> float:
 
 
 def _outermost(paths: set[Path]) -> tuple[Path, ...]:
-    """Return the paths that are not inside another path."""
     return tuple(sorted(path for path in paths if not any(path[:size] in paths for size in range(1, len(path)))))
 
 
@@ -286,7 +284,6 @@ def _cut(value: Any, tree: _Tree, read: dict[str, Any]) -> Any:
 
 
 def _at(value: Any, path: Path) -> Any:
-    """Return the value at a path; None if there is none."""
     for step in path:
         if not isinstance(value, dict) or step not in value:
             return None

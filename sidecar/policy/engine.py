@@ -97,7 +97,6 @@ class Engine:
         yield from self._members
 
     def allowed_patterns(self) -> frozenset[str]:
-        """Return the subjects with a `*` of all rows that allow."""
         tables = [docket.table for docket in self._dockets.values()]
         found = {table.text("sub", row) for table in tables for row in range(len(table)) if not table.flags[row] & DENY}
         return frozenset(text for text in found if "*" in text)

@@ -129,7 +129,6 @@ def disjuncts(node: Node) -> tuple[Node, ...]:
 
 
 def nodes_in(node: Node) -> Iterator[Node]:
-    """Yield the node and every node inside it."""
     yield node
     match node:
         case Not(part):
@@ -140,7 +139,6 @@ def nodes_in(node: Node) -> Iterator[Node]:
 
 
 def names_in(tree: Node) -> Iterator[Name]:
-    """Yield every name, as often as it occurs."""
     for node in nodes_in(tree):
         match node:
             case Equality(left, right):
@@ -152,7 +150,6 @@ def names_in(tree: Node) -> Iterator[Name]:
 
 
 def calls_in(tree: Node) -> Iterator[FunctionCall]:
-    """Yield every compiled call of one of our functions."""
     return (node for node in nodes_in(tree) if isinstance(node, FunctionCall))
 
 

@@ -32,7 +32,6 @@ class Faults:
 
     @property
     def is_full(self) -> bool:
-        """Whether further errors are dropped."""
         return len(self.errors) >= MAX_FAULTS
 
     def error(self, code: str, message: str, line: SourceLine, column: int = 1, width: int = 1, hint: str = "") -> None:

@@ -122,7 +122,6 @@ class KindPolicy:
         self._asked: set[int] = set()
 
     def forget(self) -> None:
-        """Clear the cache."""
         self._cases = BoundedCache(MEMO_SIZE)
         self._asked.clear()
 
@@ -180,7 +179,6 @@ class KindPolicy:
     def _judged(
         self, case: _Case, asker: PolicySubject, obj: str, act: str, outcomes: tuple[Outcome, ...], now_s: float
     ) -> LinkAnswer:
-        """Return the answer without its facts."""
         rows, some, flags = case.rows, case.some, self.table.flags
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
@@ -244,7 +242,6 @@ class KindPolicy:
         return self._matcher.rows(RowTest(name, obj, act, asker.domain, asker.roles))
 
     def _sides(self, rows: Sequence[int], outcomes: Mapping[str, Outcome], now_s: float) -> LinkSides:
-        """Group the candidate rows by effect, after conditions and expiry."""
         table, flags = self.table, self.table.flags
         allows: list[int] = []
         denies: list[int] = []

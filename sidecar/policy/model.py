@@ -65,7 +65,6 @@ _GUARDRAIL_MATCHER = (
 
 
 def guardrail_model() -> Model:
-    """Return the guardrails' model, which is built in and cannot be replaced."""
     tree, _ = expression.read_matcher(_GUARDRAIL_MATCHER)
     assert tree is not None
     asks = _without_outcomes(tree)

@@ -58,7 +58,6 @@ class PatternIndex:
         return bool(self._by_head)
 
     def matches(self, text: str) -> list[int]:
-        """Return the numbers of all patterns that match the whole text."""
         found: list[int] = []
         size = len(text)
         for length in self._lengths:

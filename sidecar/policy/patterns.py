@@ -33,7 +33,6 @@ def glob(text: str, pattern: str) -> bool:
 
 
 def globs(text: str, patterns: str) -> bool:
-    """Whether one of the patterns in a `|` list matches the text."""
     return any(glob(text, pattern) for pattern in patterns.split("|"))
 
 

@@ -29,7 +29,6 @@ class RoleLinks:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> RoleLinks:
-        """Build the links from (member, container) pairs, in any order."""
         parents: dict[str, set[str]] = {}
         for member, container in pairs:
             parents.setdefault(member, set()).add(container)
@@ -118,11 +117,9 @@ class RolePaths:
         self._on_server: Mapping[str, frozenset[str]] | None = None
 
     def within(self, domain: str) -> RoleLinks:
-        """Return the links of one domain."""
         return self._links.get(domain if self._by_domain else "", _NO_LINKS)
 
     def containers(self, name: str, domain: str) -> frozenset[str]:
-        """Return every direct and indirect container of a name."""
         where = domain if self._by_domain else ""
         links = self._links.get(where)
         parents = links.parents.get(name) if links is not None else None
@@ -132,7 +129,6 @@ class RolePaths:
         return above[parents[0]] if len(parents) == 1 else _NOTHING.union(*[above[parent] for parent in parents])
 
     def holds(self, name: str, container: str, domain: str) -> bool:
-        """Whether a name is the container, or in it."""
         return name == container or container in self.containers(name, domain)
 
     def holding(self, server: str) -> frozenset[str]:
@@ -204,11 +200,9 @@ class PolicySubjects:
         self._memo = BoundedCache(MEMO_SIZE)
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
-        """Return all roles of a principal."""
         return self.asker(principal).roles
 
     def behind(self, asker: PolicySubject, subjects: Iterable[str]) -> tuple[str, ...]:
-        """Return the roles through which these rule subjects match the principal, each once."""
         found: dict[str, None] = {}
         for subject in subjects:
             if subject in asker.roles:

@@ -65,7 +65,6 @@ class _Reader:
         report(wrong.code, wrong.message, line, column, max(1, wrong.width or field.width), wrong.hint)
 
     def _check_inside(self, row: CsvRow, field: CsvField, name: str, scope: PolicyScope, what: str) -> None:
-        """Report a name that is outside the folder's scope."""
         patterns = getattr(scope, what)
         if not inside(name, patterns):
             hint = f"{scope.files} may name " + (", ".join(patterns) if patterns else "nothing of this kind")
@@ -155,7 +154,6 @@ class RuleReader(_Reader):
         return texts | {"act": actions, "obj": obj or fields["obj"].text}
 
     def _effect(self, text: str, row: CsvRow | None = None) -> str:
-        """Parse an effect that has a meaning under the model."""
         effect = grammar.effect(text)
         if effect == "allow" and self._model.kind is PermissionKind.GUARDRAIL:
             home = row and belongs(row, row.fields[0].text, row.fields[1].text)  # its columns cannot be chosen
@@ -177,7 +175,6 @@ class RuleReader(_Reader):
             yield "warning", Wrong("P121", f"no upstream {shown(server)}", hint, offset=offset, width=len(server))
 
     def _part(self, row: CsvRow, texts: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, str]:
-        """Return the notes of the rule that this row is a further part of."""
         whole, field = self._above, row.notes["part_of"]
         hint = "it stands below another row of that rule, and differs in nothing but subject and object"
         if whole is None or whole.id != field.text:
@@ -209,7 +206,6 @@ class RuleReader(_Reader):
             self._above = _Whole(said.id or table.id_of(len(table) - 1), texts, notes)
 
     def _claim(self, row: CsvRow, name: str) -> None:
-        """Record the id of a rule; report an id that another rule has."""
         place = (row.line.file, row.line.number)
         other = self._draft.names.setdefault(name, place)
         if other is not place:
@@ -245,7 +241,6 @@ class RuleReader(_Reader):
         return self._draft.texts.id(text)
 
     def _shape_number(self, raw: str) -> int:
-        """Return the number of the columns after subject and object."""
         fields, columns = [_plain_text(field) for field in raw.split(",")], self._model.columns[2:]
         if len(fields) != len(columns):
             return NOT_TAKEN

@@ -138,7 +138,6 @@ def _read_row(
 
 
 def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
-    """Return the fields of one line, or None with a fault."""
     text, at, fields = line.text, 0, []
     while True:
         while at < len(text) and text[at] in BLANKS:
@@ -185,7 +184,6 @@ def _quoted(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
 
 
 def _notes(line: SourceLine, faults: Faults) -> dict[str, CsvField]:
-    """Return the `key=value` pairs of one `#:` line."""
     at, notes = line.text.index("#:") + 2, dict[str, CsvField]()
     while True:
         while at < len(line.text) and line.text[at] in BLANKS:

@@ -67,11 +67,9 @@ class Keys:
 
     @property
     def distinct(self) -> bool:
-        """Whether no two of the properties are similar."""
         return len(self.similar) == len(self.names)
 
     def at(self, key: str) -> Keys | None:
-        """Return the place of a property."""
         return self.below.get(key, self.others)
 
 

@@ -43,7 +43,6 @@ class TableShape(NamedTuple):
 
     @property
     def end(self) -> float | None:
-        """When such a row expires, in seconds since the epoch; None if it does not."""
         return None if self.expires_at == NONE else datetime.fromisoformat(self.expires_at).timestamp()
 
 
@@ -72,7 +71,6 @@ class TextPool:
         self.ids: dict[str, int] = {"": 0}
 
     def id(self, text: str) -> int:
-        """Return the number of a text, adding it if it is new."""
         known = self.ids.get(text)
         if known is None:
             known = self.ids[text] = len(self.texts)
@@ -114,7 +112,6 @@ class RowTable(Collection[RuleRef]):
         return len(self.shapes) - 1
 
     def add(self, sub: int, obj: int, shape: int, flags: int, file: int, line: int) -> None:
-        """Add one row."""
         self.sub.append(sub)
         self.obj.append(obj)
         self.shape.append(shape)
@@ -123,7 +120,6 @@ class RowTable(Collection[RuleRef]):
         self.line.append(line)
 
     def move(self, moved: Sequence[int]) -> None:
-        """Apply the texts' new numbers."""
         self.sub = array("I", map(moved.__getitem__, self.sub))
         self.obj = array("I", map(moved.__getitem__, self.obj))
 
@@ -137,7 +133,6 @@ class RowTable(Collection[RuleRef]):
         return array("I", map(numbers.__getitem__, self.shape))
 
     def text(self, name: str, row: int) -> str:
-        """Return the text in one column of a row."""
         if name == "sub":
             return self.texts.texts[self.sub[row]]
         if name == "obj":
@@ -206,5 +201,4 @@ _NO_NOTES = RowNotes()
 
 
 def content_id(content: str) -> str:
-    """Return an id for a rule without one, derived from its content."""
     return sha256(content.encode()).hexdigest()[:16]

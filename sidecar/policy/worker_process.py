@@ -56,7 +56,6 @@ class PolicyReading:
             self._kill()
 
     def begun_by(self, process: subprocess.Popen[bytes]) -> None:
-        """Record the process that reads."""
         with self._turning:
             self._process = process
             if self._abandoned:
@@ -154,7 +153,6 @@ T = TypeVar("T")
 
 
 def pack(source: PolicySource, out: IO[bytes]) -> None:
-    """Write a policy, piece by piece."""
     table = next(iter(source.tables.values()))  # all share the texts and files
     head = {
         "models": dict(source.models),
@@ -179,7 +177,6 @@ def pack(source: PolicySource, out: IO[bytes]) -> None:
 
 
 def unpack(source: IO[bytes]) -> PolicySource:
-    """Read what `pack` wrote."""
     head: Mapping[str, Any] = pickle.load(source)
     texts = TextPool()
     texts.texts.clear()

@@ -42,7 +42,6 @@ class LinkReader:
     mapped: Mapping[str, Sequence[YamlField]]
 
     def read(self, section: str, node: YamlNode) -> Iterator[Found]:
-        """Yield the rows of the section `roles` or `sets`."""
         values, (row_type, own_key, member_key, known, needed) = self.values, _SECTIONS[section]
         if isinstance(node.value, dict) and node.value:
             for name, members in node.value.items():

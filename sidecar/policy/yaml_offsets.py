@@ -62,7 +62,6 @@ def places_of(text: str, line: SourceLine, column: int, following: Iterable[Sour
 
 
 def same_place(found: CsvField, text: str) -> YamlField:
-    """Return a field with another text at the same place."""
     assert isinstance(found, YamlField)
     return YamlField(text, found.column, found.width, places=found.places[:1])
 

@@ -140,7 +140,6 @@ class _YamlReader:
             yield from self.part(entry) if is_part else self.rule(entry)
 
     def capabilities(self, node: YamlNode | None) -> Mapping[str, Sequence[YamlField]]:
-        """Return the objects of each of the seed's capabilities."""
         if node is None:
             return {}
         if not isinstance(node.value, dict) or not node.value:
@@ -274,7 +273,6 @@ class _RuleColumns:
         return _joined(kept)
 
     def plain(self, key: str) -> YamlField | None:
-        """Return a column as written; `-` where it is missing."""
         if key not in self.said:
             return self.values.implied(NONE, self.node.span)
         value, place = self.said[key].value, self.said[key]
@@ -295,7 +293,6 @@ def _tell_once(faults: Faults) -> None:
 
 
 def _joined(actions: Sequence[YamlField]) -> YamlField:
-    """Join a list into one field; each action keeps its place."""
     places: list[ScalarOffsets] = []
     offset = 0
     for action in actions:

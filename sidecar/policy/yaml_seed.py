@@ -102,6 +102,5 @@ def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | N
 
 
 def prefixed(prefix: str, name: YamlField) -> YamlField:
-    """Return a name with its kind prefixed."""
     places = tuple(ScalarOffsets(place.offset + len(prefix), place.line, place.column) for place in name.places)
     return YamlField(prefix + name.text, name.column, name.width, places=(name.places[0], *places))

@@ -115,7 +115,6 @@ class Values:
         return None
 
     def placed(self, text: str, span: YamlSpan) -> YamlField:
-        """Return a text with its place."""
         line = self.line(span.line)
         mark = line.text[span.column - 1 : span.column]
         if mark and mark in "|>":

@@ -120,11 +120,9 @@ class Allowed(Section):
 
     @property
     def is_flag(self) -> bool:
-        """Whether an option takes no value."""
         return self.values == ("",)
 
     def admits(self, value: str) -> bool:
-        """Whether a call may choose this value."""
         if self.matches is None:
             return value in self.values
         return len(value) <= 256 and "\0" not in value and _matcher(self.matches).is_valid(value)
@@ -313,7 +311,6 @@ class CliAgent(Section):
 
     @property
     def patterns(self) -> TextPatterns:
-        """The effective input and output patterns."""
         told, answers = TYPES.get(self.agent_type or "", (None, None))
         spoken = self.input_pattern or told or ("json-rpc" if self.output_pattern == "json-rpc" else "stdin")
         said = self.output_pattern or answers or ("json-rpc" if spoken == "json-rpc" else "stdout")
@@ -325,7 +322,6 @@ class CliAgent(Section):
         return self.max_concurrent_executions or (1 if self.writes else MAX_READ_ONLY)
 
     def all_env(self) -> dict[str, str]:
-        """The environment from `envs` and the file of `env_path`. Raises SettingsError."""
         return self.envs if self.env_path is None else variables_in_file(self.env_path) | self.envs
 
     @property

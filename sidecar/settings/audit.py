@@ -159,7 +159,6 @@ class AuditSettings(Section):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The sink, and the copy if there is one."""
         return (self.sink,) if self.also is None else (self.sink, self.also)
 
     def _faults(self) -> Iterator[Finding]:

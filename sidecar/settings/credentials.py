@@ -112,7 +112,6 @@ class UpstreamCredential(Section):
 
     @property
     def needs_token(self) -> bool:
-        """Whether calls need the caller's own token."""
         return self.passthrough or self.token_exchange is not None
 
     def _faults(self) -> Iterator[Finding]:

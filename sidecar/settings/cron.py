@@ -63,7 +63,6 @@ class CronSchedule:
         return next(self.after(moment_s), None)
 
     def after(self, moment_s: float) -> Iterator[float]:
-        """All moments after this one, in order."""
         last_s = moment_s
         minute, hour, *_ = self._fields.split()
         due: Iterator[float] = self._passing(int(moment_s) + 1)

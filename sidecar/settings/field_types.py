@@ -306,10 +306,8 @@ Word = Annotated[str, Field(max_length=512), named(r"[\x21-\x7e]+", "single word
 
 
 def is_caller(name: str) -> bool:
-    """Whether this is `nhi:<id>` or `user:<id>` (CONTRACT 1.1)."""
     return _CALLER.fullmatch(name) is not None
 
 
 def is_nhi(name: str) -> bool:
-    """Whether this is `nhi:<id>` (CONTRACT 1.1)."""
     return _NHI.fullmatch(name) is not None

@@ -223,7 +223,6 @@ def _paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
 
 
 def _program_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Programs that could not be started."""
     programs: list[tuple[Loc, str, str, Any]] = [
         (("upstreams", name, "mcp", "command"), upstream.mcp.command, "env", upstream.mcp)
         for name, upstream in settings.upstreams.items()

@@ -29,7 +29,6 @@ def burst_of(per_second: float, burst: int | None) -> int:
 
 
 def rate_faults(per_second: float | None, burst: int | None) -> Iterator[Finding]:
-    """The contradictions between a rate and its burst."""
     if per_second is None:
         if burst is not None:
             yield Finding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)

@@ -76,7 +76,6 @@ class ScheduleSettings(Section):
 
     @property
     def calendar(self) -> CronSchedule:
-        """The moments at which it is due."""
         return CronSchedule(self.cron, self.timezone)
 
     @property
@@ -91,7 +90,6 @@ class ScheduleSettings(Section):
 
 
 def acts_as(key: str, schedule: ScheduleSettings) -> str:
-    """The principal of a schedule."""
     return schedule.principal or f"nhi:{key}"
 
 

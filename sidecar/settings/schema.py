@@ -30,7 +30,6 @@ class _Described(GenerateJsonSchema):
     """
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        """The schema of one model."""
         made = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
         for name, text in _docstrings(model).items():
@@ -39,7 +38,6 @@ class _Described(GenerateJsonSchema):
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring of each field."""
     told: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if issubclass(kind, BaseModel) and kind is not BaseModel:
@@ -49,7 +47,6 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _told_in(module: str) -> dict[str, dict[str, str]]:
-    """The docstrings in a module's source, by class and field."""
     told: dict[str, dict[str, str]] = {}
     for definition in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(definition, ast.ClassDef):

@@ -121,7 +121,6 @@ def weakness_of(secret: str) -> str:
 
 
 def _repeats(secret: str) -> bool:
-    """Whether it repeats a shorter text."""
     return secret in (secret + secret)[1:-1] or any(
         secret == (secret[:size] * (len(secret) // size + 1))[: len(secret)] for size in range(1, len(secret) // 2 + 1)
     )

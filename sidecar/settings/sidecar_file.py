@@ -87,7 +87,6 @@ class Settings(Section):
 
     @property
     def audit_path(self) -> Path:
-        """The audit file."""
         return self.audit.path or self.data / "audit" / "audit.jsonl"
 
     @property
@@ -98,7 +97,6 @@ class Settings(Section):
 
     @property
     def evidence_path(self) -> Path:
-        """The file of stored results."""
         return self.data / "evidence" / "evidence.jsonl"
 
     @property
@@ -139,7 +137,6 @@ class Settings(Section):
 
     @property
     def signing_key_path(self) -> Path:
-        """The key of signed tokens; created when it is first needed unless configured."""
         return self.signing.key_path or self.data / "keys" / "signing.pem"
 
     @property
@@ -149,7 +146,6 @@ class Settings(Section):
 
     @property
     def signs(self) -> bool:
-        """Whether any setting needs the signing key."""
         return any(one.signs for one in self.upstreams.values())
 
     @property
@@ -168,7 +164,6 @@ class Settings(Section):
 
     @property
     def agent_ids(self) -> Mapping[str, str]:
-        """The names of agents by their `a2a.agent_id`."""
         return {str(offer.agent_id): name for name, _, offer in self.offers() if offer.agent_id is not None}
 
     def listeners(self) -> Iterator[tuple[Loc, ListenAddress | UnixAddress]]:

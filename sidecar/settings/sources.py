@@ -95,12 +95,10 @@ class PolicySourceSettings(Section):
 
     @property
     def chosen(self) -> BundleSource | GitSource:
-        """The configured source."""
         chosen = self.bundle or self.git
         assert chosen is not None
         return chosen
 
     @property
     def kind(self) -> str:
-        """`bundle` or `git`."""
         return "git" if self.bundle is None else "bundle"

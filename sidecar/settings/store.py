@@ -202,12 +202,10 @@ class StoreSettings(Section):
 
     @property
     def place(self) -> StorePlace:
-        """The parsed URL."""
         return parse_store_url(self.url)
 
     @property
     def is_memory(self) -> bool:
-        """Whether limits are counted in this process only."""
         return self.url == "memory://"
 
     def _faults(self) -> Iterator[Finding]:

@@ -43,12 +43,10 @@ class StoredPolicy:
     manifest: str = ""
 
     def plain(self) -> bytes:
-        """The record in JSON values."""
         return orjson.dumps({"v": VERSION, **asdict(self)}, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def shelf_of(settings: Settings) -> Path:
-    """The folder of all stored policies."""
     return settings.data / FOLDER
 
 

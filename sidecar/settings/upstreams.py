@@ -77,17 +77,14 @@ class McpUpstream(Section):
 
     @property
     def longest_s(self) -> float:
-        """The longest time of a call, in seconds."""
         return max(self.timeout_s, self.total_timeout_s) if self.timeout_resets_on_progress else self.timeout_s
 
     @property
     def share(self) -> int:
-        """How many calls one caller may have at once."""
         places = _PLACES_OF_PROGRAMS if self.url is None else self.max_connections
         return self.max_calls_per_caller or max(1, places * 3 // 4)
 
     def all_env(self) -> dict[str, str]:
-        """The environment from `env` and the file of `env_path`. Raises SettingsError."""
         return self.env if self.env_path is None else variables_in_file(self.env_path) | self.env
 
     def _faults(self) -> Iterator[Finding]:
@@ -146,12 +143,10 @@ class A2aUpstream(AgentOffer):
 
     @property
     def spoken(self) -> Literal["jsonrpc", "http_json", "grpc"]:
-        """The binding of the interface."""
         return self.binding or ("grpc" if self.url.startswith("grpc") else "jsonrpc")
 
     @property
     def share(self) -> int:
-        """How many calls of one caller it has at once."""
         return self.max_calls_per_caller or max(1, self.max_connections * 3 // 4)
 
     @property

@@ -223,7 +223,6 @@ def _without_port(scheme: str, authority: str) -> str:
 
 
 def _short_address(authority: str) -> str:
-    """Shorten an IPv6 address (RFC 5952)."""
     host, bracket, port = authority.partition("]")
     if not host.startswith("[") or not bracket:
         return authority
@@ -246,7 +245,6 @@ def _encoded(text: str, bare: frozenset[str]) -> str:
 
 
 def _lowered(text: str) -> str:
-    """Lower case, except for the digits of percent-encodings."""
     return _CAPITALS.sub(lambda found: found[0] if found[0][0] == "%" else found[0].lower(), text)
 
 

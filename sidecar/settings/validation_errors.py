@@ -142,7 +142,6 @@ def _wrong_type(expected: str, found: object) -> Finding:
 
 
 def _is_spelt(text: str, expected: str) -> bool:
-    """Whether a quoted text would be valid without its quotes."""
     if expected == "true or false":
         return text in ("true", "false")
     return re.fullmatch(r"-?[0-9]+" if expected == "a whole number" else r"-?[0-9]+(\.[0-9]+)?", text) is not None
@@ -227,7 +226,6 @@ def _below(kind: Any, step: str | int) -> list[Any]:
 
 
 def _flat(annotation: Any) -> list[Any]:
-    """The types inside `Annotated` and unions."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _flat(get_args(annotation)[0])

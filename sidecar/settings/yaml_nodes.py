@@ -77,7 +77,6 @@ class YamlNode:
         return change(self, loc)
 
     def plain(self) -> object:
-        """The value without positions: dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {name: node.plain() for name, node in self.value.items()}
         if isinstance(self.value, list):
