@@ -73,13 +73,13 @@ class EndpointAuth(Section):
     type: Literal["bearer_token", "api_key", "none"]
     """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
     token_path: PathField | None = None
-    """File with the token: at least 32 characters that nobody guesses."""
+    """File with the token: at least 32 random characters."""
     token_env: VariableName | None = None
     """Variable of the sidecar's environment that holds the token, in place of a file."""
     header_name: HeaderName | None = None
     """The header that bears it: by default `Authorization: Bearer`, or `X-API-Key`."""
     principal: NhiName | None = None
-    """Whoever shows the token is this NHI."""
+    """The NHI that the bearer of the token is."""
     required: bool = True
     """Whether callers without this token are refused; else they may show any other credential."""
 
@@ -213,4 +213,4 @@ def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) ->
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:
             hint = "write server: {grpc: ...} with a port, or allow json_rpc or http_json"
-            yield Finding("nobody finds an address where gRPC is spoken", "S174", hint, (*at, "transport_protocols"))
+            yield Finding("callers find no address where gRPC is spoken", "S174", hint, (*at, "transport_protocols"))

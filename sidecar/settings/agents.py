@@ -297,7 +297,7 @@ class CliAgent(Section):
     retries: Retries = Field(default_factory=Retries)
     """When a run is tried again."""
     keep_runs: Count = 1_000
-    """How many runs that are over are kept; beyond, whoever has most of them loses their oldest."""
+    """How many runs that are over are kept; beyond, the oldest of the caller with most of them is deleted."""
     enabled: bool = True
     """Whether it can be called; one that cannot is no upstream."""
     anonymous: bool = False

@@ -79,7 +79,7 @@ class CheckpointSettings(Section):
     every_records: Count = 10_000
     """After so many records."""
     to: Many[Literal["stdout", "store"]] = ()
-    """Where they are published besides: standard output, the store. Whoever owns the log's host has no say there."""
+    """Where they are published besides: standard output, the store: out of reach of the log's own host."""
     known_path: PathField | None = None
     """A file of checkpoints of this log that were published: a start that is behind the newest of them says so. It asks
     the store too, if they go there."""
@@ -130,10 +130,10 @@ class AuditSettings(Section):
     sink: Literal["file", "stdout", "redis", "otlp"] = "file"
     """Where the evidence is: a `file`; `stdout`, for containers; `redis`, a stream; `otlp`, a receiver of logs."""
     also: Literal["stdout", "redis", "otlp"] | None = None
-    """Where a copy of the file goes. Nobody waits for it; what it lacks, the file has."""
+    """Where a copy of the file goes. No call waits for it; the file has what the copy lacks."""
     durability: Literal["strict", "disk", "best_effort"] = "strict"
     """`strict`: handed to the operating system, or acknowledged by the sink, before the next step; `disk`: on the disk
-    too, for a file; `best_effort`: nobody waits, and a loss is only counted."""
+    too, for a file; `best_effort`: no call waits, and a loss is only counted."""
     path: PathField | None = None
     """The file; by default audit/audit.jsonl in the data folder."""
     key_path: PathField | None = None
@@ -143,7 +143,7 @@ class AuditSettings(Section):
     in the data folder is one too."""
     clear_arguments: Annotated[dict[ClearObject, ClearPointers], Field(max_length=64)] = Field(default_factory=dict)
     """Arguments that are recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of up to 64 tools or
-    prompts, by their exact names. Whoever reads the log reads them. Only texts of up to 256 characters, numbers,
+    prompts, by their exact names. Readers of the log read them. Only texts of up to 256 characters, numbers,
     booleans and null, and nothing that looks like a credential."""
     checkpoint_key_path: PathField | None = None
     """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder at first
@@ -167,7 +167,7 @@ class AuditSettings(Section):
                 yield Finding(f"there is no file with sink: {self.sink}", WRONG, "remove it", ("path",), on_key=True)
             if self.durability == "disk":
                 hint = "strict waits until the sink has acknowledged it"
-                yield Finding(f"nobody knows of a disk behind {self.sink}", WRONG, hint, ("durability",))
+                yield Finding(f"durability: disk is for a file, not for {self.sink}", WRONG, hint, ("durability",))
             if self.rotate != RotationSettings():
                 yield Finding("only a file is set aside", WRONG, "remove it", ("rotate",), on_key=True)
             if self.also is not None:
@@ -183,4 +183,4 @@ class AuditSettings(Section):
                 yield Finding("nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True)
         if "otlp" in self.places and self.otlp is None:
             where = "sink" if self.sink == "otlp" else "also"
-            yield Finding("nobody says where the receiver is", WRONG, "write otlp: {url: ...}", (where,))
+            yield Finding("the receiver has no address", WRONG, "write otlp: {url: ...}", (where,))

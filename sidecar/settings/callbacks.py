@@ -92,9 +92,9 @@ class CallbackSettings(Section):
 
     allow: Many[PlaceField] = ()
     """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (every name below it), with a port where it
-    is not the scheme's own (`:8443`, or `:*` for any), `*` for every host. Nobody is called back by default."""
+    is not the scheme's own (`:8443`, or `:*` for any), `*` for every host. By default no host may be called back."""
     schemes: Annotated[Many[Literal["https", "http"]], Field(min_length=1)] = ("https",)
-    """What may be spoken. With `http` whoever is on the way reads what is sent."""
+    """What may be spoken. With `http`, the network between can read what is sent."""
     networks: Many[NetworkField] = ()
     """Networks that are not public (loopback, private, link-local …) and may be reached nonetheless, at hosts of
     `allow`."""

@@ -130,7 +130,7 @@ class SpiffeSettings(Section):
     def _faults(self) -> Iterator[Finding]:
         if self.path is None and not self.workloads:
             hint = 'write path: "/ns/prod/sa/{id}", or workloads: {/ns/prod/sa/planner: nhi:planner}'
-            yield Finding("of this trust domain nobody has a name", "S123", hint, ("trust_domain",))
+            yield Finding("no workload of this trust domain has a name", "S123", hint, ("trust_domain",))
 
 
 class CertificateDomain(SpiffeSettings):
@@ -149,7 +149,7 @@ class CertificateSettings(Section):
     """Name in a certificate → `nhi:<name>` or `user:<id>`. A name is `spiffe://…`, `uri:…`, `dns:…`, or
     `subject:CN=planner,O=Acme` (RFC 4514)."""
     others: Literal["refuse", "ignore"] = "refuse"
-    """What one that names nobody is: a bad credential, or nothing but the key that a token may be bound to."""
+    """What a certificate without a known name is: a bad credential, or only the key that a token may be bound to."""
 
     def _faults(self) -> Iterator[Finding]:
         if not self.spiffe and not self.names and self.others == "refuse":
@@ -173,12 +173,12 @@ class TrustedProxy(Section):
     certificate: CertificateName | None = None
     """A name in its own client certificate."""
     element: Literal["last", "first"] = "last"
-    """Which element is the caller's: `first` only where this proxy takes the header from nobody."""
+    """Which element is the caller's: `first` only where this proxy accepts no such header itself."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.address is None and self.certificate is None:
             hint = "write address: 10.0.0.5, or certificate: spiffe://acme.example/gateway"
-            yield Finding("everybody would be this proxy", "S126", hint, on_key=True)
+            yield Finding("every caller would be this proxy", "S126", hint, on_key=True)
 
 
 class IssuerSettings(Section):
@@ -274,7 +274,7 @@ class IssuerSettings(Section):
     def _peer_faults(self) -> Iterator[Finding]:
         if self.preset == "sidecar" and not self.actors:
             hint = "write actors: [nhi:<name>], the agents whose sidecar it is"
-            yield Finding("a peer needs actors: without them it could speak for anybody", "S122", hint, ("issuer",))
+            yield Finding("a peer needs actors: without them it could speak for every NHI", "S122", hint, ("issuer",))
         if self.relays and (not self.actors or self.namespace):
             hint = "relays is for an issuer with actors and without a namespace"
             yield Finding("this issuer passes no names on", "S122", hint, ("relays",))
@@ -313,7 +313,7 @@ class IdentitySettings(Section):
     certificates: CertificateSettings | None = None
     """Who the owners of client certificates are."""
     trusted_proxies: Many[TrustedProxy] = ()
-    """Whose `X-Forwarded-Client-Cert` is believed. From everybody else it is as if it were not there."""
+    """Proxies whose `X-Forwarded-Client-Cert` is believed. From all other callers it is ignored."""
     leeway_s: Annotated[Seconds, Field(le=MAX_LEEWAY_S)] = 30.0
     """By how much clocks may differ."""
     max_token_lifetime_s: Seconds = 86400.0

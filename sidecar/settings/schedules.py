@@ -61,13 +61,13 @@ class ScheduleSettings(Section):
     enabled: bool = True
     """Whether it runs at all."""
     principal: NhiName | None = None
-    """Who it acts as; by default `nhi:<its key>`. Rules and budgets are asked as of anybody."""
+    """Who it acts as; by default `nhi:<its key>`. Rules and budgets hold for it as for every caller."""
     input_parameters: dict[str, Any] = Field(default_factory=dict)
     """What the agent is told: `prompt`, and what else its definition lets a call choose."""
     task_type: Annotated[str, Field(min_length=1, max_length=128)] = "scheduled"
     """What its task is called; rules read it as `call.tool`."""
     missed: Literal["once", "skip"] = "once"
-    """What becomes of runs that were due while nobody was there: one run for all of them, or none."""
+    """What becomes of runs that were due while no sidecar ran: one run for all of them, or none."""
     missed_within: Seconds = 3600.0
     """How late a run may begin; one that was due longer ago is not made up for. With `missed: skip` it is a minute at
     most."""

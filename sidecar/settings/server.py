@@ -93,7 +93,7 @@ class ServerSettings(Section):
     body_rate_bytes_s: Rate = 512
     """How many bytes a second of a body must come, once it had 5 seconds. 0: as slowly as `body_timeout_s` allows."""
     max_connections: Count = 1024
-    """Open connections at once. When all are taken, a newcomer gets the place of an idle one, of whoever has most."""
+    """Open connections at once. When all are taken, a new one replaces an idle one of the address with most."""
     max_connections_per_peer: Count | None = None
     """Open connections of one address at once, or of one /64 of IPv6. By default three quarters of `max_connections`
     for a listener beyond loopback, unless `tls` is external: then it is the proxy in front that has them all."""
@@ -135,7 +135,7 @@ class ServerSettings(Section):
 
 
 class LocalListener(Section):
-    """A listener whose callers are one NHI: whoever reaches it is that NHI."""
+    """A listener whose callers are one NHI: every process that reaches it is that NHI."""
 
     listen: Listen
     """A Unix socket (made with mode 0600), or exactly loopback."""
@@ -154,7 +154,7 @@ class AdminCredential(Section):
     role: Literal["viewer", "operator", "pdp"]
     """What the bearer of this secret may do."""
     secret_path: PathField
-    """File with the secret: at least 32 characters that nobody guesses."""
+    """File with the secret: at least 32 random characters."""
 
 
 class AdminSettings(Section):
@@ -234,7 +234,7 @@ class TaskSettings(Section):
     max_per_principal: Count = 1_000
     """Tasks of one chain; the oldest is forgotten, one that ended first."""
     max: Count = 100_000
-    """Tasks of all together. Beyond, what ended gives way, of whoever has most of it; where nothing ended, no new one
+    """Tasks of all together. Beyond, an ended one of the chain with most gives way; where none ended, no new one
     is created."""
     follow_s: Seconds = 86_400.0
     """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
@@ -250,7 +250,7 @@ class RefusalSettings(Section):
     """Bounds on refusals. A limit's refusals do not count, nor what is out or broken."""
 
     per_peer_per_minute: Count = 600
-    """Refusals of callers who are nobody, for each address (with IPv6, each /64). What is one too many is closed
+    """Refusals of callers without an identity, for each address (with IPv6, each /64). What is one too many is closed
     unanswered, and counted. Behind a proxy all strangers have one address: set it to what they need together."""
     per_principal_per_minute: Count = 600
     """Refusals of one chain. Then all its calls are `too-many-refusals` (429) for the rest of that minute."""

@@ -73,7 +73,7 @@ class Settings(Section):
     tasks: TaskSettings = Field(default_factory=TaskSettings)
     """Who owns which task."""
     refusals: RefusalSettings = Field(default_factory=RefusalSettings)
-    """How often somebody may be refused."""
+    """How often a caller may be refused."""
     callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
     """What leaves to addresses that callers chose."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
@@ -239,12 +239,14 @@ class Settings(Section):
         hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
         if asked and identity.certificates is None:
             at: Loc = ("server", "tls", "client_ca_path")
-            yield Finding("nobody says whose the client certificates are", "S125", hint, at)
+            yield Finding("the owners of client certificates are not configured", "S125", hint, at)
         if identity.trusted_proxies and identity.certificates is None:
-            yield Finding("nobody says whose the certificates are", "S125", hint, ("identity", "trusted_proxies"))
+            yield Finding(
+                "the owners of certificates are not configured", "S125", hint, ("identity", "trusted_proxies")
+            )
         if identity.certificates is not None and not asked and not identity.trusted_proxies:
             hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
-            yield Finding("nobody is asked for a certificate", "S125", hint, ("identity", "certificates"))
+            yield Finding("no caller is asked for a certificate", "S125", hint, ("identity", "certificates"))
 
 
 def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[Finding]:

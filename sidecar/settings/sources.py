@@ -70,7 +70,7 @@ class GitSource(_Source):
     ] = ""
     """The folder in it that holds `policies/` and perhaps `models/`; by default its top."""
     signers_path: PathField | None = None
-    """Who must have signed the commit: an allowed signers file (SSH). Without it, whoever can move the ref decides."""
+    """Who must have signed the commit: an allowed signers file (SSH). Without it, every writer of the ref decides."""
     ca_path: PathField | None = None
     """Certificates to trust for https instead of the system's."""
     token_path: PathField | None = None

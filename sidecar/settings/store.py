@@ -171,7 +171,7 @@ class FastLaneSettings(Section):
     max_calls: Annotated[int, Field(ge=2, le=1_000)] = 32
     """The largest block: as many calls as a killed instance may take with it."""
     idle_s: Annotated[Seconds, Field(ge=0.05, le=10.0)] = 0.25
-    """What is left of a block that nobody wanted for so long is given back."""
+    """What is left of a block that was unused for so long is given back."""
 
 
 class StoreSettings(Section):
@@ -212,7 +212,7 @@ class StoreSettings(Section):
         place = self.place
         if self.on_failure == "degraded" and self.degraded_calls is None:
             hint = "write degraded_calls: how many each instance may admit by itself per limit and window"
-            yield Finding("nobody says how many calls that would be", "S136", hint, ("on_failure",))
+            yield Finding('the key "degraded_calls" is missing', "S136", hint, ("on_failure",))
         if self.degraded_calls is not None and self.on_failure != "degraded":
             yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
         if self.fast_lane is not None and self.is_memory:
@@ -230,7 +230,7 @@ class StoreSettings(Section):
         if self.username is not None and self.password_path is None and place.password is None:
             yield Finding("a user needs a password", "S136", "write password_path", ("username",))
         if place.kind == "memory" and (self.username or self.password_path):
-            yield Finding("the in-process store asks nobody who they are", "S136", "remove it", ("username",))
+            yield Finding("the in-process store has no users", "S136", "remove it", ("username",))
 
     def login(self) -> dict[str, Any]:
         """The arguments of redis-py connections for the user, the password and the database. Reads the password file at

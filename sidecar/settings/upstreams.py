@@ -56,7 +56,7 @@ class McpUpstream(Section):
     shared: bool = False
     """One program for all callers and sessions, which share its state; else each has its own."""
     idle_s: Seconds = 300.0
-    """How long the program of a caller without a session is kept while nobody uses it."""
+    """How long the program of a caller without a session is kept while it is unused."""
     max_programs: Count = 64
     """How many of it may run at once."""
     max_programs_per_caller: Count = 8
@@ -72,8 +72,8 @@ class McpUpstream(Section):
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time."""
     max_calls_per_caller: Count | None = None
-    """How many calls of one caller it has at once, whatever its transport; further ones wait, and nobody else does. By
-    default three quarters of `max_connections`, and 768 for a program."""
+    """How many calls of one caller it has at once, whatever its transport; further ones of that caller wait. By default
+    three quarters of `max_connections`, and 768 for a program."""
 
     @property
     def longest_s(self) -> float:
@@ -138,8 +138,8 @@ class A2aUpstream(AgentOffer):
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time. Streams have others."""
     max_calls_per_caller: Count | None = None
-    """How many calls of one caller it has at once; further ones wait, and nobody else does. By default three quarters
-    of `max_connections`."""
+    """How many calls of one caller it has at once; further ones of that caller wait. By default three quarters of
+    `max_connections`."""
 
     @property
     def spoken(self) -> Literal["jsonrpc", "http_json", "grpc"]:
@@ -231,7 +231,12 @@ class UpstreamSettings(Section):
             return
         if self.anonymous:
             hint = "remove anonymous, or use another kind of credential"
-            yield Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))
+            yield Finding(
+                "anonymous callers have no token for this credential",
+                "S113",
+                hint,
+                ("anonymous",),
+            )
         own = self.a2a.authentication if self.a2a is not None else None
         if own is not None and own.type == "bearer_token" and own.required:
             hint = "write type: api_key, or use another kind of credential"

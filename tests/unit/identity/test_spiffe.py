@@ -220,7 +220,7 @@ def test_a_key_set_that_is_no_trust_bundle_is_found_at_the_start(tmp_path: Path)
 
 FAULTS = [
     ("", "S123", "the preset spiffe needs spiffe: whose workloads are they"),
-    ("spiffe: {trust_domain: acme}", "S123", "of this trust domain nobody has a name"),
+    ("spiffe: {trust_domain: acme}", "S123", "no workload of this trust domain has a name"),
     ("spiffe: {trust_domain: ACME, path: '/{id}'}", "Y104", "this is no trust domain"),
     ("spiffe: {trust_domain: 'spiffe://acme', path: '/{id}'}", "Y104", "this is no trust domain"),
     ("spiffe: {trust_domain: acme, path: '/a/*'}", "Y104", "one segment must be {id}, which becomes the NHI's id"),
