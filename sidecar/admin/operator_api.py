@@ -15,19 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from sidecar.admin.models import (
-    Agent,
-    AgentInFull,
-    Agents,
-    Run,
-    RunInFull,
-    RunOrdered,
-    Runs,
-    Schedule,
-    ScheduleOrdered,
-    Schedules,
-    Taken,
-)
+from sidecar.admin import models
 from sidecar.admin.run_stream import END, RunNews, RunStream, RunVisibility, text_of
 from sidecar.admin.views import agent_in_full, agent_of, run_in_full, run_of, schedule_of
 from sidecar.errors import Reason, Refusal
@@ -116,17 +104,15 @@ class OperatorApi:
         """The largest order of a run: the limit of all callers."""
         return self.live.current.bounds.max_body_bytes
 
-    # --- agents and runs ----------------------------------------------------------------------------------------------
-
-    async def agents(self) -> Agents:
+    async def agents(self) -> models.Agents:
         """All agents and their state here. Raises Refusal(STORE_UNAVAILABLE)."""
         return {"agents": [await self._agent(name) for name in sorted(self._definitions)]}
 
-    async def agent(self, name: str) -> AgentInFull:
+    async def agent(self, name: str) -> models.AgentInFull:
         """One agent with its definition. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         return agent_in_full(await self._agent(name), self._definition(name))
 
-    async def runs(self, wanted: RunQuery) -> Runs:
+    async def runs(self, wanted: RunQuery) -> models.Runs:
         """A page of runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         targets = list(self._definitions)
         if wanted.agent:
@@ -150,7 +136,7 @@ class OperatorApi:
                 return {"runs": [run_of(run) for run in found], "next_offset": None}
         return {"runs": [run_of(run) for run in found], "next_offset": at}
 
-    async def run(self, run_id: str) -> RunInFull:
+    async def run(self, run_id: str) -> models.RunInFull:
         """One run. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         return run_in_full(await self._run(run_id))
 
@@ -181,7 +167,7 @@ class OperatorApi:
         if not self.is_draining():
             yield RunNews(END, run_in_full(await self._run(run_id)))
 
-    async def order(self, name: str, body: Mapping[str, Any], by: str, *, here: bool) -> RunOrdered:
+    async def order(self, name: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
         """Run an agent, as a caller. `here` says that the order came over the control socket: only then can it name
         another principal. Raises Refusal, as over HTTP."""
         if not self._definition(name).enabled:
@@ -194,7 +180,7 @@ class OperatorApi:
         record = await self.orders.place(caller, *about, peer=by, context=body.get("context", ""))
         return {"agent": name, "principal": principal, **self._ordered(await self._taken(record))}
 
-    async def answer(self, run_id: str, body: Mapping[str, Any], by: str, *, here: bool) -> RunOrdered:
+    async def answer(self, run_id: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
         """Answer a run that waits for input, on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL for
         a run that does not wait."""
         run = await self._run(run_id)
@@ -207,7 +193,7 @@ class OperatorApi:
         record = await self.orders.place(caller, *about, peer=by, context=run.context, answers=run_id)
         return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
-    async def cancel(self, run_id: str, reason: str, by: str) -> Run:
+    async def cancel(self, run_id: str, reason: str, by: str) -> models.Run:
         """Cancel a run. It is cancelled even if the audit cannot record it, which is then reported. Raises Refusal:
         TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
         if is_over((await self._run(run_id)).task):
@@ -219,18 +205,12 @@ class OperatorApi:
             raise Refusal(refusal.reason, "it is given up all the same") from None
         return run_of(record)
 
-    # --- schedules ----------------------------------------------------------------------------------------------------
-
-    async def schedules(self) -> Schedules:
-        """All schedules. Raises Refusal(STORE_UNAVAILABLE)."""
-        return {"schedules": [schedule_of(one) for one in await self.scheduler.list()]}
-
-    async def run_schedule(self, name: str, by: str) -> ScheduleOrdered:
+    async def run_schedule(self, name: str, by: str) -> models.ScheduleOrdered:
         """Run a schedule that is not due, as its own principal. Raises Refusal, as over HTTP."""
         record = await self._taken(await self.scheduler.run_now(name, by))
         return {"schedule": name, **self._ordered(record)}
 
-    async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> Schedule:
+    async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> models.Schedule:
         """Store a schedule that is not in sidecar.yaml. `here` as in `order`: over the admin listener, a schedule
         cannot act as a principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
         key, wanted = body["name"], _schedule_in(body)
@@ -238,21 +218,7 @@ class OperatorApi:
             self._check_own(key, wanted)
         return schedule_of(await self.scheduler.add(key, wanted, by))
 
-    async def remove_schedule(self, name: str, by: str) -> Schedule:
-        """Remove a stored schedule. Raises Refusal, Conflict."""
-        return schedule_of(await self.scheduler.remove(name, by))
-
-    async def pause(self, name: str, by: str) -> Schedule:
-        """Pause a schedule until it is resumed. Raises Refusal."""
-        return schedule_of(await self.scheduler.pause(name, by))
-
-    async def resume(self, name: str, by: str) -> Schedule:
-        """Resume a paused schedule. Raises Refusal."""
-        return schedule_of(await self.scheduler.resume(name, by))
-
-    # --- inside -------------------------------------------------------------------------------------------------------
-
-    async def _active(self, wanted: RunQuery, targets: Sequence[str]) -> Runs:
+    async def _active(self, wanted: RunQuery, targets: Sequence[str]) -> models.Runs:
         """The runs that are not over. States are read in the order of a run's life, so that a run that changes
         meanwhile is read twice and not missed."""
         found: dict[str, Execution] = {}
@@ -264,7 +230,7 @@ class OperatorApi:
         shown = [run_of(run) for run in newest[wanted.offset : end]]
         return {"runs": shown, "next_offset": end if end < len(newest) else None}
 
-    async def _agent(self, name: str) -> Agent:
+    async def _agent(self, name: str) -> models.Agent:
         definition = self._definition(name)
         last, _ = await self.executions.page(None, [name], None, 1, 0)
         pool = self.executions.standing(name) if definition.enabled else RunPool(0, 0, definition.places)
@@ -299,7 +265,7 @@ class OperatorApi:
             raise Refusal(record.refused, words=record.error_message)
         return record
 
-    def _ordered(self, record: Task) -> Taken:
+    def _ordered(self, record: Task) -> models.Taken:
         run = record.a2a_task if record.target in self._definitions else ""  # runs of other agents are not stored here
         return {"task_id": record.id, "run_id": run or None, "error": record.error_message or None}
 

@@ -15,34 +15,13 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
-from sidecar.admin.models import (
-    CALLER,
-    LIMIT,
-    OBJECT,
-    PRINCIPAL,
-    SLUG,
-    AgentInFull,
-    Agents,
-    CancelOrder,
-    NewSchedule,
-    Nothing,
-    PrincipalOrder,
-    ResetOrder,
-    Run,
-    RunAnswer,
-    RunInFull,
-    RunOrder,
-    RunOrdered,
-    Runs,
-    Schedule,
-    ScheduleOrdered,
-    Schedules,
-    ToolOrder,
-)
+from sidecar.admin import models
+from sidecar.admin.models import CALLER, LIMIT, OBJECT, PRINCIPAL, SLUG, Nothing
 from sidecar.admin.operator_api import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET, OperatorApi, RunQuery
 from sidecar.admin.requests import HEADERS, problem
 from sidecar.admin.run_stream import RunNews
 from sidecar.admin.schemas import Schema, whole_number
+from sidecar.admin.views import schedule_of
 from sidecar.errors import Refusal
 from sidecar.gateway.kill_switch import SwitchEntry, is_name
 from sidecar.http.server.event_stream import open_stream
@@ -65,43 +44,24 @@ ORDERED: Final = (*DONE, 429, 502, 504)
 
 
 class OperatorAction(Protocol):
-    """The operations of the running sidecar that the admin API calls."""
+    """The operations of the running sidecar that the admin API calls: `app.application.Application` describes them."""
 
     @property
     def desk(self) -> OperatorApi: ...
-    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether calls are served, and the reasons."""
-
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]: ...
     def status(self) -> Mapping[str, Any]: ...
-    async def reload(self, by: str) -> str:
-        """Reload the files. Returns the new revision. Raises ConfigError and changes nothing."""
-
+    async def reload(self, by: str) -> str: ...
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]: ...
     def is_server(self, name: str) -> bool: ...
-    def discovered(self, name: str) -> Mapping[str, Any]:
-        """What an upstream offers, by name."""
-
-    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Switch off a tool, or with "" a whole server. Raises SwitchError."""
-
-    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Undo `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
-
-    async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]:
-        """Usage and remaining amounts. Raises StoreUnavailable."""
-
-    async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
-        """Reset the counters that belong to one principal alone. Raises NoSuchLimit, StoreUnavailable, Refusal."""
-
+    def discovered(self, name: str) -> Mapping[str, Any]: ...
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry: ...
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool: ...
+    async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]: ...
+    async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]: ...
     def disabled_principals(self) -> Sequence[SwitchEntry]: ...
-    def known_principal(self, name: str) -> tuple[bool, str]:
-        """Whether any setting or rule names this principal, and the most similar known name."""
-
-    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Disable a principal. Raises SwitchError."""
-
-    async def enable(self, principal: str, *, by: str) -> bool:
-        """Re-enable a principal. Returns False if it was not disabled. Raises SwitchError."""
+    def known_principal(self, name: str) -> tuple[bool, str]: ...
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry: ...
+    async def enable(self, principal: str, *, by: str) -> bool: ...
 
 
 class AdminRequest(NamedTuple):
@@ -210,7 +170,7 @@ async def limits(asked: AdminRequest) -> Any:
     return await asked.app.limits(UsageQuery(**query))
 
 
-@_post("/api/limits/reset", ResetOrder)
+@_post("/api/limits/reset", models.ResetOrder)
 async def reset_limits(asked: AdminRequest) -> Any:
     name = asked.body["principal"]
     known, nearest = asked.app.known_principal(name)
@@ -225,7 +185,7 @@ async def principals(asked: AdminRequest) -> Any:
     return {"disabled": [_plain(entry) for entry in asked.app.disabled_principals()]}
 
 
-@_post("/api/principals/{any}/disable", PrincipalOrder)
+@_post("/api/principals/{any}/disable", models.PrincipalOrder)
 async def disable(asked: AdminRequest) -> Any:
     wanted = _switched(asked)
     known, nearest = asked.app.known_principal(asked.name)
@@ -258,7 +218,7 @@ async def upstream(asked: AdminRequest) -> Any:
     return {"name": asked.name, **known, "discovered": asked.app.discovered(asked.name)}
 
 
-@_post("/api/upstreams/{any}/disable", ToolOrder)
+@_post("/api/upstreams/{any}/disable", models.ToolOrder)
 async def switch_off(asked: AdminRequest) -> Any:
     if not asked.app.is_server(asked.name):  # a mistyped name must not look like a tool that is off
         return problem(NO_UPSTREAM, 404)
@@ -269,7 +229,7 @@ async def switch_off(asked: AdminRequest) -> Any:
     return {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known, "entry": _plain(entry)}
 
 
-@_post("/api/upstreams/{any}/enable", ToolOrder)
+@_post("/api/upstreams/{any}/enable", models.ToolOrder)
 async def switch_on(asked: AdminRequest) -> Any:
     tool = asked.body.get("tool") or ""
     changed = await asked.app.switch_on(asked.name, tool, by=asked.by)
@@ -306,37 +266,37 @@ def _plain(entry: SwitchEntry) -> dict[str, Any]:
 
 
 @_get("/api/agents")
-async def list_agents(asked: AdminRequest) -> Agents:
+async def list_agents(asked: AdminRequest) -> models.Agents:
     """The agents that are CLI programs."""
     return await asked.app.desk.agents()
 
 
 @_get("/api/agents/{name}")
-async def show_agent(asked: AdminRequest) -> AgentInFull:
+async def show_agent(asked: AdminRequest) -> models.AgentInFull:
     """One agent, with its definition."""
     return await asked.app.desk.agent(asked.name)
 
 
 @_get("/api/agents/{name}/runs", query=_RUNS)
-async def list_runs_of_agent(asked: AdminRequest) -> Runs:
+async def list_runs_of_agent(asked: AdminRequest) -> models.Runs:
     """The runs of one agent, newest first."""
     return await asked.app.desk.runs(RunQuery(asked.name, **asked.query))
 
 
-@_post("/api/agents/{name}/runs", RunOrder, 201, ORDERED)
-async def run_agent(asked: AdminRequest) -> RunOrdered:
+@_post("/api/agents/{name}/runs", models.RunOrder, 201, ORDERED)
+async def run_agent(asked: AdminRequest) -> models.RunOrdered:
     """Run an agent as a caller, under policy, limits and audit."""
     return await asked.app.desk.order(asked.name, asked.body, asked.by, here=asked.here)
 
 
 @_get("/api/runs", query={"agent": _AGENT, **_RUNS})
-async def list_runs(asked: AdminRequest) -> Runs:
+async def list_runs(asked: AdminRequest) -> models.Runs:
     """The runs of all agents, newest first."""
     return await asked.app.desk.runs(RunQuery(**asked.query))
 
 
 @_get("/api/runs/{id}")
-async def show_run(asked: AdminRequest) -> RunInFull:
+async def show_run(asked: AdminRequest) -> models.RunInFull:
     """One run."""
     return await asked.app.desk.run(asked.name)
 
@@ -373,52 +333,52 @@ def _event(heard: RunNews | None) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (heard.event.encode(), orjson.dumps(heard.data))
 
 
-@_post("/api/runs/{id}/answer", RunAnswer, 201, ORDERED)
-async def answer_run(asked: AdminRequest) -> RunOrdered:
+@_post("/api/runs/{id}/answer", models.RunAnswer, 201, ORDERED)
+async def answer_run(asked: AdminRequest) -> models.RunOrdered:
     """Answer a run that waits for input."""
     return await asked.app.desk.answer(asked.name, asked.body, asked.by, here=asked.here)
 
 
-@_post("/api/runs/{id}/cancel", CancelOrder, errors=CONFLICTING)
-async def cancel_run(asked: AdminRequest) -> Run:
+@_post("/api/runs/{id}/cancel", models.CancelOrder, errors=CONFLICTING)
+async def cancel_run(asked: AdminRequest) -> models.Run:
     """Cancel a run, in whatever state it is."""
     return await asked.app.desk.cancel(asked.name, asked.body.get("reason", ""), asked.by)
 
 
 @_get("/api/schedules")
-async def list_schedules(asked: AdminRequest) -> Schedules:
+async def list_schedules(asked: AdminRequest) -> models.Schedules:
     """All schedules."""
-    return await asked.app.desk.schedules()
+    return {"schedules": [schedule_of(one) for one in await asked.app.desk.scheduler.list()]}
 
 
-@_post("/api/schedules", NewSchedule, 201, CONFLICTING)
-async def add_schedule(asked: AdminRequest) -> Schedule:
+@_post("/api/schedules", models.NewSchedule, 201, CONFLICTING)
+async def add_schedule(asked: AdminRequest) -> models.Schedule:
     """Add a schedule, which is kept in the store."""
     return await asked.app.desk.add_schedule(asked.body, asked.by, here=asked.here)
 
 
 @_delete("/api/schedules/{name}", Nothing, errors=CONFLICTING)
-async def remove_schedule(asked: AdminRequest) -> Schedule:
+async def remove_schedule(asked: AdminRequest) -> models.Schedule:
     """Remove a schedule that was added, and cancel its runs."""
-    return await asked.app.desk.remove_schedule(asked.name, asked.by)
+    return schedule_of(await asked.app.desk.scheduler.remove(asked.name, asked.by))
 
 
 @_post("/api/schedules/{name}/run", Nothing, 201, ORDERED)
-async def run_schedule(asked: AdminRequest) -> ScheduleOrdered:
+async def run_schedule(asked: AdminRequest) -> models.ScheduleOrdered:
     """Run a schedule now."""
     return await asked.app.desk.run_schedule(asked.name, asked.by)
 
 
 @_post("/api/schedules/{name}/pause", Nothing)
-async def pause_schedule(asked: AdminRequest) -> Schedule:
+async def pause_schedule(asked: AdminRequest) -> models.Schedule:
     """Pause a schedule until it is resumed."""
-    return await asked.app.desk.pause(asked.name, asked.by)
+    return schedule_of(await asked.app.desk.scheduler.pause(asked.name, asked.by))
 
 
 @_post("/api/schedules/{name}/resume", Nothing)
-async def resume_schedule(asked: AdminRequest) -> Schedule:
+async def resume_schedule(asked: AdminRequest) -> models.Schedule:
     """Resume a paused schedule."""
-    return await asked.app.desk.resume(asked.name, asked.by)
+    return schedule_of(await asked.app.desk.scheduler.resume(asked.name, asked.by))
 
 
 # --- routing ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from sidecar.admin.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule
 from sidecar.admin.run_stream import message_of
 from sidecar.settings.agents import CliAgent
@@ -130,14 +132,8 @@ def _error(failure: Failure | None) -> RunError | None:
 
 
 def usage_of(usage: Usage) -> RunUsage:
-    return {
-        "cpu_s": round(usage.cpu_s, 3),
-        "cpu_percent": round(usage.cpu_percent, 1),
-        "memory_bytes": usage.memory_bytes,
-        "peak_memory_bytes": usage.peak_memory_bytes,
-        "disk_read_bytes": usage.disk_read_bytes,
-        "disk_write_bytes": usage.disk_write_bytes,
-    }
+    rounded = usage._replace(cpu_s=round(usage.cpu_s, 3), cpu_percent=round(usage.cpu_percent, 1))
+    return cast(RunUsage, rounded._asdict())
 
 
 def _try(one: Attempt) -> RunTry:

@@ -16,9 +16,8 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import click
@@ -64,8 +63,7 @@ p, *, tool:*/delete_*, tools/call, -, -, -, deny
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DemoScene:
+class DemoScene(NamedTuple):
     """One call of the demo, and what it shows."""
 
     title: str
@@ -75,44 +73,23 @@ class DemoScene:
     why: str
 
 
+_SITE, _API = {"repo": "acme/site"}, {"repo": "acme/api"}
+_TWICE = "the rule says two calls an hour"
+_SCHEMA = "the tool's own schema says at most 50; the server never saw the call"
+_GUARDRAIL = "planner-tidies would allow it; the guardrail nobody-deletes stands above"
 SCENES = (
-    DemoScene(
-        "Allowed", "search_notes", {"repo": "acme/site"}, "", "rule planner-searches allows it, and its condition holds"
-    ),
-    DemoScene(
-        "Denied",
-        "delete_note",
-        {"repo": "acme/site", "index": 0},
-        "denied-by-rule",
-        "planner-tidies would allow it; the guardrail nobody-deletes stands above",
-    ),
-    DemoScene(
-        "Bad arguments",
-        "search_notes",
-        {"repo": "acme/site", "limit": 500},
-        "bad-arguments",
-        "the tool's own schema says at most 50; the server never saw the call",
-    ),
-    DemoScene("Allowed again", "search_notes", {"repo": "acme/api"}, "", "the second of two calls an hour"),
-    DemoScene("Rate-limited", "search_notes", {"repo": "acme/api"}, "rate-limited", "the rule says two calls an hour"),
+    DemoScene("Allowed", "search_notes", _SITE, "", "rule planner-searches allows it, and its condition holds"),
+    DemoScene("Denied", "delete_note", {**_SITE, "index": 0}, "denied-by-rule", _GUARDRAIL),
+    DemoScene("Bad arguments", "search_notes", {**_SITE, "limit": 500}, "bad-arguments", _SCHEMA),
+    DemoScene("Allowed again", "search_notes", _API, "", "the second of two calls an hour"),
+    DemoScene("Rate-limited", "search_notes", _API, "rate-limited", _TWICE),
 )
-
-
+_NOTE = {"text": "Launch is on Tuesday."}
+_TOKEN = "the researcher is shown a token of ours that names the chain, for itself alone"
+_CARD = "planner-asks-researcher is for summaries; the card shows no other skill"
 AGENT_SCENES = (
-    DemoScene(
-        "An agent asks another",
-        "researcher",
-        {"task_type": "summarise", "text": "Launch is on Tuesday."},
-        "",
-        "the researcher is shown a token of ours that names the chain, for itself alone",
-    ),
-    DemoScene(
-        "Not for that",
-        "researcher",
-        {"task_type": "publish", "text": "Launch is on Tuesday."},
-        "condition-false",
-        "planner-asks-researcher is for summaries; the card shows no other skill",
-    ),
+    DemoScene("An agent asks another", "researcher", {"task_type": "summarise", **_NOTE}, "", _TOKEN),
+    DemoScene("Not for that", "researcher", {"task_type": "publish", **_NOTE}, "condition-false", _CARD),
 )
 
 
@@ -146,15 +123,11 @@ def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: i
 
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
     (folder / "policies").mkdir(parents=True, exist_ok=True)
-    (folder / "policies" / "agent_to_tool.csv").write_text(RULES)
-    (folder / "policies" / "nhi_to_nhi.csv").write_text(AGENT_RULES)
-    (folder / "policies" / "guardrails.csv").write_text(GUARDRAILS)
+    for name, rows in {"agent_to_tool": RULES, "nhi_to_nhi": AGENT_RULES, "guardrails": GUARDRAILS}.items():
+        (folder / "policies" / f"{name}.csv").write_text(rows)
     settings = folder / "sidecar.yaml"
-    settings.write_text(
-        SETTINGS.format(
-            python="python", folder=folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent
-        )
-    )
+    ports = {"data": data, "admin": admin, "local": local, "upstream": upstream, "agent": agent}
+    settings.write_text(SETTINGS.format(python="python", folder=folder, **ports))
     return settings
 
 
@@ -185,7 +158,7 @@ async def _play(app: Application, url: str) -> bool:
         _say(f"The agent sees: {', '.join(listed)}   (the server also has delete_note)\n", dim=True)
         for number, scene in enumerate(SCENES, 1):
             heard = await _call(client, scene)
-            record = _last_record(app.settings.audit_path)
+            record = orjson.loads(app.settings.audit_path.read_bytes().splitlines()[-1])
             good &= (record["reason"] or "") == scene.reason
             _show(number, scene, heard, record)
     return good
@@ -206,7 +179,7 @@ async def _converse(app: Application, url: str) -> bool:
         async with ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card) as client:
             for number, scene in enumerate(AGENT_SCENES, len(SCENES) + 1):
                 heard = await _send(client, scene.arguments["text"], scene.arguments["task_type"])
-                record = _last_record(app.settings.audit_path)
+                record = orjson.loads(app.settings.audit_path.read_bytes().splitlines()[-1])
                 good &= (record["reason"] or "") == scene.reason
                 _show(number, scene, heard, record)
     return good
@@ -275,16 +248,10 @@ def _leave(folder: Path) -> None:
 
 @asynccontextmanager
 async def _process(module: str, port: int) -> AsyncIterator[None]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"sidecar.cli.{module}",
-        str(port),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-    )
+    words = (sys.executable, "-m", f"sidecar.cli.{module}", str(port))
+    null = asyncio.subprocess.DEVNULL
+    env = {name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH")}
+    process = await asyncio.create_subprocess_exec(*words, stdin=null, stdout=null, stderr=null, env=env)
     try:
         await _until_listening(port, process)
         yield
@@ -306,11 +273,6 @@ async def _until_listening(port: int, process: asyncio.subprocess.Process) -> No
         await writer.wait_closed()
         return
     raise click.ClickException("the demo's server or agent did not start")
-
-
-def _last_record(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = orjson.loads(path.read_bytes().splitlines()[-1])
-    return record
 
 
 def _say(text: str, *, dim: bool = False, bold: bool = False) -> None:

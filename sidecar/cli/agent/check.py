@@ -17,7 +17,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,57 +32,13 @@ from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, Ou
 from sidecar.tasks.programs.command_line import command_from
 from sidecar.tasks.programs.run_record import Usage
 from sidecar.tasks.programs.runners import runner_from
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes import Exit, Processes
 from sidecar.vocabulary import Caller, Credential, Principal
 
 DEADLINE_S: Final = 30.0
 HEAD_LINES, HEAD_CHARS, LINE_CHARS = 8, 4_000, 100
 UNWELL: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 UNTRIED: Final = "it is read-write, and may change something: --prompt runs it"
-
-
-@dataclass(frozen=True, slots=True)
-class TriedAgent:
-    """The result of one run. `whys` is what a running sidecar would log about it, for operators only."""
-
-    ended: AttemptEnd
-    took_s: float
-    output: str
-    whys: Sequence[str]
-
-    @property
-    def is_well(self) -> bool:
-        ended = self.ended
-        return ended.failure is None and not ended.timed_out and ended.state not in UNWELL
-
-
-@dataclass(frozen=True, slots=True)
-class InspectedAgent:
-    """One agent: how its program would be started, and the result. `untried` says why it was not run."""
-
-    name: str
-    definition: CliAgent
-    start: Mapping[str, Any]
-    tried: TriedAgent | None = None
-    untried: str = ""
-
-    @property
-    def status(self) -> str:
-        if self.tried is None:
-            return "there"
-        return "well" if self.tried.is_well else "not well"
-
-    def plain(self) -> dict[str, Any]:
-        """Return the values for `--json`."""
-        tried = self.tried
-        return {
-            "name": self.name,
-            "status": self.status,
-            "enabled": self.definition.enabled,
-            **self.start,
-            "untried": self.untried or None,
-            "tried": None if tried is None else _plain(tried),
-        }
 
 
 @click.command()
@@ -103,37 +58,48 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
     if name:
         check_known(name, settings.agents, "agent", config)
     names = [name] if name else [each for each, definition in settings.agents.items() if definition.enabled]
-    looked = asyncio.run(_looked_at(settings, names, prompt, timeout_s, no_run))
+    found = asyncio.run(_inspected(settings, names, prompt, timeout_s, no_run))
     if as_json:
-        print_json({"agents": [one.plain() for one in looked]})
+        print_json({"agents": found})
     else:
-        click.echo("\n".join(line for one in looked for line in _lines(one)) or "there is no agent")
-    if any(one.tried is not None and not one.tried.is_well for one in looked):
+        lines = (line for one in found for line in _lines(one, settings.agents[one["name"]]))
+        click.echo("\n".join(lines) or "there is no agent")
+    if any(one["status"] == "not well" for one in found):
         raise SystemExit(NO)
 
 
-async def _looked_at(
+async def _inspected(
     settings: Settings, names: list[str], prompt: str | None, timeout_s: float | None, no_run: bool
-) -> list[InspectedAgent]:
-    """Check one agent. Raises SettingsError for one that cannot be started."""
-    processes, looked = Processes(os.environ), []
+) -> list[dict[str, Any]]:
+    """How the program of each agent would be started, and the result. Raises SettingsError for one that cannot be
+    started.
+    """
+    processes, found = Processes(os.environ), []
     try:
         for name in names:
             definition = settings.agents[name]
             start = command_from(name, definition, os.environ).shown()
-            untried = "" if not no_run else "only looked at"
+            untried = "only inspected" if no_run else None
             if definition.writes and prompt is None:
                 untried = UNTRIED
             limit_s = timeout_s or min(definition.timeout, DEADLINE_S)
             tried = None if untried else await _tried(name, definition, processes, prompt or "", limit_s)
-            looked.append(InspectedAgent(name, definition, start, tried, untried))
+            status = "there" if tried is None else "well" if _is_well(tried) else "not well"
+            known = {"name": name, "status": status, "enabled": definition.enabled}
+            found.append({**known, **start, "untried": untried, "tried": tried})
     finally:
         await processes.close()
-    return looked
+    return found
 
 
-async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> TriedAgent:
-    """Run the program once, from its start until all its processes have ended."""
+def _is_well(tried: Mapping[str, Any]) -> bool:
+    return tried["error"] is None and not tried["timed_out"] and tried["task_state"] not in UNWELL
+
+
+async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> dict[str, Any]:
+    """Run the program once, from its start until all its processes have ended. `why` is what a running sidecar would
+    log about it, for operators only.
+    """
     runner = runner_from(name, definition, processes, os.environ)
     run_id, began_s, said = f"check-{secrets.token_hex(8)}", time.monotonic(), ""
     message = {"messageId": run_id, "role": "ROLE_USER", "parts": [{"text": text}]}
@@ -150,7 +116,18 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
                         ended = event
     finally:
         await runner.close()
-    return TriedAgent(ended, time.monotonic() - began_s, said, whys)
+    failure = ended.failure
+    return {
+        "exit_code": ended.exit and ended.exit.code,
+        "signal": ended.exit and ended.exit.signal,
+        "timed_out": ended.timed_out,
+        "task_state": ended.state,
+        "error": failure and {"category": failure.category, "message": failure.message},
+        "why": "; ".join(whys) or None,
+        "took_s": round(time.monotonic() - began_s, 3),
+        "usage": ended.usage._asdict(),
+        "output": said,
+    }
 
 
 class _Whys(logging.Handler):
@@ -178,60 +155,51 @@ def _logged() -> Iterator[Sequence[str]]:
 
 
 def _text(event: Event) -> str:
-    """Return the text of an event's answer; parts that are not text as JSON."""
-    if isinstance(event, OutputChunk):
-        return event.text
-    parts: Sequence[Mapping[str, Any]] = ()
-    if isinstance(event, OutputArtifact):
-        parts = event.update["artifact"].get("parts", ())
-    elif isinstance(event, AttemptEnd):
-        parts = event.message
+    """The text of an event's answer; parts that are not text as JSON."""
+    match event:
+        case OutputChunk():
+            return event.text
+        case OutputArtifact():
+            parts = event.update["artifact"].get("parts", ())
+        case AttemptEnd():
+            parts = event.message
+        case _:
+            return ""
     return "".join(part["text"] if "text" in part else orjson.dumps(part).decode() for part in parts)
 
 
-def _plain(tried: TriedAgent) -> dict[str, Any]:
-    failure, exit_ = tried.ended.failure, tried.ended.exit
-    return {
-        "exit_code": None if exit_ is None else exit_.code,
-        "signal": None if exit_ is None else exit_.signal,
-        "timed_out": tried.ended.timed_out,
-        "task_state": tried.ended.state,
-        "error": None if failure is None else {"category": failure.category, "message": failure.message},
-        "why": "; ".join(tried.whys) or None,
-        "took_s": round(tried.took_s, 3),
-        "usage": tried.ended.usage._asdict(),
-        "output": tried.output,
-    }
-
-
-def _lines(one: InspectedAgent) -> Iterator[str]:
-    definition, tried = one.definition, one.tried
-    yield f"{one.name}  {one.status}" + ("" if definition.enabled else "  (disabled)")
+def _lines(one: Mapping[str, Any], definition: CliAgent) -> Iterator[str]:
+    yield f"{one['name']}  {one['status']}" + ("" if definition.enabled else "  (disabled)")
     yield from facts(
         {
-            "program": one.start["path"],
-            "run as": shlex.join(one.start["argv"]),
-            "told": definition.patterns.input,
-            "answers": definition.patterns.output,
-            "folder": one.start["folder"] or "a new one for each run",
-            "environment": " ".join(one.start["environment"]) or "nothing",
-            "not tried": one.untried,
+            "program": one["path"],
+            "run as": shlex.join(one["argv"]),
+            "prompt": definition.patterns.input,
+            "answer": definition.patterns.output,
+            "folder": one["folder"] or "a new one for each run",
+            "environment": " ".join(one["environment"]) or "nothing",
+            "not tried": one["untried"],
         }
     )
+    tried = one["tried"]
     if tried is None:
         return
-    failure = tried.ended.failure
-    goes_on = "it goes on" if failure is None else None
+    error, exited = tried["error"], Exit(tried["exit_code"], tried["signal"])
+    ended = None if error else "it goes on"
+    if tried["timed_out"]:
+        ended = "its time was over"
+    elif exited != Exit():
+        ended = str(exited)
     yield from facts(
         {
-            "ended": "its time was over" if tried.ended.timed_out else tried.ended.exit or goes_on,
-            "error": failure and f"{failure.category}: {failure.message}",
-            "why": "; ".join(tried.whys),
-            "took": f"{tried.took_s:.3f} s",
-            "usage": figures(tried.ended.usage._asdict()),
+            "ended": ended,
+            "error": error and f"{error['category']}: {error['message']}",
+            "why": tried["why"],
+            "took": f"{tried['took_s']:.3f} s",
+            "usage": figures(tried["usage"]),
         }
     )
-    lines = tried.output.splitlines()[:HEAD_LINES]
+    lines = tried["output"].splitlines()[:HEAD_LINES]
     if lines:
         yield "  output"
         yield from (f"    {shown(line.expandtabs())[:LINE_CHARS]}".rstrip() for line in lines)

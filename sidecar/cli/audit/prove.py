@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
-from sidecar.audit.digest import AuditKey, Digests, load_key, namespace_of
+from sidecar.audit.digest import Digests, load_key, namespace_of
 from sidecar.audit.rendering import plain
 from sidecar.audit.tail import lines
 from sidecar.cli.audit.log_files import LOG, logs, reading
@@ -47,7 +46,12 @@ def prove(
     given = _arguments(arguments)
     with reading():
         record = _record(logs(paths), decision_id)
-    key = _key([load_key(path) for path in key_paths], record)
+    ring = {key.id: key for key in map(load_key, key_paths)}
+    key = ring.get(str(record.get("key_id")))
+    if key is None:
+        raise CommandFailed(
+            plain(f"the record was hashed with the key {record.get('key_id')}; given: {', '.join(ring)}")
+        )
     namespace = claimed["namespace"]
     if namespace is None:
         namespace = namespace_of(str(record.get("agent_id")).partition(":")[2])
@@ -58,26 +62,15 @@ def prove(
     except Refusal as refusal:
         raise click.BadParameter(refusal.detail or "these are no arguments", param_hint="--args") from None
     fits = digest == record.get("args_hash")
-    told = {
-        "proved": fits,
-        "decision_id": decision_id,
-        "seq": record.get("seq"),
-        "timestamp": record.get("timestamp"),
-        "agent_id": record.get("agent_id"),
-        "namespace": namespace,
-        "action": action,
-        "object": object_,
-        "key_id": key.id,
-        "args_hash": record.get("args_hash"),
-        "computed": digest,
-    }
+    seq, timestamp, agent_id, recorded = (record.get(name) for name in ("seq", "timestamp", "agent_id", "args_hash"))
     if as_json:
-        print_json(told)
+        told = {"proved": fits, "decision_id": decision_id, "seq": seq, "timestamp": timestamp, "agent_id": agent_id}
+        told |= {"namespace": namespace, "action": action, "object": object_, "key_id": key.id}
+        print_json({**told, "args_hash": recorded, "computed": digest})
     else:
         word = "proved" if fits else "NOT proved"
-        what = f"record {told['seq']} of {told['timestamp']}: {told['agent_id']} → {object_}  {action}"
-        click.echo(plain(f"{word}  {what}"))
-        click.echo(plain(f"  on record  {told['args_hash']}"))
+        click.echo(plain(f"{word}  record {seq} of {timestamp}: {agent_id} → {object_}  {action}"))
+        click.echo(plain(f"  on record  {recorded}"))
         click.echo(plain(f"  computed   {digest}  (key {key.id}, namespace {namespace or 'none'})"))
         click.echo("  not proved that the record is as it was written: `sidecar audit verify` does that")
     sys.exit(0 if fits else NO)
@@ -99,7 +92,10 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _record(files: tuple[Path, ...], decision_id: str) -> dict[str, Any]:
     """Return the first record of the decision that has a hash, after checking its seal."""
-    for line in _naming(files, decision_id):
+    needle = decision_id.encode("utf-8", "replace")
+    for line in lines(files):
+        if needle not in line:
+            continue
         sealed = unseal(line.removesuffix(b"\n"))
         if sealed is None or sealed.fields.get("decision_id") != decision_id:
             continue
@@ -108,16 +104,3 @@ def _record(files: tuple[Path, ...], decision_id: str) -> dict[str, Any]:
         if isinstance(sealed.fields.get("args_hash"), str):
             return dict(sealed.fields)
     raise CommandFailed(f"no record with the decision id {plain(decision_id)} has a hash of arguments")
-
-
-def _naming(files: tuple[Path, ...], decision_id: str) -> Iterator[bytes]:
-    needle = decision_id.encode("utf-8", "replace")
-    return (line for line in lines(files) if needle in line)
-
-
-def _key(ring: list[AuditKey], record: dict[str, Any]) -> AuditKey:
-    for key in ring:
-        if key.id == record.get("key_id"):
-            return key
-    ids = ", ".join(key.id for key in ring)
-    raise CommandFailed(plain(f"the record was hashed with the key {record.get('key_id')}; given: {ids}"))

@@ -186,8 +186,7 @@ def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[s
         "revision": decision.revision,
         "now": moment(found.at_s),
         "chain": [each.name for each in found.chain],
-        "object": found.question.object,
-        "action": found.question.action,
+        **_members(found.question, "object action"),
         "session": found.session,
         "links": [_link_data(each) for each in found.links],
         "guardrail_rows": found.guardrail_rows,
@@ -198,32 +197,22 @@ def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[s
         "would_allow": [_ground_data(each) for each in found.would_allow],
     }
     if asked is not None:
-        data["record"] = {
-            "seq": asked.seq,
-            "decision_id": asked.decision_id,
-            "timestamp": asked.timestamp,
-            "allowed": asked.allowed,
-            "reason": asked.reason or None,
-            "ended": asked.ended or None,
-            "enforced": asked.enforced,
-            "revision": asked.revision,
-            "same_revision": asked.revision == decision.revision,
-        }
+        record = _members(asked, "seq decision_id timestamp allowed enforced revision")
+        record |= {"reason": asked.reason or None, "ended": asked.ended or None}
+        data["record"] = {**record, "same_revision": asked.revision == decision.revision}
     return data
 
 
+def _members(value: object, names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names.split()}
+
+
 def _link_data(traced: Traced) -> dict[str, Any]:
-    link = traced.link
     return {
-        "kind": link.kind,
-        "subject": link.subject,
-        "object": link.object,
-        "action": link.action,
-        "allowed": link.allowed,
-        "reason": link.reason,
+        **_members(traced.link, "kind subject object action allowed reason"),
         "rules": [_ground_data(ground) for ground in traced.grounds],
         "conditions": [
-            {"text": ran.text, "outcome": ran.outcome, "read": _plain(ran.read), "source": ran.source or None}
+            {**_members(ran, "text outcome"), "read": _plain(ran.read), "source": ran.source or None}
             for ran in traced.conditions
         ],
         "nearest": [
@@ -234,40 +223,20 @@ def _link_data(traced: Traced) -> dict[str, Any]:
 
 
 def _ground_data(ground: Ground) -> dict[str, Any]:
-    return {
-        **_rule_data(ground.rule, ground.text),
-        "roles": ground.roles,
-        "from_token": ground.from_token,
-        "sets": ground.sets,
-    }
+    return {**_rule_data(ground.rule, ground.text), **_members(ground, "roles from_token sets")}
 
 
 def _rule_data(rule: RuleRef, text: str) -> dict[str, Any]:
-    return {
-        "id": rule.id,
-        "effect": rule.effect,
-        "file": rule.file,
-        "line": rule.line,
-        "text": text,
-        "owner": rule.owner or None,
-        "reason": rule.reason or None,
-        "expires_at": None if rule.expires_at is None else moment(rule.expires_at),
-        "max_calls_per_hour": rule.max_calls_per_hour,
-        "when": rule.when or None,
-    }
+    data = {**_members(rule, "id effect file line max_calls_per_hour"), "text": text}
+    data |= {name: value or None for name, value in _members(rule, "owner reason when").items()}
+    return {**data, "expires_at": None if rule.expires_at is None else moment(rule.expires_at)}
 
 
 def _limit_data(charged: ChargedLimit) -> dict[str, Any]:
     charge = charged.charge
-    return {
-        "name": charge.limit,
-        "kind": charge.kind,
-        "most": in_units(charge.most) if charge.unit else charge.most,
-        "unit": charge.unit or None,
-        "takes": in_units(charge.amount) if charge.unit else charge.amount,
-        "window_s": charge.window_s,
-        "counted_for": charged.counted_for,
-    }
+    most, takes = (in_units(each) if charge.unit else each for each in (charge.most, charge.amount))
+    named = {"name": charge.limit, "kind": charge.kind, "most": most, "unit": charge.unit or None, "takes": takes}
+    return {**named, "window_s": charge.window_s, "counted_for": charged.counted_for}
 
 
 def _plain(read: Mapping[str, Any]) -> Any:

@@ -123,18 +123,13 @@ def _example(kind: ChangeKind, group: ReplayGroup) -> Iterator[str]:
 
 def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
     """Return the result as plain values."""
+    counted = ("records", "replayed", "same", "wider", "narrower", "left_out", "torn_bytes", "ungrouped")
     return {
         "revision": revision,
-        "records": report.records,
-        "replayed": report.replayed,
-        "same": report.same,
-        "wider": report.wider,
-        "narrower": report.narrower,
+        **{name: getattr(report, name) for name in counted},
         "undecidable": sum(report.undecidable.values()),
         "undecidable_by_reason": dict(report.undecidable.most_common()),
         "without_policy_answer": report.unasked,
-        "left_out": report.left_out,
-        "torn_bytes": report.torn_bytes,
         "recorded_revisions": dict(report.revisions.most_common(limit)),
         "kinds": {change: len(report.of(change)) for change in _TITLES},
         "examples": [
@@ -142,5 +137,4 @@ def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
             for change in _TITLES
             for kind, group in report.of(change)[:limit]
         ],
-        "ungrouped": report.ungrouped,
     }
