@@ -81,7 +81,7 @@ def test_verify_exits_5_when_the_evidence_does_not_hold(path: Path) -> None:
 
 
 def test_verify_warns_of_a_key_that_lies_beside_the_log(path: Path, key_path: Path) -> None:
-    warning = "whoever can write both log and key"
+    warning = "an attacker who can write both log and key"
     assert warning not in run("verify", path, "--key", key_path).output
     beside = key_path.rename(path.with_name("audit.key"))
     assert warning in run("verify", path, "--key", beside).output
