@@ -30,19 +30,12 @@ TOKEN_TTL_S: Final = 120.0  # the default lifetime of tokens for agents; CONTRAC
 
 
 class AgentCards(Protocol):
-    """An agent's description of itself."""
+    """An agent's description of itself, as `CardKeeper` documents it. An unchanged card is the same object."""
 
-    async def prepare(self) -> None:
-        """Find out what must be known before the agent is called."""
-
-    async def card(self) -> Card:
-        """The card in the canonical form; an unchanged card is the same object. Raises Refusal."""
-
-    def has_skill(self, name: str) -> bool | None:
-        """Whether the card names this skill; None if the card has not been read yet. No I/O."""
-
-    async def close(self) -> None:
-        """Stop refreshing the card."""
+    async def prepare(self) -> None: ...
+    async def card(self) -> Card: ...
+    def has_skill(self, name: str) -> bool | None: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +80,14 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
         signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S, roles=True)
     )
     account = UpstreamAccount(name, definition.breaker)
-    spoken = None if section.version == "auto" else section.version
     at = section.card_address
-    get = partial(_fetched, at) if at else None
-    beside = section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc
-    keeper = CardKeeper(get, section.spoken, spoken, time.monotonic, beside=beside)
+    keeper = CardKeeper(
+        partial(_fetched, at) if at else None,
+        section.spoken,
+        None if section.version == "auto" else section.version,
+        time.monotonic,
+        beside=section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc,
+    )
     wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
     watched = GuardedAgent(wire, account, section.share, section.timeout_s, section.url)
     return AgentUpstream(

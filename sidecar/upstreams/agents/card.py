@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
@@ -23,13 +25,16 @@ KEPT_S: Final = 60.0
 FAILED_S: Final = 5.0  # any caller may request a card, so a failed fetch is not repeated for each request
 MAX_BYTES: Final = 1024 * 1024
 DEADLINE_S: Final = 5.0
+UNAVAILABLE: Final = "its card cannot be fetched"
 Card = dict[str, Any]
 Get = Callable[[float], Awaitable[bytes]]
 """Fetches the bytes of a card within so many seconds. Raises EgressError or Refusal."""
 
 
 class CardKeeper:
-    """The card of one agent. `get` fetches it; it is None if the address of the card is unknown."""
+    """The card of one agent. `get` fetches it; it is None if the address of the card is unknown. `beside` says that the
+    agent itself serves the card, so that a fetched card shows that the agent is up.
+    """
 
     def __init__(
         self,
@@ -40,15 +45,14 @@ class CardKeeper:
         *,
         beside: bool = False,
     ) -> None:
-        """`beside` says that the agent itself serves the card, so that a fetched card shows that the agent is up."""
         self.get = get if beside else None
         self._get = get
         self._binding = binding
         self._spoken = spoken
         self._clock = clock
         self._card: Card | None = None
-        self._fetched_s = float("-inf")
-        self._failed: tuple[float, Refusal] | None = None
+        self._fetched_s = self._failed_s = -inf
+        self._failure: Refusal | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -58,19 +62,17 @@ class CardKeeper:
 
     def has_skill(self, name: str) -> bool | None:
         """Whether the card names this skill; None if the card has not been read yet. No I/O."""
-        if self._card is None:
-            return None
-        return any(skill["id"] == name for skill in self._card.get("skills", ()))
+        return None if self._card is None else any(skill["id"] == name for skill in self._card.get("skills", ()))
 
     async def prepare(self) -> None:
         """Learn the agent's version if it is not configured. If the card cannot be fetched, the last known version
         stands, else 1.0, and for a while no call waits for another fetch.
         """
-        if self._spoken is not None or self._is_new or self._failed_within(KEPT_S):
+        now = self._clock()
+        if self._spoken is not None or now - max(self._fetched_s, self._failed_s) < KEPT_S:
             return
         if self._card is None:
-            with suppress(Refusal):
-                await self.card()
+            await self._renewed()
         elif self._renewing is None or self._renewing.done():  # a version that is known already needs no waiting
             self._renewing = asyncio.create_task(self._renewed(), name="looks at an agent's card again")
 
@@ -87,67 +89,56 @@ class CardKeeper:
     async def card(self) -> Card:
         """The card in the canonical form, a minute old at most. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
         if self._get is None:
-            raise Refusal(Reason.UPSTREAM_FAILED, "nobody said where its card is (a2a.card_url)")
+            raise Refusal(Reason.UPSTREAM_FAILED, "the address of its card is not configured (a2a.card_url)")
         async with self._one_at_a_time:
-            if self._card is None or not self._is_new:
-                if self._failed is not None and self._failed_within(FAILED_S):
-                    raise Refusal(self._failed[1].reason, self._failed[1].detail)
+            now = self._clock()
+            if self._card is None or now - self._fetched_s >= KEPT_S:
+                if self._failure is not None and now - self._failed_s < FAILED_S:
+                    raise Refusal(self._failure.reason, self._failure.detail)
                 try:
                     card = await self._fetched(self._get)
                 except Refusal as refusal:
-                    self._failed = self._clock(), refusal
+                    self._failure, self._failed_s = refusal, self._clock()
                     raise
                 if card != self._card:  # an unchanged card keeps its identity and need not be rewritten
                     self._card = card
-                self._fetched_s, self._failed = self._clock(), None
+                self._fetched_s, self._failure, self._failed_s = self._clock(), None, -inf
             return self._card
-
-    @property
-    def _is_new(self) -> bool:
-        return self._clock() - self._fetched_s < KEPT_S
-
-    def _failed_within(self, within_s: float) -> bool:
-        return self._failed is not None and self._clock() - self._failed[0] < within_s
 
     async def _fetched(self, get: Get) -> Card:
         try:
-            raw = await get(DEADLINE_S)
+            return cards.read(jsonrpc.parse_answer(await get(DEADLINE_S)))
         except EgressError:
-            raise Refusal(Reason.UPSTREAM_FAILED, "its card cannot be had") from None
-        try:
-            return cards.read(jsonrpc.parse_answer(raw))
+            raise Refusal(Reason.UPSTREAM_FAILED, UNAVAILABLE) from None
         except Refusal as refusal:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {refusal.detail}") from None
         except UnreadableMessage as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
 class CardProbe:
     """Checks an agent's health by fetching its card. The health of an agent whose card is served elsewhere shows only
     in its calls.
     """
 
-    __slots__ = ("_account", "_keeper")
-
-    def __init__(self, keeper: CardKeeper, account: UpstreamAccount) -> None:
-        self._keeper = keeper
-        self._account = account
+    keeper: CardKeeper
+    account: UpstreamAccount
 
     async def probe(self, within_s: float) -> None:
         """Report a success or a fault to the account. Raises Refusal."""
-        get = self._keeper.get
-        if get is None:
+        if self.keeper.get is None:
             return
-        given = self._account.breaker.enter()
+        given = self.account.breaker.enter()
         try:
-            await get(min(within_s, DEADLINE_S))
+            await self.keeper.get(min(within_s, DEADLINE_S))
         except EgressError:
-            self._account.faulted(given, "its card cannot be had")
-            raise Refusal(Reason.UPSTREAM_FAILED, "its card cannot be had") from None
+            self.account.faulted(given, UNAVAILABLE)
+            raise Refusal(Reason.UPSTREAM_FAILED, UNAVAILABLE) from None
         except BaseException:
-            self._account.breaker.given_up(given)
+            self.account.breaker.given_up(given)
             raise
-        self._account.answered(given)
+        self.account.answered(given)
 
     async def explore(self) -> None:
         """Does nothing: a card is read on demand."""

@@ -101,8 +101,11 @@ class GrpcAgent:
         except aio.BaseError:
             raise _unsendable() from None
         self._streams[channel] += 1
-        unwelcome, over = partial(self._unwelcome, outgoing, shown), partial(self._over, channel)
-        return GrpcStream(call, outgoing.operation, version, unwelcome, over)
+
+        def over() -> None:
+            self._streams[channel] -= 1
+
+        return GrpcStream(call, outgoing.operation, version, partial(self._unwelcome, outgoing, shown), over)
 
     def _unwelcome(self, outgoing: OutgoingOperation, shown: Header | None, error: aio.AioRpcError) -> None:
         """Report a rejected credential, so that it is not shown again."""
@@ -133,15 +136,10 @@ class GrpcAgent:
         """A connection for a stream, separate from those of calls: an agent accepts only so many streams on each
         (threats D3).
         """
-        for channel, held in self._streams.items():
-            if held < STREAMS_EACH:
-                return channel
-        channel = self._opened()
-        self._streams[channel] = 0
+        free = next((channel for channel, held in self._streams.items() if held < STREAMS_EACH), None)
+        channel = free or self._opened()
+        self._streams.setdefault(channel, 0)
         return channel
-
-    def _over(self, channel: aio.Channel) -> None:
-        self._streams[channel] -= 1
 
     def _opened(self) -> aio.Channel:
         options = [
@@ -166,7 +164,7 @@ class GrpcAgent:
 
 
 class GrpcStream:
-    """The messages of a streaming call."""
+    """The messages of a streaming call. `over` is called once, when the stream is no longer needed."""
 
     def __init__(
         self,
@@ -176,7 +174,6 @@ class GrpcStream:
         unwelcome: Callable[[aio.AioRpcError], None],
         over: Callable[[], None],
     ) -> None:
-        """`over` is called once, when the stream is no longer needed."""
         self._call = call
         self._unwelcome = unwelcome
         self._over: Callable[[], None] | None = over
@@ -223,7 +220,7 @@ def _given_up() -> BaseException:
 
 
 def _unsendable() -> Refusal:
-    """The refusal of a call that grpc rejects itself: the connection is closed, or a header is invalid."""
+    """The refusal of a call that grpc rejects: the connection is closed, or a header is invalid."""
     return Refusal(Reason.UPSTREAM_FAILED, "it cannot be called")
 
 

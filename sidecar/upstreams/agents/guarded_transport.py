@@ -38,21 +38,20 @@ class GuardedAgent:
         """See `AgentTransport.ask`. Also raises Refusal as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; in both cases nothing
         was sent.
         """
-        if outgoing.caller is None:
-            return await self._ask(outgoing)
+        owner = None
+        if outgoing.caller is not None:
+            try:
+                owner, left_s = await self.shares.take(outgoing.caller, outgoing.deadline_s)
+            except EgressError as full:
+                raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
+            outgoing = outgoing._replace(deadline_s=left_s)
         try:
-            owner, left_s = await self.shares.take(outgoing.caller, outgoing.deadline_s)
-        except EgressError as full:
-            raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
-        try:
-            return await self._ask(outgoing._replace(deadline_s=left_s))
+            with self._visit(outgoing) as visit:
+                answer = await self.inner.ask(outgoing)
+            visit.answered()
         finally:
-            self.shares.give_back(owner)
-
-    async def _ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        with self._visit(outgoing) as visit:
-            answer = await self.inner.ask(outgoing)
-        visit.answered()
+            if owner is not None:
+                self.shares.give_back(owner)
         return self._told(answer) if isinstance(answer, AgentError) else answer
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:

@@ -79,7 +79,7 @@ class HttpAgent(ABC):
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         sent = await self._sent(outgoing, self._version())
         if sent.response.status == 200 and media_type_of(sent.response) == EVENT_STREAM:
-            return HttpStream(sent.response, sent.read, self._max_bytes, sent.is_answer)
+            return HttpStream(sent, self._max_bytes)
         with sent.response:
             answer = await self._whole(sent)
         if isinstance(answer, AgentError):
@@ -196,34 +196,26 @@ class HttpJsonAgent(HttpAgent):
 
 
 class HttpStream:
-    """A stream of events over a connection. An event of another type than `message` is skipped unless `is_answer`
-    accepts its data: some agents send an error in an event named `error`.
+    """A stream of events over a connection. An event of another type than `message` is skipped unless it is an answer:
+    some agents send an error in an event named `error`.
     """
 
-    def __init__(
-        self,
-        response: ClientResponse,
-        read: Callable[[bytes], Result | AgentError],
-        max_event_bytes: int,
-        is_answer: Callable[[bytes], bool],
-    ) -> None:
-        self._response = response
-        self._is_answer = is_answer
-        self._read = read
+    def __init__(self, sent: _Sent, max_event_bytes: int) -> None:
+        self._sent = sent
         self._max_event_bytes = max_event_bytes
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
         parser, share = sse.SseParser(self._max_event_bytes), Share()
         try:
-            async with aclosing(self._response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
+            async with aclosing(self._sent.response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
                 async for chunk in chunks:
                     await hold(share, parser.held_bytes + len(chunk), deadline)
                     for event in parser.feed(chunk):
                         data = (event.data or "").encode()
-                        if not event.message and not (data and self._is_answer(data)):
+                        if not event.message and not (data and self._sent.is_answer(data)):
                             yield None
                             continue
-                        said = self._read(data)
+                        said = self._sent.read(data)
                         yield said
                         if isinstance(said, AgentError):
                             return
@@ -233,7 +225,7 @@ class HttpStream:
             share.close()
 
     def close(self) -> None:
-        self._response.close()
+        self._sent.response.close()
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

@@ -72,7 +72,9 @@ class TokenCache:
         if token is not None and now < token.renew_mono_s:
             return token.value
         if place.flight is None and now - place.failed_mono_s >= PAUSE_S:
-            self._send(place, fetch)
+            place.flight = asyncio.create_task(self._fetch(place, fetch), name="fetches a token")
+            self._flights.add(place.flight)
+            place.flight.add_done_callback(self._flights.discard)
         if token is not None:
             return token.value
         flight = place.flight
@@ -114,17 +116,6 @@ class TokenCache:
             self._places.move_to_end(key)
         return place
 
-    def _send(self, place: _CachePlace, fetch: Callable[[], Awaitable[GrantedToken]]) -> None:
-        flight = asyncio.create_task(self._fetch(place, fetch), name="fetches a token")
-        place.flight = flight
-        self._flights.add(flight)
-
-        def landed(task: asyncio.Task[None]) -> None:
-            place.flight = None
-            self._flights.discard(task)
-
-        flight.add_done_callback(landed)
-
     async def _fetch(self, place: _CachePlace, fetch: Callable[[], Awaitable[GrantedToken]]) -> None:
         began = self._clock()
         try:
@@ -136,6 +127,8 @@ class TokenCache:
         except TimeoutError:
             place.failure, place.failed_mono_s = (*LATE, ""), self._clock()
             return
+        finally:
+            place.flight = None
         renew_s = granted.life_s - min(RENEW_BEFORE_S, granted.life_s / 4)
         place.token = _Token(granted.value, began + renew_s, began + granted.life_s)
         place.failure, place.failed_mono_s = None, -inf

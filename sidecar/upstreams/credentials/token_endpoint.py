@@ -64,14 +64,8 @@ class ClientProof:
     def shown(self, now_s: float, new_id: Callable[[], str]) -> tuple[Form, Form]:
         """The header fields and form fields."""
         if self.key is not None:
-            claims = {
-                "iss": self.client_id,
-                "sub": self.client_id,
-                "aud": self.audience,
-                "iat": int(now_s),
-                "exp": int(now_s + ASSERTION_S),
-                "jti": new_id(),
-            }
+            times = {"iat": int(now_s), "exp": int(now_s + ASSERTION_S)}
+            claims = {"iss": self.client_id, "sub": self.client_id, "aud": self.audience, **times, "jti": new_id()}
             signed = self.key.sign(claims, typ="JWT", kid=self.key_id)
             fields = [("client_id", self.client_id), ("client_assertion_type", _ASSERTION_TYPE)]
             return (), [*fields, ("client_assertion", signed)]
@@ -96,27 +90,20 @@ class TokenEndpoint:
         self._client = HttpClient(self._origin, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:
-        """Request a token. Raises Unsent, and DeniedError if the endpoint refuses."""
+        """Request a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged for operators:
+        no caller waits for a token that is renewed in the background.
+        """
         headers, fields = self._proof.shown(self._clock(), self._new_id)
         body = urlencode([*form, *fields]).encode()
         sent = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded"), *headers]
         try:
             with await self._client.request("POST", self._origin.path, sent, body, deadline_s=FETCH_S) as response:
                 return _granted(response.status, await _object(response))
-        except EgressError as failure:
-            unsent = _unsent(failure)
-            self._log(unsent.detail)
-            raise unsent from failure
-        except Unsent as refusal:
-            self._log(refusal.detail)
-            raise
-        except DeniedError as denied:
-            self._log(f"it denied: {denied.code}")
-            raise
-
-    def _log(self, why: str) -> None:
-        """Log a failure for operators: no caller waits for a token that is renewed in the background."""
-        log.warning("token_endpoint_gave_no_token", extra={"endpoint": self._origin.host_header, "why": why})
+        except (EgressError, Unsent, DeniedError) as failure:
+            unsent = _unsent(failure) if isinstance(failure, EgressError) else failure
+            why = f"it denied: {unsent.code}" if isinstance(unsent, DeniedError) else unsent.detail
+            log.warning("token_endpoint_gave_no_token", extra={"endpoint": self._origin.host_header, "why": why})
+            raise unsent from (None if unsent is failure else failure)
 
     async def close(self) -> None:
         """Close connections."""
@@ -170,10 +157,7 @@ def _failed(detail: str) -> Unsent:
 
 
 def _unsent(failure: EgressError) -> Unsent:
-    match failure:
-        case ClientTimeout():
-            return Unsent(*LATE)
-        case ConnectFailed():
-            return _failed("its token endpoint cannot be reached")
-        case _:
-            return _failed("its token endpoint gave no answer that can be used")
+    if isinstance(failure, ClientTimeout):
+        return Unsent(*LATE)
+    reached = not isinstance(failure, ConnectFailed)
+    return _failed(f"its token endpoint {'gave no answer that can be used' if reached else 'cannot be reached'}")
