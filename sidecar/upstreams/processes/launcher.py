@@ -16,11 +16,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from sidecar.upstreams.processes import warden
 from sidecar.upstreams.processes.output_share import OutputShare
@@ -81,10 +81,9 @@ class Exit(NamedTuple):
 
     def __str__(self) -> str:
         if self.signal is not None:
-            with suppress(ValueError):
-                return f"signal {self.signal} ({signal.Signals(self.signal).name})"
-            return f"signal {self.signal}"
-        return "nobody knows how" if self.code is None else f"exit code {self.code}"
+            named = self.signal in signal.Signals.__members__.values()
+            return f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if named else "")
+        return "an unknown status" if self.code is None else f"exit code {self.code}"
 
 
 class ProcessUsage(NamedTuple):
@@ -223,38 +222,29 @@ class Processes:
             raise
 
     async def _start(self, program: Program) -> Process:
-        try:
-            ours, theirs = socket.socketpair()
-            with theirs:
+        order = _order(program)
+        async with AsyncExitStack() as undo:  # what was opened is closed again if the start fails
+            try:
+                ours, theirs = socket.socketpair()
+                undo.callback(theirs.close)
                 line = await asyncio.open_connection(sock=ours)
-                try:
-                    return await self._started(program, line, theirs)
-                except BaseException:
-                    line[1].close()
-                    raise
-        except TimeoutError:
-            raise StartFailed("it could not be started in time", errno.ETIMEDOUT) from None
-        except OSError as error:
-            raise StartFailed(f"nothing can be started: {error.strerror}", error.errno) from None
-
-    async def _started(self, program: Program, line: _Line, theirs: socket.socket) -> Process:
-        pipes, ends = await _Pipes.opened()
-        try:
-            async with asyncio.timeout(START_S):
-                await self._send(_order(program), [*ends, theirs.fileno()])
-                _close(ends)
-                theirs.close()
-                answer = _answer(await line[0].readline())
-            if "started" not in answer:
-                raise _failed(answer)
-            process = Process(line, answer["started"], pipes, program.until, *self._shares)
-            self._running.add(process)  # a program that has no more users is followed to its end too
-            process.followed.add_done_callback(lambda _: self._running.discard(process))
-            return process
-        except BaseException:
-            _close(ends)
-            pipes.close()
-            raise
+                undo.callback(line[1].close)
+                pipes, ends = await _Pipes.opened()
+                undo.callback(pipes.close)
+                undo.callback(_close, ends)
+                async with asyncio.timeout(START_S):
+                    await self._send(order, [*ends, theirs.fileno()])
+                    _close(ends)
+                    theirs.close()
+                    process = Process(line, _pid_in(await line[0].readline()), pipes, program.until, *self._shares)
+            except TimeoutError:
+                raise StartFailed("it could not be started in time", errno.ETIMEDOUT) from None
+            except OSError as error:
+                raise StartFailed(f"nothing can be started: {error.strerror}", error.errno) from None
+            undo.pop_all()
+        self._running.add(process)  # a program that has no more users is followed to its end too
+        process.followed.add_done_callback(lambda _: self._running.discard(process))
+        return process
 
     async def close(self) -> None:
         """Break every line and wait for the warden to end: every program that still runs ends."""
@@ -401,35 +391,34 @@ def _close(fds: list[int]) -> None:
         os.close(fds.pop())
 
 
-def _answer(line: bytes) -> dict[str, Any]:
+def _pid_in(line: bytes) -> int:
+    """The pid of the program in the keeper's answer. Raises StartFailed with the reason why there is none."""
     try:
         answer = json.loads(line)
     except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
-def _failed(answer: Mapping[str, Any]) -> StartFailed:
+        answer = {}
+    if "started" in answer:
+        return int(answer["started"])
     number, where = answer.get("failed"), answer.get("where")
     if not isinstance(number, int):
-        return StartFailed("its keeper went away")
+        raise StartFailed("its keeper went away")
     if number == errno.ENOEXEC:
-        return StartFailed(f"{where} is no program: has it a first line that names its interpreter?", number)
+        raise StartFailed(f"{where} is no program: has it a first line that names its interpreter?", number)
     if number == errno.ENOENT and isinstance(where, str) and (why := _interpreter_of(where)):
-        return StartFailed(f"{where}: {why}", number)
-    return StartFailed(f"{where or 'nothing can be started'}: {os.strerror(number)}", number)
+        raise StartFailed(f"{where}: {why}", number)
+    raise StartFailed(f"{where or 'nothing can be started'}: {os.strerror(number)}", number)
 
 
 def _interpreter_of(program: str) -> str:
     """The missing interpreter of a program that exists, but that the system reports as not found; "" for any other
     program.
     """
-    try:
-        if not Path(program).is_file():
-            return ""
-        with Path(program).open("rb") as file:
-            first = file.readline(MAX_SHEBANG_BYTES)
-    except OSError:
+    first = None
+    with suppress(OSError):
+        if Path(program).is_file():
+            with Path(program).open("rb") as file:
+                first = file.readline(MAX_SHEBANG_BYTES)
+    if first is None:
         return ""
     if not first.startswith(b"#!"):
         return "it is there, and the loader that it names is not: was it built for another system?"
@@ -441,18 +430,14 @@ def _interpreter_of(program: str) -> str:
 
 async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:
     """Send the beginning of a frame with the descriptors; returns the number of bytes sent. Raises OSError."""
+    loop = asyncio.get_running_loop()
     while True:
         try:
             return socket.send_fds(orders, [frame], fds)
         except BlockingIOError:
-            await _writable(orders)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    writable = asyncio.Event()
-    loop.add_writer(sock, writable.set)
-    try:
-        await writable.wait()
-    finally:
-        loop.remove_writer(sock)
+            writable = asyncio.Event()
+            loop.add_writer(orders, writable.set)
+            try:
+                await writable.wait()
+            finally:
+                loop.remove_writer(orders)

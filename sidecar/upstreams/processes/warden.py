@@ -33,6 +33,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 LINUX = sys.platform == "linux"
@@ -88,7 +89,7 @@ def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
             folders.append(folder)
     strays = set(_children()) - keepers.keys() if left else ()
     for pid in strays:
-        _signal(pid, signal.SIGKILL)
+        _quietly(os.kill, pid, signal.SIGKILL)
     while folders and not strays:
         remove(folders.pop())
     return left
@@ -224,7 +225,7 @@ class ProcessKeeper:
         self._kill_by(time.monotonic() + grace_s)
 
     def _kill_by(self, kill_at: float) -> None:
-        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        self._kill_at = min(self._kill_at or kill_at, kill_at)
 
     def _press(self) -> None:
         """Signal every child to end, once each; after the grace, kill them."""
@@ -235,10 +236,9 @@ class ProcessKeeper:
         if killing or self._pid not in self._asked:
             self._press_group(number)
         for pid in mine:
-            if killing or pid not in self._asked:
+            if pid != self._pid and (killing or pid not in self._asked):
                 self._asked.add(pid)
-                if pid != self._pid:
-                    _signal(pid, number)
+                _quietly(os.kill, pid, number)
 
     def _press_group(self, number: int) -> None:
         # Once the program has been reaped, its group's id may be reused; on Linux nothing is missed by that, as the
@@ -249,7 +249,7 @@ class ProcessKeeper:
         try:
             os.killpg(self._pid, number)
         except OSError:
-            _signal(self._pid, number)
+            _quietly(os.kill, self._pid, number)
 
     def _reap(self) -> bool:
         """Reap ended children; False when nothing is left."""
@@ -269,17 +269,12 @@ class ProcessKeeper:
     def _group_is_there(self) -> bool:
         try:
             os.killpg(self._pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
+        except OSError as error:
+            return isinstance(error, PermissionError)
         return True
 
     def _say(self, what: dict[str, Any]) -> None:
-        try:
-            self._line.send(_line(what))
-        except OSError:
-            return  # the line is closed; that is noticed when it is read
+        _quietly(self._line.send, _line(what))  # if the line is closed, that is noticed when it is read
 
 
 def _line(what: dict[str, Any]) -> bytes:
@@ -318,7 +313,8 @@ def _become(order: Mapping[str, Any], streams: list[int], folder: str, writer: i
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
-                _default(number)
+                with suppress(OSError, ValueError):  # a signal that the C library reserves
+                    signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(0o077)
         for target, fd in enumerate(streams):
@@ -346,13 +342,6 @@ def _limit(limits: Mapping[str, int]) -> None:
         own = most + 1 if name == "CPU" else most
         hard = own if hard == resource.RLIM_INFINITY else min(own, hard)
         resource.setrlimit(kind, (min(most, hard), hard))
-
-
-def _default(number: int) -> None:
-    try:
-        signal.signal(number, signal.SIG_DFL)
-    except (OSError, ValueError):
-        return  # a signal that the C library reserves
 
 
 def remove(folder: str) -> None:
@@ -398,10 +387,8 @@ def _emptied_of_files(folder: str) -> list[str]:
 
 
 def _quietly(what: Any, *arguments: Any) -> None:
-    try:
+    with suppress(OSError):
         what(*arguments)
-    except OSError:
-        return
 
 
 class _Alarm:
@@ -418,11 +405,9 @@ class _Alarm:
         return self._reader
 
     def clear(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             while os.read(self._reader, 4096):
                 pass
-        except BlockingIOError:
-            return
 
 
 def _children() -> list[int]:
@@ -443,13 +428,6 @@ def _parent_of(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, IndexError):
         return 0  # it ended meanwhile
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return
 
 
 def _settle() -> None:

@@ -22,7 +22,7 @@ ENDS = [
     (Exit(signal=11), "", (Category.TRANSIENT, "signal 11 (SIGSEGV)")),
     (Exit(signal=24), "", (Category.AGENT, "it took all of its 7 s of CPU time")),
     (Exit(signal=25), "", (Category.AGENT, "it wrote a file beyond its size")),
-    (Exit(), "", (Category.SYSTEM, "nobody knows how")),
+    (Exit(), "", (Category.SYSTEM, "an unknown status")),
 ]
 
 

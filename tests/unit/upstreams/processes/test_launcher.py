@@ -139,7 +139,7 @@ async def test_when_a_keeper_is_killed_the_warden_ends_what_it_kept(processes: P
     os.kill(keeper, signal.SIGKILL)
     await dies(process.pid, 1.0)
     await dies(orphan, 1.0)
-    assert str(await process.wait()) == "nobody knows how"
+    assert str(await process.wait()) == "an unknown status"
     await process.end()
 
 
