@@ -8,8 +8,7 @@ never translated.
     server_eras.py            the eras that the server speaks, as observed
     stateless_to_session.py   a stateless caller in front of a server with sessions only
     borrowed_sessions.py      the sessions at the server that such callers share: their owners and lifetimes
-    borrowed_calls.py         one call in such a session, which may wait for its caller's input
-    held_calls.py             the calls that wait, and the owners that may resume them
+    borrowed_calls.py         the calls in such a session, which may wait for their callers' input
     subscriptions.py          the subscribers to the unsolicited messages of such a session
     session_to_stateless.py   a caller with a session in front of a stateless server: emulated sessions
     input_rounds.py           one call at such a server, in as many rounds as the server needs input

@@ -4,15 +4,25 @@ A `BorrowedCall` reads the server's answer in a task of its own, because it may 
 the server asks its client for input, the caller's answer ends with that request, the call is held, and the caller's
 retry reads on where it stopped. Messages wait in a short queue, so that a held call applies back pressure to the server
 instead of filling memory.
+
+`requestState` names a held call: it cannot be guessed, is valid once, for its owner and for the same call. To any other
+caller it is an unknown value.
+
+    a held call        becomes
+    retried            input is posted to the server, and its answer is read on
+    retried by others  -32602, nothing reaches the server, the call stays held
+    not retried        cancelled when it expires, or when its owner holds too many
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import Deadline
@@ -20,9 +30,15 @@ from sidecar.protocols.jsonrpc import Id, Message, Request, Response
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer, until
 
+if TYPE_CHECKING:
+    from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession
+
 MAX_WAITING: Final = 64  # messages that were read and not yet passed on
 MAX_WAITING_BYTES: Final = 2**20  # of them together, except the last: one message may be larger
 MAX_RESUMPTIONS: Final = 64
+MAX_HELD: Final = 256
+MAX_HELD_OF_ONE: Final = 16
+STATE_BYTES: Final = 32
 
 
 class CallBody(NamedTuple):
@@ -39,12 +55,14 @@ Arrival = Message | StreamMark | CallBody | Refusal
 
 @dataclass(slots=True, eq=False)
 class BorrowedCall:
-    """One call at the server. `upstream_id` is its id there, `request_id` the caller's, which may change with each
-    retry, as may `level` and the progress token (`token_now`; the server knows `token`). `expired` says that it is
-    stopped because the server did not answer in time; `is_patient` that its caller waited as long as a call may take.
+    """One call at the server, in the session `lent`. `upstream_id` is its id there, `request_id` the caller's, which
+    may change with each retry, as may `level` and the progress token (`token_now`; the server knows `token`). `expired`
+    says that it is stopped because the server did not answer in time; `is_patient` that its caller waited as long as a
+    call may take.
     """
 
     upstream: McpTransport
+    lent: BorrowedSession
     outbound: Outbound
     upstream_id: int
     method: str
@@ -138,6 +156,69 @@ class BorrowedCall:
                 async with aclosing(events(rest, place)) as more:
                     async for arrival in more:
                         yield arrival
+
+
+class HeldCall(NamedTuple):
+    """A call that waits for its caller. `asked` maps keys of `inputRequests` to ids of the server's requests. A course
+    that is not `held` is over: the server itself asked for a later retry, and the retry is a new call there.
+    """
+
+    course: BorrowedCall
+    questions: Mapping[str, Any]
+    asked: Mapping[str, Id]
+    lapse: asyncio.TimerHandle
+
+
+class HeldCalls:
+    """The held calls of one server. Each expires after `question_s`; `dropped` is called with every one that expires or
+    is dropped earlier.
+    """
+
+    def __init__(self, question_s: float, dropped: Callable[[HeldCall], None]) -> None:
+        self._question_s = question_s
+        self._dropped = dropped
+        self._held: OrderedDict[str, HeldCall] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def has_room(self, owner: str) -> bool:
+        """Whether the owner may hold one more call; its oldest one is dropped for it if it holds too many."""
+        mine = [state for state, held in self._held.items() if held.course.outbound.owner == owner]
+        if len(mine) >= MAX_HELD_OF_ONE:
+            self.drop(mine[0])
+        return len(self._held) < MAX_HELD
+
+    def hold(self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id]) -> str:
+        """Hold a call; returns the state that names it."""
+        state = secrets.token_urlsafe(STATE_BYTES)
+        lapse = asyncio.get_running_loop().call_later(self._question_s, self.drop, state)
+        self._held[state] = HeldCall(course, questions, asked, lapse)
+        return state
+
+    def find(self, state: object, owner: str, fingerprint: bytes) -> HeldCall | None:
+        """The call that this caller holds under this state. None for an unknown state, another caller's or another
+        call's.
+        """
+        held = self._held.get(state) if isinstance(state, str) else None
+        mine = held is not None and (held.course.outbound.owner, held.course.fingerprint) == (owner, fingerprint)
+        return held if mine else None
+
+    def take(self, state: str) -> None:
+        """Its caller is back: remove it."""
+        self._held.pop(state).lapse.cancel()
+
+    def drop(self, state: str) -> None:
+        """Its caller did not return. An unknown state is ignored."""
+        held = self._held.pop(state, None)
+        if held is not None:
+            held.lapse.cancel()
+            self._dropped(held)
+
+    def drop_all_in(self, lent: BorrowedSession) -> None:
+        """Drop every call of a session that ended."""
+        for state in [state for state, held in self._held.items() if held.course.held and held.course.lent is lent]:
+            self.drop(state)
 
 
 def progress_token(request: Request) -> Id | None:

@@ -8,10 +8,10 @@ is sent again until there is a result, or there were too many rounds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
@@ -38,37 +38,28 @@ from sidecar.upstreams.mcp.transport import (
 )
 from sidecar.upstreams.statuses import passes_on, refusal_of
 
+if TYPE_CHECKING:
+    from sidecar.upstreams.mcp.bridge.session_to_stateless import EmulatedSession
+
 MAX_ROUNDS: Final = 10
 FIRST_PAUSE_S: Final = 0.1
 _PASSED: Final = frozenset({"notifications/progress", "notifications/message"})
 _TOO_MANY: Final = {"code": -32603, "message": "The server asked too often"}
 
-Questions = dict[Id, "asyncio.Future[Response]"]
-
 
 class InputRounds(UpstreamAnswer):
     """One call, and its answer if it needs a stream: for intermediate messages, and for input requests.
 
-    `outbound` is the call as it is first sent; `over` is called once, when nothing of it is in progress any more.
+    `request` is the call in the session `played`, and `outbound` that call as it is first sent. It is one of the
+    session's `calls` while anything of it is in progress.
     """
 
-    def __init__(
-        self,
-        inner: McpTransport,
-        outbound: Outbound,
-        request: Request,
-        version: str,
-        questions: Questions,
-        next_question: Callable[[], str],
-    ) -> None:
+    def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound, request: Request) -> None:
         super().__init__(200, EVENT_STREAM)
-        self.over: Callable[[], None] = lambda: None
         self._inner = inner
+        self._played = played
         self._outbound = outbound
         self._request = request
-        self._version = version
-        self._questions = questions
-        self._next_question = next_question
         self._post: asyncio.Task[UpstreamAnswer] | None = None
         self._answer: UpstreamAnswer | None = None
         self._first: Response | None = None
@@ -134,8 +125,9 @@ class InputRounds(UpstreamAnswer):
             self._closed = True
             self._stop()
             for asked_id in self._waiting:
-                self._questions.pop(asked_id, None)
-            self.over()
+                self._played.questions.pop(asked_id, None)
+            if self._played.calls.get(self._request.id) is self:
+                del self._played.calls[self._request.id]
 
     def _stop(self) -> None:
         if self._post is not None:
@@ -247,9 +239,9 @@ class InputRounds(UpstreamAnswer):
         """The input requests as requests of a server; their responses are expected from now on."""
         requests, self._waiting = [], {}
         for entry in asked.values():
-            method, params = translation.played_question(entry, self._version)
-            request = Request(self._next_question(), method, params)
-            self._waiting[request.id] = self._questions[request.id] = asyncio.get_running_loop().create_future()
+            method, params = translation.played_question(entry, self._played.version)
+            request = Request(self._played.next_question(), method, params)
+            self._waiting[request.id] = self._played.questions[request.id] = asyncio.get_running_loop().create_future()
             requests.append(request)
         return requests
 

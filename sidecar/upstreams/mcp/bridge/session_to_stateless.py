@@ -209,17 +209,10 @@ class SessionToStateless:
     async def _call(self, played: EmulatedSession, outbound: Outbound, request: Request) -> UpstreamAnswer:
         stated = request._replace(params=played.stated(request.params))
         sent = outbound._replace(message=stated, version=STATELESS, session_id=None)
-        rounds = InputRounds(self._inner, sent, request, played.version, played.questions, played.next_question)
         earlier = played.calls.get(request.id)
         if earlier is not None:
             earlier.cancel()  # an id belongs to one call at a time
-        played.calls[request.id] = rounds
-
-        def over() -> None:
-            if played.calls.get(request.id) is rounds:
-                del played.calls[request.id]
-
-        rounds.over = over
+        played.calls[request.id] = rounds = InputRounds(self._inner, played, sent, request)
         return await rounds.begin()
 
     def _cancel(self, played: EmulatedSession, request_id: object) -> None:

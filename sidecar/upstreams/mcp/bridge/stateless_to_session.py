@@ -1,8 +1,8 @@
 """Serves stateless callers from a session-based server.
 
 A call goes in a session that the bridge keeps for its owner (`borrowed_sessions.py`). A request of the server to its
-client becomes the answer of the call, `input_required`, and the call is held (`held_calls.py`) until its caller retries
-it with the input.
+client becomes the answer of the call, `input_required`, and the call is held (`borrowed_calls.py`) until its caller
+retries it with the input.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from sidecar.protocols.jsonrpc import (
 )
 from sidecar.protocols.mcp.eras import META_LEVEL
 from sidecar.upstreams.mcp.bridge import translation
-from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, progress_token
+from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, HeldCall, HeldCalls, progress_token
 from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession, BorrowedSessions
-from sidecar.upstreams.mcp.bridge.held_calls import HeldCall, HeldCalls
 from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
 from sidecar.upstreams.mcp.bridge.subscriptions import Subscriptions
 from sidecar.upstreams.mcp.streams import StreamMark, received
@@ -134,6 +133,7 @@ class StatelessToSession:
         )
         course = BorrowedCall(
             self._inner,
+            lent,
             asked,
             upstream_id,
             request.method,
@@ -146,7 +146,7 @@ class StatelessToSession:
         )
         lent.courses[upstream_id] = course
         course.begin()
-        return await self._answer(lent, course, deadline)
+        return await self._answer(course, deadline)
 
     async def _set_level(self, lent: BorrowedSession, level: str | None) -> None:
         """The session's level is that of its most verbose call; each call gets the messages of its own level."""
@@ -156,27 +156,27 @@ class StatelessToSession:
             lent.level = level
             await self._sessions.ask(lent, "logging/setLevel", {"level": level})
 
-    async def _answer(self, lent: BorrowedSession, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
+    async def _answer(self, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
         """The head of a call's answer, as soon as there is one. None if the session is lost."""
         try:
             while not course.opened:
                 arrival = await course.next(deadline)
                 if isinstance(arrival, CallBody):
-                    return self._whole_body(lent, course, arrival)
+                    return self._whole_body(course, arrival)
                 if arrival is StreamMark.OPENED:
                     course.opened = True
                 elif isinstance(arrival, Request | Response):  # on the session's stream, before the call's own began
-                    told = self.told(lent, course, arrival)
+                    told = self.told(course, arrival)
                     if told.final is not None:
                         return self._body(told.final, told.state)
-            return AnswerCrossing(self, lent, course)
+            return AnswerCrossing(self, course)
         except BaseException as error:
-            self.give_up(lent, course, late=_is_late(error))
+            self.give_up(course, late=_is_late(error))
             raise
 
-    def _whole_body(self, lent: BorrowedSession, course: BorrowedCall, body: CallBody) -> UpstreamAnswer | None:
-        self._finished(lent, course)
-        if body.status == 404 and lent.outbound.session_id is not None:
+    def _whole_body(self, course: BorrowedCall, body: CallBody) -> UpstreamAnswer | None:
+        self._finished(course)
+        if body.status == 404 and course.lent.outbound.session_id is not None:
             return None
         unchanged = BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
         if body.media_type != JSON or (body.status != 200 and passes_on(refusal_of(body))):
@@ -190,25 +190,25 @@ class StatelessToSession:
             return BuiltUpstream.of_response(error, body.status, headers=body.headers)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
-        final, state = self._final(lent, course, message)
+        final, state = self._final(course, message)
         return self._body(final, state)
 
     def _body(self, final: Response, state: str) -> BuiltUpstream:
         status = 200 if final.error is None else translation.lent_status(final.error)
         return BuiltUpstream.of_response(final, status, withheld=partial(self.drop, state))
 
-    def told(self, lent: BorrowedSession, course: BorrowedCall, message: Message) -> BridgedAnswer:
+    def told(self, course: BorrowedCall, message: Message) -> BridgedAnswer:
         """What one message becomes for the caller. Raises Refusal(RESPONSE_REFUSED)."""
         if isinstance(message, Response):
-            final, state = self._final(lent, course, message)
+            final, state = self._final(course, message)
             return BridgedAnswer(final=final, state=state)
         if isinstance(message, Request):
-            return self._asked(lent, course, message)
-        return BridgedAnswer(self._said(lent, course, message))
+            return self._asked(course, message)
+        return BridgedAnswer(self._said(course, message))
 
-    def _final(self, lent: BorrowedSession, course: BorrowedCall, response: Response) -> tuple[Response, str]:
+    def _final(self, course: BorrowedCall, response: Response) -> tuple[Response, str]:
         """The response for the caller, and the state that names the call if it is held now."""
-        self._finished(lent, course)
+        self._finished(course)
         if response.id != course.upstream_id:
             raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
         if response.error is None:
@@ -218,11 +218,12 @@ class StatelessToSession:
         questions = translation.urls_asked(response.error)
         if questions is None or course.method not in translation.RESUMED_BY_RETRY:
             return Response(course.request_id, error=translation.lent_error(response.error)), ""
-        if not translation.may_be_asked(lent.capabilities, "elicitation/create", {"mode": "url"}):
+        if not translation.may_be_asked(course.lent.capabilities, "elicitation/create", {"mode": "url"}):
             return Response(course.request_id, error=translation.url_capability_missing()), ""
-        return self._hold(course, questions, {}, None)
+        return self._hold(course, questions, {}, live=False)
 
-    def _asked(self, lent: BorrowedSession, course: BorrowedCall, request: Request) -> BridgedAnswer:
+    def _asked(self, course: BorrowedCall, request: Request) -> BridgedAnswer:
+        lent = course.lent
         may = translation.may_be_asked(lent.capabilities, request.method, request.params)
         if request.method == "ping":
             self._sessions.reply(lent, Response(request.id, {}))
@@ -230,50 +231,50 @@ class StatelessToSession:
             self._sessions.reply(lent, unknown_method(request.id))
         else:
             questions = {"question": translation.question(request.method, request.params)}
-            final, state = self._hold(course, questions, {"question": request.id}, lent)
+            final, state = self._hold(course, questions, {"question": request.id}, live=True)
             return BridgedAnswer(final=final, state=state)
         return BridgedAnswer()
 
-    def _said(self, lent: BorrowedSession, course: BorrowedCall, notification: Notification) -> Notification | None:
+    def _said(self, course: BorrowedCall, notification: Notification) -> Notification | None:
         if notification.method == "notifications/message":
             wanted = translation.at_least(notification.params.get("level"), course.level)
             # Anonymous callers share a session: the request cannot be assigned to one of them.
-            return notification if wanted and not lent.outbound.is_anonymous else None
+            return notification if wanted and not course.outbound.is_anonymous else None
         if notification.method == "notifications/progress":
             if course.token is None or notification.params.get("progressToken") != course.token:
                 return None
             params = {**notification.params, "progressToken": course.token_now}
             return None if course.token_now is None else Notification(notification.method, params)
         if notification.method in LIST_FLAGS or notification.method == UPDATED:
-            self._subscriptions.publish(lent, notification)
+            self._subscriptions.publish(course.lent, notification)
         return None  # the rest has no place in a stateless answer
 
-    def give_up(self, lent: BorrowedSession, course: BorrowedCall, *, late: bool = False) -> None:
+    def give_up(self, course: BorrowedCall, *, late: bool = False) -> None:
         """The caller left, or the server was `late`: cancel the call at the server."""
         if course.over:
             return
         course.expired = late and course.is_patient
-        self._finished(lent, course)
+        self._finished(course)
         gone = Notification("notifications/cancelled", {"requestId": course.upstream_id, "reason": "the caller left"})
-        self._sessions.background.add(self._sessions.tell(lent, gone))
+        self._sessions.background.add(self._sessions.tell(course.lent, gone))
 
-    def _finished(self, lent: BorrowedSession, course: BorrowedCall) -> None:
+    def _finished(self, course: BorrowedCall) -> None:
         course.stop()
-        lent.courses.pop(course.upstream_id, None)
-        lent.used()
+        course.lent.courses.pop(course.upstream_id, None)
+        course.lent.used()
 
     # --- held calls -------------------------------------------------------------------------------------------------
 
     def _hold(
-        self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], lent: BorrowedSession | None
+        self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], *, live: bool
     ) -> tuple[Response, str]:
-        """End the caller's answer with the server's input request; `lent` is None if the call itself is over."""
+        """End the caller's answer with the server's input request. A call that is not `live` is over at the server."""
         if not self._held.has_room(course.outbound.owner):
-            if lent is not None:
-                self.give_up(lent, course)
+            if live:
+                self.give_up(course)
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many calls wait for their callers")
-        state = self._held.hold(course, questions, asked, lent)
-        course.held = lent is not None
+        course.held = live
+        state = self._held.hold(course, questions, asked)
         return Response(course.request_id, translation.input_required(questions, state)), state
 
     def drop(self, state: str) -> None:
@@ -281,9 +282,9 @@ class StatelessToSession:
         self._held.drop(state)
 
     def _dropped(self, held: HeldCall) -> None:
-        if held.course is not None and held.lent is not None:
+        if held.course.held:
             held.course.held = False
-            self.give_up(held.lent, held.course)
+            self.give_up(held.course)
 
     async def _resume(self, outbound: Outbound, request: Request, deadline: Deadline) -> UpstreamAnswer:
         """Resume a held call. An unknown state, another caller's and another call's are the same error."""
@@ -297,10 +298,9 @@ class StatelessToSession:
             again = translation.input_required(held.questions, str(state))
             return BuiltUpstream.of_response(Response(request.id, again))
         self._held.take(str(state))
-        lent, course = held.lent, held.course
-        if lent is None or course is None:
-            lent = await self._sessions.of(outbound, request)
-            return await self._call(lent, outbound, request, deadline)
+        course, lent = held.course, held.course.lent
+        if not course.held:
+            return await self._call(await self._sessions.of(outbound, request), outbound, request, deadline)
         self._sessions.speak_for(lent, outbound)
         course.held, course.request_id, course.token_now = False, request.id, progress_token(request)
         course.level = _level_of(request)
@@ -308,9 +308,9 @@ class StatelessToSession:
             for key, asked_id in held.asked.items():
                 await self._sessions.tell(lent, Response(asked_id, responses[key]))
         except BaseException:
-            self.give_up(lent, course)
+            self.give_up(course)
             raise
-        answer = await self._answer(lent, course, deadline)
+        answer = await self._answer(course, deadline)
         if answer is None:
             self._sessions.lose(lent)
             raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
@@ -346,9 +346,9 @@ class StatelessToSession:
 class AnswerCrossing(UpstreamAnswer):
     """A call's stream, up to its response or the next input request."""
 
-    def __init__(self, calls: StatelessToSession, lent: BorrowedSession, course: BorrowedCall) -> None:
+    def __init__(self, calls: StatelessToSession, course: BorrowedCall) -> None:
         super().__init__(200, EVENT_STREAM)
-        self._calls, self._lent, self._course = calls, lent, course
+        self._calls, self._course = calls, course
         self._done = False
         self._state = ""
 
@@ -359,7 +359,7 @@ class AnswerCrossing(UpstreamAnswer):
                 if isinstance(arrival, StreamMark):
                     yield sse.KEEP_ALIVE
                 elif isinstance(arrival, Request | Notification | Response):
-                    told = self._calls.told(self._lent, self._course, arrival)
+                    told = self._calls.told(self._course, arrival)
                     if told.between is not None:
                         yield sse.encode_event(encode_notification(told.between))
                     if told.final is not None:
@@ -377,7 +377,7 @@ class AnswerCrossing(UpstreamAnswer):
     def _leave(self, *, late: bool) -> None:
         if not self._done:
             self._done = True
-            self._calls.give_up(self._lent, self._course, late=late)
+            self._calls.give_up(self._course, late=late)
 
     def withhold(self) -> None:
         self._calls.drop(self._state)
