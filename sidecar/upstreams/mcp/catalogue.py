@@ -21,13 +21,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from math import inf
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.mcp.messages import LeftOut, named_in, unnamed_in
 from sidecar.settings.uris import fault_in_uri, normal_uri
-from sidecar.upstreams.mcp.listing import Greeting, OwnConversation
+from sidecar.upstreams.mcp.listing import OwnConversation
 from sidecar.upstreams.mcp.tools import Tool, tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
@@ -64,7 +65,7 @@ class ToolCatalogue:
         self.lists = 0  # the number of lists so far: a watcher for changes compares only this
         self._clock = clock_mono
         self._enquiry = OwnConversation(upstream)
-        self._tools: Mapping[str, Tool] = {}
+        self.tools: Mapping[str, Tool] = {}  # those listed last, by name, quarantined tools too
         self._fresh_until = self._serves_until = self._begun_at = self._forced_at = -inf
         self._changes = 0  # the number of announced changes
         self._covered = -1  # the number of changes that the current list includes
@@ -79,34 +80,24 @@ class ToolCatalogue:
         self._spelled_until = -inf
         self._spelling = asyncio.Lock()
 
-    @property
-    def greeting(self) -> Greeting | None:
-        """The handshake of our conversation with the upstream; None before it."""
-        return self._enquiry.greeting
-
     def known(self, name: str) -> Tool | None:
         """The tool, quarantined or not, if the list may be used without waiting. No I/O."""
         now = self._clock()
-        if not self._serves(self._changes, now):
+        if self._covered < self._changes or now >= self._serves_until:
             return None
         if now >= self._fresh_until:
             self._refresh(now)
-        return self._tools.get(name)
+        return self.tools.get(name)
 
     def usable(self, name: str, digest: str | None = None) -> bool:
         """Whether a call of this tool could be validated by the current list: for filtering lists. With a `digest`,
         also whether the tool has that definition.
         """
-        tool = self._tools.get(name)
+        tool = self.tools.get(name)
         known = tool is not None and digest in (None, tool.definition.digest)
         if not known and self._may_force(self._clock()):
             self._refresh(self._clock())  # a caller's list has a tool that ours has not
         return known and tool is not None and tool.schema is not None
-
-    @property
-    def tools(self) -> Mapping[str, Tool]:
-        """The tools listed last, by name, quarantined tools too."""
-        return self._tools
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
         """The tool, waiting for its list at most `deadline_s`.
@@ -115,10 +106,10 @@ class ToolCatalogue:
         """
         asked_at = self._clock()
         await self.learn(deadline_s)
-        tool = self._tools.get(name)
+        tool = self.tools.get(name)
         if tool is None and self._begun_at < asked_at and self._may_force(asked_at):
             await self._landed(self._refresh(asked_at), deadline_s - (self._clock() - asked_at))
-            tool = self._tools.get(name)
+            tool = self.tools.get(name)
         if tool is None:
             raise Refusal(Reason.TOOL_UNKNOWN)
         if tool.schema is None:
@@ -128,7 +119,7 @@ class ToolCatalogue:
     async def learn(self, deadline_s: float) -> None:
         """Wait until there is a usable list that was begun after the last announced change."""
         until, changes = self._clock() + deadline_s, self._changes
-        while not self._serves(changes, now := self._clock()):
+        while (now := self._clock()) >= self._serves_until or self._covered < changes:
             if self._failure is not None and now - self._failed_at < RETRY_AFTER_S:
                 raise _once_more(self._failure)
             await self._landed(self._refresh(now), until - now)
@@ -172,7 +163,7 @@ class ToolCatalogue:
     def has(self, kind: str, name: str) -> bool | None:
         """Whether the upstream lists a tool, prompt or resource of this name; None if no list is known. No I/O."""
         if kind == "tool":
-            return name in self._tools if self.lists else None
+            return name in self.tools if self.lists else None
         listed = self._offers.get(f"{kind}s")
         if kind == "resource":
             return (listed is not None and name in listed) or None  # a URI may come from a template
@@ -181,14 +172,14 @@ class ToolCatalogue:
     def discovered(self) -> Mapping[str, Any]:
         """The upstream's tools, prompts and resources by name, for operators."""
         offers = {kind: list(self._offers.get(kind, ())) for kind in ("prompts", "resources")}
-        return {"tools": sorted(self._tools), **offers}
+        return {"tools": sorted(self.tools), **offers}
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Entries that no caller can use, with reasons: entries that no call can name, and quarantined tools."""
-        unusable = (tool for tool in self._tools.values() if tool.schema is None)
-        quarantined = (LeftOut("tool", tool.name, tool.quarantine_reason) for tool in unusable)
-        return (*quarantined, *(one for each in self._left_out.values() for one in each))
+        tools = self.tools.values()
+        quarantined = (LeftOut("tool", tool.name, tool.quarantine_reason) for tool in tools if tool.schema is None)
+        return (*quarantined, *chain.from_iterable(self._left_out.values()))
 
     def _tell_of_left_out(self) -> None:
         """Log each once, up to a bound."""
@@ -201,9 +192,9 @@ class ToolCatalogue:
     def summary(self) -> Mapping[str, Any]:
         """For operators: how many tools, which are quarantined and why, the revision spoken, the last failure."""
         greeting = self._enquiry.greeting
-        quarantined = {tool.name: tool.quarantine_reason for tool in self._tools.values() if tool.schema is None}
+        quarantined = {tool.name: tool.quarantine_reason for tool in self.tools.values() if tool.schema is None}
         return {
-            "tools": len(self._tools),
+            "tools": len(self.tools),
             "prompts": len(self._offers.get("prompts", ())),
             "resources": len(self._offers.get("resources", ())),
             "server": greeting.server if greeting else None,
@@ -222,9 +213,6 @@ class ToolCatalogue:
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSING_S)
         await self._enquiry.close()
-
-    def _serves(self, changes: int, now: float) -> bool:
-        return self._covered >= changes and now < self._serves_until
 
     def _may_force(self, now: float) -> bool:
         # Calls of unknown names must not keep the upstream busy.
@@ -256,7 +244,7 @@ class ToolCatalogue:
                 tools = await asyncio.to_thread(
                     tools_from,
                     listing.entries,
-                    self._tools,
+                    self.tools,
                     refuse_hidden=self._refuse_hidden,
                     checks_output=self._checks_output,
                 )
@@ -264,10 +252,9 @@ class ToolCatalogue:
             self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))
         except Refusal as refusal:
             told = refusal.reason in (Reason.UPSTREAM_TIMEOUT, Reason.UPSTREAM_OPEN, Reason.UPSTREAM_LIMITED)
-            reason = refusal.reason if told else Reason.UPSTREAM_FAILED
-            self._fail(Refusal(reason, refusal.detail, http=refusal.http, retry_after_s=refusal.retry_after_s))
+            self._fail(_once_more(refusal, refusal.reason if told else Reason.UPSTREAM_FAILED))
         else:
-            self._tools, self._failure = tools, None
+            self.tools, self._failure = tools, None
             self._left_out["tools"] = unnamed_in("tools", listing.entries)
             self._tell_of_left_out()
             self.lists += 1
@@ -295,9 +282,9 @@ class ToolCatalogue:
             await asyncio.sleep(pause_s)
 
 
-def _once_more(failure: Refusal) -> Refusal:
+def _once_more(failure: Refusal, reason: Reason | None = None) -> Refusal:
     """A new exception for each waiting call: one that is raised repeatedly grows with each raise."""
-    return Refusal(failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)
+    return Refusal(reason or failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)
 
 
 class Spellings:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
 
@@ -117,13 +117,8 @@ class Pins:
 NO_PINS: Final = Pins()
 
 
-class Defined(Protocol):
-    """One side of a comparison: a pin, or a definition."""
-
-    @property
-    def digest(self) -> str: ...
-    @property
-    def members(self) -> Mapping[str, str]: ...
+Defined = Pin | Definition
+"""One side of a comparison."""
 
 
 class Drift(NamedTuple):

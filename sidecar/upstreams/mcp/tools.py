@@ -74,13 +74,8 @@ def tools_from(
             tool = replace(tool, schema=None, quarantine_reason="hidden characters in its texts", digest=b"")
         patterns += sum(schema.patterns for schema in (tool.schema, tool.output) if schema is not None)
         if patterns > MAX_CATALOGUE_PATTERNS:
-            tool = replace(
-                tool,
-                schema=None,
-                output=None,
-                quarantine_reason="the upstream's tools have too many patterns",
-                digest=b"",
-            )
+            why = "the upstream's tools have too many patterns"
+            tool = replace(tool, schema=None, output=None, quarantine_reason=why, digest=b"")
         tools[name] = tool
     return tools
 

@@ -21,7 +21,8 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
-from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Id, Message, Response, encode_response
+from sidecar.protocols import sse
+from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Id, Message, Response, encode_message
 from sidecar.vocabulary import Caller
 
 JSON: Final = "application/json"
@@ -123,6 +124,11 @@ class UpstreamAnswer(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def event_of(message: Message) -> bytes:
+    """The message as an event of a stream."""
+    return sse.encode_event(encode_message(message))
 
 
 def unknown_method(request_id: Id) -> Response:
@@ -292,7 +298,7 @@ class BuiltUpstream(UpstreamAnswer):
     @classmethod
     def of_response(cls, response: Response, status: int = 200, **how: Any) -> Self:
         """The answer whose body is this response."""
-        return cls(status, encode_response(response), **how)
+        return cls(status, encode_message(response), **how)
 
     async def read(self, max_bytes: int) -> bytes:
         return await _joined(self.chunks(deadline=self._deadline), max_bytes)

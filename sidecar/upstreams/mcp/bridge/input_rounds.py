@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
 from sidecar.protocols import jsonrpc, sse
-from sidecar.protocols.jsonrpc import (
-    Id,
-    Notification,
-    Request,
-    Response,
-    encode_notification,
-    encode_request,
-    encode_response,
-)
+from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
 from sidecar.upstreams.mcp.bridge import translation
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events, received
 from sidecar.upstreams.mcp.transport import (
@@ -34,6 +26,7 @@ from sidecar.upstreams.mcp.transport import (
     McpTransport,
     Outbound,
     UpstreamAnswer,
+    event_of,
     until,
 )
 from sidecar.upstreams.statuses import passes_on, refusal_of
@@ -98,18 +91,18 @@ class InputRounds(UpstreamAnswer):
                     if response is None:
                         raise self._gone("its stream ended without an answer")
                 if not _asks(response):
-                    yield sse.encode_event(encode_response(self._final(response)))
+                    yield event_of(self._final(response))
                     return
                 self._count += 1
                 if self._count > MAX_ROUNDS:
-                    yield sse.encode_event(encode_response(Response(self._request.id, error=dict(_TOO_MANY))))
+                    yield event_of(Response(self._request.id, error=dict(_TOO_MANY)))
                     return
                 asked = translation.questions_in(response.result)
                 for request in self._put(asked):
-                    yield sse.encode_event(encode_request(request))
+                    yield event_of(request)
                 answers = await self._gathered(asked, deadline)
                 if isinstance(answers, Response):
-                    yield sse.encode_event(encode_response(answers))
+                    yield event_of(answers)
                     return
                 response = await self._again(answers, response.result.get("requestState"), deadline)
         finally:
@@ -187,7 +180,7 @@ class InputRounds(UpstreamAnswer):
                         yield message
                         return
                     elif isinstance(message, Notification) and message.method in _PASSED:
-                        yield sse.encode_event(encode_notification(message))
+                        yield event_of(message)
             except Refusal as refusal:
                 raise self._gone(refusal.detail, refusal.reason) from None
 

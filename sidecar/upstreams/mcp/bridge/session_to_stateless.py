@@ -16,15 +16,7 @@ from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import sse
-from sidecar.protocols.jsonrpc import (
-    INVALID_PARAMS,
-    Id,
-    Message,
-    Notification,
-    Request,
-    Response,
-    encode_notification,
-)
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import (
     META_CAPABILITIES,
     META_CLIENT,
@@ -48,6 +40,7 @@ from sidecar.upstreams.mcp.transport import (
     McpTransport,
     Outbound,
     UpstreamAnswer,
+    event_of,
 )
 from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 
@@ -299,6 +292,6 @@ class EmulatedStream:
             params = dict(message.params)
             meta = {key: value for key, value in params.pop("_meta", {}).items() if key != META_SUBSCRIPTION}
             unmarked = Notification(message.method, {**params, "_meta": meta} if meta else params)
-            self.pipe.write(sse.encode_event(encode_notification(unmarked)))
+            self.pipe.write(event_of(unmarked))
         if self.pipe.closed:  # its caller did not read
             self.close()

@@ -14,16 +14,7 @@ from typing import Any, Final, NamedTuple
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
 from sidecar.protocols import sse
-from sidecar.protocols.jsonrpc import (
-    INVALID_PARAMS,
-    Id,
-    Message,
-    Notification,
-    Request,
-    Response,
-    encode_notification,
-    encode_response,
-)
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_LEVEL
 from sidecar.upstreams.mcp.bridge import translation
 from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, HeldCall, HeldCalls, progress_token
@@ -41,6 +32,7 @@ from sidecar.upstreams.mcp.transport import (
     McpTransport,
     Outbound,
     UpstreamAnswer,
+    event_of,
     unknown_method,
 )
 from sidecar.upstreams.statuses import passes_on, refusal_of
@@ -361,10 +353,10 @@ class AnswerCrossing(UpstreamAnswer):
                 elif isinstance(arrival, Request | Notification | Response):
                     told = self._calls.told(self._course, arrival)
                     if told.between is not None:
-                        yield sse.encode_event(encode_notification(told.between))
+                        yield event_of(told.between)
                     if told.final is not None:
                         self._done, self._state = True, told.state
-                        yield sse.encode_event(encode_response(told.final))
+                        yield event_of(told.final)
         except Refusal as refusal:
             self._leave(late=_is_late(refusal))
             raise

@@ -14,19 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidecar.errors import Refusal
-from sidecar.protocols import sse
-from sidecar.protocols.jsonrpc import (
-    Id,
-    Message,
-    Notification,
-    Request,
-    Response,
-    encode_notification,
-    encode_response,
-)
+from sidecar.protocols.jsonrpc import Id, Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_SUBSCRIPTION
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, LIST_FLAGS, UPDATED, AnswerPipe, McpTransport, Outbound
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    LIST_FLAGS,
+    UPDATED,
+    AnswerPipe,
+    McpTransport,
+    Outbound,
+    event_of,
+)
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 30.0
 MAX_UNREAD_BYTES: Final = 2**20
@@ -146,10 +145,10 @@ class Subscription:
     def end(self) -> None:
         """End the stream without a fault."""
         result = {"resultType": "complete", "_meta": {META_SUBSCRIPTION: self.request_id}}
-        self.pipe.write(sse.encode_event(encode_response(Response(self.request_id, result))))
+        self.pipe.write(event_of(Response(self.request_id, result)))
         self.pipe.end()
 
     def _write(self, notification: Notification) -> None:
         meta = {**notification.params.get("_meta", {}), META_SUBSCRIPTION: self.request_id}
         marked = Notification(notification.method, {**notification.params, "_meta": meta})
-        self.pipe.write(sse.encode_event(encode_notification(marked)))
+        self.pipe.write(event_of(marked))
