@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from sidecar import __version__
-from sidecar.cli.lazy_group import Group
+from sidecar.cli.lazy_group import Root
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("sidecar.cli.demo", "See everything in one minute: a real server, real clients, seven outcomes."),
@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 @click.group(
-    cls=Group,
+    cls=Root,
     commands_in=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
 )

@@ -30,15 +30,6 @@ class Group(click.Group):
         super().__init__(*args, **more)
         self._commands_in = commands_in
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a file name need not be UTF-8
-        for word in args:
-            if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
-                raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
-        return super().parse_args(ctx, args)
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -82,3 +73,16 @@ class Group(click.Group):
             return
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._commands_in.items()])
+
+
+class Root(Group):
+    """The program itself."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a file name need not be UTF-8
+        for word in args:
+            if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
+                raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
+        return super().parse_args(ctx, args)
