@@ -28,32 +28,12 @@ REPOSITORY = Path(__file__).parents[3]
 MODELS = shipped("models")
 COLUMNS_OF = dict.fromkeys(PermissionKind, COLUMNS)
 
-CSV = """\
-# Who may use what.
-# Two lines of head.
 
-# The first rule
-#: id=reads owner="The ""A"" team" reason="Runbook 12" per=origin shadow=true created_at=2026-01-01T00:00:00Z
-p, nhi:a, tool:s/read_*, use, 2027-03-31T00:00:00Z, 120, "args.repo in ['a', ""b""] && args.x == 1", allow
+def golden(name: str) -> str:
+    return (REPOSITORY / "tests" / "golden" / "convert" / name).read_text("utf-8")
 
-p, role:r, tool:s/*, tools/call|prompts/get, -, -, args.repo.startsWith('acme/'), deny
 
-#: id=several
-p, nhi:a, tool:s/a, use, -, -, -, allow
-#: part_of=several
-p, nhi:a, tool:s/b, use, -, -, -, allow
-#: part_of=several
-p, nhi:b, tool:s/c, use, -, -, -, allow
-# at the end
-"""
-ROLES = """\
-g, user:alice, role:r
-#: owner=me
-g, user:bob, role:r
-# a set
-g2, tool:s/a, set:q
-g2, tool:s/b, set:q
-"""
+CSV = golden("rules.csv")
 
 
 def content(name: str, text: str) -> Content:
@@ -77,50 +57,10 @@ def run(*arguments: object) -> Result:
 # --- what is written ------------------------------------------------------------------------------------------------
 
 
-def test_csv_becomes_yaml_that_people_like_to_read() -> None:
-    assert (
-        yaml_of(content("agent_to_tool.csv", CSV), COLUMNS_OF)
-        == """\
-# Who may use what.
-# Two lines of head.
-
-version: 1
-
-rules:
-  # The first rule
-  - id: reads
-    kind: agent_to_tool
-    subject: nhi:a
-    object: tool:s/read_*
-    actions: [use]
-    expires_at: 2027-03-31T00:00:00Z
-    max_calls_per_hour: 120
-    when: 'args.repo in [''a'', "b"] && args.x == 1'
-    owner: 'The "A" team'
-    reason: Runbook 12
-    per: origin
-    shadow: true
-    created_at: 2026-01-01T00:00:00Z
-
-  - kind: agent_to_tool
-    subject: role:r
-    object: tool:s/*
-    actions: [tools/call, prompts/get]
-    effect: deny
-    when: args.repo.startsWith('acme/')
-
-  - id: several
-    kind: agent_to_tool
-    subject: nhi:a
-    object: [tool:s/a, tool:s/b]
-    actions: [use]
-  - part_of: several
-    subject: nhi:b
-    object: tool:s/c
-
-# at the end
-"""
-    )
+@pytest.mark.parametrize(("name", "source"), [("rules", "agent_to_tool.csv"), ("roles", "roles.csv")])
+def test_csv_becomes_yaml_that_people_like_to_read(name: str, source: str) -> None:
+    """With a list of the roles that have notes, and a mapping of those that have none."""
+    assert yaml_of(content(source, golden(f"{name}.csv")), COLUMNS_OF) == golden(f"{name}.yaml")
 
 
 def test_and_back_again_it_is_the_same_rows_and_the_same_comments() -> None:
@@ -133,56 +73,8 @@ def test_and_back_again_it_is_the_same_rows_and_the_same_comments() -> None:
     ]
 
 
-def test_roles_with_notes_become_the_list_form_and_bare_ones_a_mapping() -> None:
-    assert (
-        yaml_of(content("roles.csv", ROLES), COLUMNS_OF)
-        == """\
-version: 1
-
-roles:
-  - role: role:r
-    members: [user:alice]
-  - role: role:r
-    members: [user:bob]
-    owner: me
-
-sets:
-  # a set
-  set:q: [tool:s/a, tool:s/b]
-"""
-    )
-
-
 def test_comments_of_yaml_come_along_those_behind_values_too() -> None:
-    text = """\
-# head
-
-version: 1 # one
-rules: # all of them
-  # above
-  - kind: agent_to_tool # behind
-    subject: nhi:a
-    # inside
-    object: tool:s/a # the "object"
-    when: "args.x == ' # none'"
-
-  #: not a note
-  - {kind: agent_to_tool, subject: nhi:b, object: tool:s/b}
-"""
-    assert csv_of(content("x.yaml", text)).splitlines() == [
-        "# head",
-        "",
-        "# one",
-        "# all of them",
-        "# above",
-        "# behind",
-        "# inside",
-        '# the "object"',
-        "p, nhi:a, tool:s/a, use, -, -, args.x == ' # none', allow",
-        "",
-        "# : not a note",
-        "p, nhi:b, tool:s/b, use, -, -, -, allow",
-    ]
+    assert csv_of(content("x.yaml", golden("comments.yaml"))) == golden("comments.csv")
 
 
 @pytest.mark.parametrize(
@@ -422,7 +314,7 @@ def test_what_is_no_policy_is_told_with_its_place_and_nothing_is_written(
 
 
 def test_a_policy_that_does_not_load_is_compared_row_by_row_and_that_is_said(tmp_path: Path) -> None:
-    done = run(write(tmp_path, {"roles.csv": ROLES}) / "roles.csv", "--to", "yaml")
+    done = run(write(tmp_path, {"roles.csv": golden("roles.csv")}) / "roles.csv", "--to", "yaml")
     assert done.exit_code == 0
     assert "rows compared; no rule in any file" in done.stderr
 

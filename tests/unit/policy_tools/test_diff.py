@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
 from sidecar.policy_tools.diff import Difference, difference, load, regions
 from sidecar.policy_tools.diff.access_changes import Effort
-from sidecar.policy_tools.diff.condition_parts import conjuncts, implies
+from sidecar.policy_tools.diff.condition_parts import conjuncts, implies, roles_asked
 from sidecar.policy_tools.diff.describe import described, exceptions_text, guard_text
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.policy_location import in_folder
@@ -19,8 +21,6 @@ from sidecar.vocabulary import Principal, Question
 Files = Mapping[str, str]
 BASE = "#: id=base\np, nhi:base, tool:base/base, use, -, -, -, allow\n"
 UNTIL_30, UNTIL_40 = "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"
-
-TASK_WORDS = ("get", "list", "cancel", "resubscribe", "result", "update")
 
 
 def compared(folder: Path, old: Files | str, new: Files | str) -> Difference:
@@ -48,155 +48,17 @@ def row(text: str, rule_id: str = "r") -> str:
     return f"#: id={rule_id}\np, {text}\n"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("", "", []),
-        ("", row("nhi:a, tool:s/*, use, -, -, -, allow"), ["wider | nhi:a × tool:s/* × use"]),
-        (row("nhi:a, tool:s/*, use, -, -, -, allow"), "", ["narrower | nhi:a × tool:s/* × use"]),
-        ("", row("nhi:a, tool:s/*, use, -, -, -, deny"), []),  # it was denied already
-        ("", row("nhi:base, tool:*, use, -, -, -, deny"), ["narrower | nhi:base × tool:base/base × use"]),
-        (
-            row("nhi:a, tool:s/*, use, -, -, -, allow"),
-            row("nhi:a, tool:s/get_*, use, -, -, -, allow"),
-            ["narrower | nhi:a × tool:s/* except tool:s/get_* × use"],
-        ),
-        (
-            row("nhi:a, tool:s/t, use, -, -, -, allow"),
-            row("nhi:*, tool:s/t, use, -, -, -, allow"),
-            ["wider | nhi:* except nhi:a × tool:s/t × use"],
-        ),
-        (
-            row("nhi:a, tool:s/t, use, -, -, -, allow"),
-            row("nhi:a, tool:s/t, tools/call, -, -, -, allow"),
-            ["narrower | nhi:a × tool:s/t × use except tools/call"],
-        ),
-        (
-            row("nhi:a, tool:s/t, tools/call, -, -, -, allow"),
-            row("nhi:a, tool:s/t, tools/call|tasks/*, -, -, -, allow"),
-            ["wider | nhi:a × tool:s/t × tasks/" + "|tasks/".join(TASK_WORDS)],
-        ),
-        (  # the same, said in two rows
-            row("nhi:a, tool:s/t, tools/call|delegate, -, -, -, allow"),
-            row("nhi:a, tool:s/t, tools/call, -, -, -, allow", "x")
-            + row("nhi:a, tool:s/t, delegate, -, -, -, allow", "y"),
-            [],
-        ),
-        (  # a row that another one covers came and went
-            row("nhi:a, tool:*, use, -, -, -, allow", "w") + row("nhi:a, tool:s/t, use, -, -, -, allow"),
-            row("nhi:a, tool:*, use, -, -, -, allow", "w"),
-            [],
-        ),
-        (
-            row("*, tool:s/*, use, -, -, -, allow", "w"),
-            row("*, tool:s/*, use, -, -, -, allow", "w") + row("user:*, tool:s/delete_*, tools/call, -, -, -, deny"),
-            ["narrower | user:* × tool:s/delete_* × tools/call"],
-        ),
-        (  # new, but for what a row denies
-            "",
-            row("nhi:*, tool:s/*, use, -, -, -, allow", "w") + row("nhi:x, tool:s/x, tools/call, -, -, -, deny"),
-            ["wider | nhi:* × tool:s/* × use | except nhi:x × tool:s/x × tools/call (r)"],
-        ),
-        ("", row("anonymous, tool:s/t, use, -, -, -, allow"), ["wider | anonymous × tool:s/t × use"]),
-        (  # a wildcard never allowed anonymous callers anything
-            row("*, tool:s/t, use, -, -, -, allow", "w"),
-            row("*, tool:s/t, use, -, -, -, allow", "w") + row("anonymous, tool:s/t, use, -, -, -, deny"),
-            [],
-        ),
-        (
-            row("nhi:a, tool:s/t, use, -, -, args.x == 1, allow"),
-            row("nhi:a, tool:s/t, use, -, -, -, allow"),
-            ["wider | nhi:a × tool:s/t × use | unless args.x == 1"],
-        ),
-        (
-            row("nhi:a, tool:s/t, use, -, -, args.x == 1, allow"),
-            row("nhi:a, tool:s/t, use, -, -, args.x == 1 && args.y == 2, allow"),
-            ["narrower | nhi:a × tool:s/t × use | when args.x == 1, unless args.y == 2"],
-        ),
-        (
-            row("nhi:a, tool:s/t, use, -, -, args.x == 1, allow"),
-            row("nhi:a, tool:s/t, use, -, -, args.x == 2, allow"),
-            ["unknown | nhi:a × tool:s/t × use | wider when args.x == 2; narrower when args.x == 1"],
-        ),
-        (  # on a deny row a condition that is dropped takes away
-            row("nhi:base, *, use, -, -, args.x == 1, deny"),
-            row("nhi:base, *, use, -, -, -, deny"),
-            ["narrower | nhi:base × tool:base/base × use | unless args.x == 1"],
-        ),
-        (
-            row(f"nhi:a, tool:s/t, use, {UNTIL_30}, -, -, allow"),
-            row(f"nhi:a, tool:s/t, use, {UNTIL_40}, -, -, allow"),
-            [f"wider | nhi:a × tool:s/t × use | before {UNTIL_40}, from {UNTIL_30}"],
-        ),
-        (
-            row(f"nhi:a, tool:s/t, use, {UNTIL_30}, -, -, allow"),
-            row("nhi:a, tool:s/t, use, -, -, -, allow"),
-            [f"wider | nhi:a × tool:s/t × use | from {UNTIL_30}"],
-        ),
-        (  # longer, but under a condition
-            row(f"nhi:a, tool:s/t, use, {UNTIL_30}, -, -, allow"),
-            row(f"nhi:a, tool:s/t, use, {UNTIL_40}, -, args.x == 1, allow"),
-            [
-                f"unknown | nhi:a × tool:s/t × use | wider when args.x == 1 and before {UNTIL_40}; "
-                f"narrower before {UNTIL_30}"
-            ],
-        ),
-        (
-            "#: id=r shadow=true\np, nhi:a, tool:s/t, use, -, -, -, allow\n",
-            row("nhi:a, tool:s/t, use, -, -, -, allow"),
-            ["wider | nhi:a × tool:s/t × use"],
-        ),
-        (  # patterns that only meet in part: described by both
-            row("nhi:a, tool:s/*b, use, -, -, -, allow", "w"),
-            row("nhi:a, tool:s/*b, use, -, -, -, allow", "w") + row("nhi:a, tool:s/a*, use, -, -, -, deny"),
-            ["narrower | nhi:a × tool:s/a* × use | only where nhi:a × tool:s/*b × use (w)"],
-        ),
-        (  # three subjects of one change are one region
-            "",
-            "".join(row(f"nhi:{name}, tool:s/t, use, -, -, -, allow", name) for name in "abc"),
-            ["wider | nhi:a, nhi:b, nhi:c × tool:s/t × use"],
-        ),
-    ],
-)
-def test_a_change_of_rows_has_these_regions(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
-    assert lines(compared(tmp_path, old, new)) == expected
+GOLDEN = Path(__file__).parents[2] / "golden" / "diff"
+CHANGES = yaml.safe_load((GOLDEN / "regions.yaml").read_text("utf-8"))
 
 
-ROLE = row("role:n/r, tool:s/t, use, -, -, -, allow")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            "g, user:a, role:n/r",
-            "g, user:a, role:n/r\ng, user:b, role:n/r",
-            ["wider | user:b except role:n/r by token × tool:s/t × use"],
-        ),
-        ("g, user:a, role:n/r", "", ["narrower | user:a except role:n/r by token × tool:s/t × use"]),
-        (
-            "g, user:a, role:n/s",
-            "g, user:a, role:n/s\ng, user:a, role:n/r",
-            ["wider | user:a except role:n/r by token × tool:s/t × use"],
-        ),
-        (
-            "g, user:a, role:n/s",
-            "g, user:a, role:n/s\ng, role:n/s, role:n/r",
-            ["wider | user:a, role:n/s by token except role:n/r × tool:s/t × use"],
-        ),
-        (
-            "g, user:a, role:n/r\ng, user:a, role:n/s\ng, role:n/s, role:n/r",
-            "g, user:a, role:n/s\ng, role:n/s, role:n/r",
-            [],
-        ),
-        ("g, user:a, role:other", "g, user:b, role:other", []),  # nobody is asked about that role
-    ],
-)
-def test_a_change_of_roles_has_these_regions(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
-    both = ({"agent_to_tool.csv": BASE + ROLE, "roles.csv": links} for links in (old, new))
-    found = compared(tmp_path, *both)
-    assert lines(found) == expected
-    assert found.roles
+@pytest.mark.parametrize("case", CHANGES, ids=lambda case: "; ".join(case["regions"]) or "none")
+def test_a_change_has_these_regions(tmp_path: Path, case: dict[str, Any]) -> None:
+    rows = {side: BASE + case.get("both", "") + case.get(side, "") for side in ("old", "new")}
+    files = ({"agent_to_tool.csv": text, "roles.csv": case.get(f"{side} roles", "")} for side, text in rows.items())
+    found = compared(tmp_path, *files)
+    assert lines(found) == case["regions"]
+    assert bool(found.roles) is (case.get("old roles") != case.get("new roles"))
 
 
 def test_a_role_that_no_token_can_grant_is_told_without_tokens(tmp_path: Path) -> None:
@@ -375,54 +237,24 @@ def test_patterns_beyond_every_bound_are_unknown_and_not_dropped(
     assert found.notes
 
 
-@pytest.mark.parametrize(
-    ("condition", "parts"),
-    [
-        ("", set()),
-        ("args.x == 1", {"args.x == 1"}),
-        ("args.x == 1 && args.y == 2", {"args.x == 1", "args.y == 2"}),
-        ("(args.x == 1 && args.z) && args.y", {"(args.x == 1 && args.z)", "args.y"}),
-        ("args.x == '&&' && args.y == \")\"", {"args.x == '&&'", 'args.y == ")"'}),
-        ("args.x && args.y || args.z", {"args.x && args.y || args.z"}),
-        ("args.x && args.y ? args.z : args.w", {"args.x && args.y ? args.z : args.w"}),
-        (r"args.x == '\'' && args.y", {r"args.x == '\'' && args.y"}),
-        ("args.l.all(i, i > 1 && i < 9) && args.y", {"args.l.all(i, i > 1 && i < 9)", "args.y"}),
-    ],
-)
-def test_a_condition_is_taken_apart_only_where_that_is_certain(condition: str, parts: set[str]) -> None:
-    assert conjuncts(condition) == parts
+CONDITIONS = yaml.safe_load((GOLDEN / "conditions.yaml").read_text("utf-8"))
+IMPLIED = [(*pair, True) for pair in CONDITIONS["implies"]] + [(*pair, False) for pair in CONDITIONS["does not imply"]]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ("args.n <= 50", "args.n <= 100", True),
-        ("args.n <= 100", "args.n <= 50", False),
-        ("args.n < 50", "args.n <= 50", True),
-        ("args.n <= 50", "args.n < 50", False),
-        ("args.n < 50", "args.n < 50", True),
-        ("args.n > 5", "args.n >= 5", True),
-        ("args.n >= 5", "args.n > 4", True),
-        ("args.n >= 5", "args.n > 5", False),
-        ("args.n > 5", "args.n <= 9", False),
-        ("args.n == 5", "args.n <= 5", True),
-        ("args.n == 5", "args.n > 5", False),
-        ("args.n <= 5", "args.n == 5", False),
-        ("args.n <= 50", "args.m <= 100", False),
-        ("args.n <= 50", "args.n <= 50.5", False),  # not compared, so not known
-        ("args.r.startsWith('acme/')", "args.r.startsWith('acme')", True),
-        ("args.r.startsWith('acme')", "args.r.startsWith('acme/')", False),
-        ("args.r == 'acme/site'", "args.r.startsWith('acme/')", True),
-        ("args.r == 'a'", "args.r in ['a', 'b']", True),
-        ("args.r in ['a']", "args.r in ['a', 'b']", True),
-        ("args.r in ['a', 'c']", "args.r in ['a', 'b']", False),
-        ("args.r in ['ab', 'ac']", "args.r.startsWith('a')", True),
-        ("args.r in ['a', 'b']", "args.r == 'a'", False),
-        ("!args.r.startsWith('acme/')", "!args.r.startsWith('acme')", False),
-    ],
-)
+@pytest.mark.parametrize("case", CONDITIONS["parts"], ids=lambda case: case["condition"])
+def test_a_condition_is_taken_apart_only_where_that_is_certain(case: dict[str, Any]) -> None:
+    assert conjuncts(case["condition"]) == {*case["parts"]}
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), IMPLIED)
 def test_a_part_implies_another_only_where_that_is_certain(one: str, other: str, expected: bool) -> None:
     assert implies(one, other) is expected
+
+
+@pytest.mark.parametrize("case", CONDITIONS["roles asked"], ids=lambda case: case["condition"])
+def test_a_condition_asks_of_the_roles_that_it_names_and_else_of_any(case: dict[str, Any]) -> None:
+    Language().compile(case["condition"])
+    assert roles_asked(case["condition"]) == (None if case["roles"] is None else frozenset(case["roles"]))
 
 
 WIDE = row("nhi:a, tool:s/*, use, -, -, -, allow", "wide")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from casbin.persist.adapter import _extract_tokens
 from click.testing import CliRunner, Result
 
@@ -23,99 +24,10 @@ from sidecar.vocabulary import Principal, Question
 MODELS = shipped("models")
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
-ODD = "resource:s/repo://a,b/(c)[d]%2C"
-POLICY = {
-    "agent_to_tool.csv": f"""\
-#: id=any-t
-p, nhi:a, tool:s/t*, use, -, -, -, allow
-#: id=ended
-p, nhi:a, tool:s/old, use, 2027-01-15T08:00:00Z, -, -, allow
-#: id=ends-soon
-p, nhi:a, tool:s/new, use, 2027-01-15T08:00:00.000001Z, -, -, allow
-#: id=by-condition
-p, nhi:b, tool:s/*, tools/call, -, 7, "args.repo.startsWith('acme/') && size(args.l) in [1, 2]", allow
-#: id=on-call-only
-p, nhi:b, tool:s/merge, use, -, -, "has_role(origin, 'role:oncall') && call.tool == 'merge'", allow
-#: id=denied-by-condition
-p, *, tool:s/t9, *, -, -, args.force == true, deny
-#: id=in-a-set
-p, role:eng, set:q, prompts/get|tools/call, -, -, -, allow
-#: id=odd
-p, nhi:a, "{ODD}", resources/read, -, -, -, allow
-#: id=odd-caller
-p, user:(x)[y], tool:s/t1, use, -, -, -, allow
-#: id=anonymous-too
-p, anonymous, tool:open/*, tools/call, -, -, -, allow
-#: id=everybody
-p, *, tool:all/x, tools/call, -, -, -, allow
-#: id=server
-p, nhi:a, nhi:s, roots/list, -, -, -, allow
-#: id=in-the-shadow shadow=true
-p, nhi:c, tool:s/t1, use, -, -, -, allow
-""",
-    "user_to_nhi.csv": """\
-#: id=lends
-p, role:eng, nhi:a, delegate, -, -, -, allow
-#: id=sends
-p, user:*, nhi:b, message/send|delegate, -, -, -, allow
-#: id=not-ida
-p, user:ida, nhi:*, *, -, -, -, deny
-""",
-    "nhi_to_nhi.csv": "#: id=a-to-b\np, nhi:a, nhi:b, use, -, -, now > timestamp('2027-01-01T00:00:00Z'), allow\n",
-    "guardrails.csv": """\
-#: id=nobody-deletes
-p, *, tool:*/t_delete, *, -, -, -, deny
-#: id=mallory
-p, user:mallory, tool:s/*, *, -, -, -, deny
-#: id=not-through-b
-p, role:interns, nhi:b, delegate, -, -, has(call.meta.x), deny
-""",
-    "roles.csv": """\
-g, user:al, role:eng
-g, user:on, role:oncall
-g, role:oncall, role:eng
-g, user:in, role:interns
-g, "user:(x)[y]", role:eng
-g2, tool:s/q1, set:q
-g2, set:p, set:q
-g2, "tool:s/q2", set:p
-""",
-}
-CHAINS = (
-    ("nhi:a",),
-    ("nhi:b",),
-    ("nhi:c",),
-    ("user:al",),
-    ("user:on",),
-    ("user:ida",),
-    ("user:mallory",),
-    ("user:(x)[y]",),
-    ("anonymous",),
-    ("user:al", "nhi:a"),
-    ("user:on", "nhi:b"),
-    ("user:on", "nhi:a", "nhi:b"),
-    ("user:in", "nhi:b"),
-    ("user:mallory", "nhi:b"),
-    ("nhi:b", "nhi:a"),
-)
-ASKED = (
-    ("tool:s/t1", "tools/call"),
-    ("tool:s/t9", "tools/call"),
-    ("tool:s/t_delete", "tools/call"),
-    ("tool:s/old", "tools/call"),
-    ("tool:s/new", "tools/call"),
-    ("tool:s/merge", "tools/call"),
-    ("tool:s/q1", "tools/call"),
-    ("tool:s/q2", "prompts/get"),
-    ("tool:open/x", "tools/call"),
-    ("tool:all/x", "tools/call"),
-    ("tool:other/x", "tools/call"),
-    (ODD, "resources/read"),
-    (ODD.replace("%2C", ","), "resources/read"),
-    ("nhi:a", "message/send"),
-    ("nhi:b", "message/send"),
-    ("nhi:b", "push/set"),
-)
+GOLDEN = Path(__file__).parents[2] / "golden" / "export"
+POLICY = {path.name: path.read_text() for path in GOLDEN.glob("*.csv")}
+QUESTIONS = yaml.safe_load((GOLDEN / "questions.yaml").read_text())
+CHAINS, ASKED = ([tuple(words.split(" ")) for words in QUESTIONS[name]] for name in ("chains", "asked"))
 ARGUMENTS: tuple[Mapping[str, Any], ...] = (
     {},
     {"repo": "acme/x", "l": [1], "force": False},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,77 +25,14 @@ principals:
   user:u: {per_day: 2}
 """
 
-# A test, and the beginning of what is wrong with it; "" if it passes.
-ANSWERS = [
-    (f"{GET}, expect: allow", ""),
-    (f"{GET}, expect: deny", "expected deny, got allow"),
-    (f"{GET}, expect: {{decision: allow, rule: reads}}", ""),
-    (f"{GET}, expect: {{decision: allow, rule: ours}}", "expected it to rest on ours, got reads"),
-    ("as: nhi:b, calls: tool:x/get_it, expect: {decision: deny, reason: no-matching-rule}", ""),
-    ("as: nhi:b, calls: tool:x/get_it, expect: allow", "expected allow, got deny (no-matching-rule)"),
-    ("as: nhi:b, calls: tool:x/get_it, expect: {decision: deny, reason: expired}", "expected the reason expired"),
-    (f"{PUT}, args: {{repo: ours}}, expect: allow", ""),
-    (f"{PUT}, args: {{repo: theirs}}, expect: {{decision: deny, reason: condition-false, rule: ours}}", ""),
-    (f"{PUT}, expect: {{decision: deny, rule: ended}}", "expected it to rest on ended, got ours"),
-    ("as: nhi:a, calls: tool:x/old, expect: {decision: deny, reason: expired, rule: ended}", ""),
-    ("now: 2026-12-31T23:59:59Z, as: nhi:a, calls: tool:x/old, expect: {decision: allow, rule: ended}", ""),
-    ("as: nhi:a, calls: tool:x/get_secret, expect: {decision: deny, reason: denied-by-rule, rule: never}", ""),
-    ("as: user:u, calls: tool:y/one, expect: deny", ""),
-    ("as: user:u, roles: {user:u: [role:team]}, calls: tool:y/one, expect: allow", ""),
-    ("as: [user:u, nhi:a], calls: tool:x/get_it, expect: {decision: allow, rule: lends}", ""),
-    ("as: [user:v, nhi:a], calls: tool:x/get_it, expect: deny", ""),
-    ("as: user:u, calls: nhi:a, action: message/send, expect: {decision: allow, rule: lends}", ""),
-    ("as: nhi:a, calls: nhi:x, action: tools/list, expect: allow", ""),
-    ("as: nhi:b, calls: nhi:x, action: tools/list, expect: deny", ""),
-    ("as: nhi:a, lists: x, expect: [put]", ""),
-    ("as: nhi:a, lists: x, expect: [put, get_that]", ""),
-    ("as: nhi:a, lists: x, expect: [get_that]", "names that are too many: put"),
-    ("as: nhi:a, lists: x, expect: [put, get_secret]", "names that are missing: get_secret"),
-    ("as: nhi:b, lists: x, expect: deny", ""),
-    ("as: nhi:b, lists: x, expect: [put]", "expected allow, got deny (no-matching-rule)"),
-    (f"{GET}, expect: {{decision: allow, limits: ['rule:reads', 'tools:tool:x/*:rate']}}", "limits that are missing"),
-    (f"{GET}, expect: {{decision: allow, limits: []}}", "limits that are too many: rule:reads"),
-    (f"{GET}, expect: {{decision: allow, limits: ['rule:reads']}}", ""),
-]
+CASES = yaml.safe_load((REPOSITORY / "tests/golden/policy/suite_cases.yaml").read_text("utf-8"))
 
 
-@pytest.mark.parametrize(("test", "problem"), ANSWERS, ids=[test for test, _ in ANSWERS])
-def test_it_passes_exactly_if_the_answer_is_as_expected(tmp_path: Path, test: str, problem: str) -> None:
-    problems = one(tmp_path, test)
-    assert (not problems) if not problem else problems[0].startswith(problem), problems
-
-
-REPEATS = [
-    (f"{GET}, repeat: {{times: 4, every: 2s}}, expect: {{decision: deny, at: 4, reason: rate-limited}}", ""),
-    (f"{GET}, repeat: {{times: 3, every: 2s}}, expect: allow", ""),
-    (f"{GET}, repeat: {{times: 9, every: 21m}}, expect: allow", ""),
-    (f"{GET}, repeat: {{times: 3}}, expect: {{decision: deny, at: 3, limits: ['tools:tool:x/*:rate']}}", ""),
-    (f"{GET}, repeat: {{times: 4, every: 2s}}, expect: {{decision: deny, at: 3}}", "expected call 3"),
-    (f"{GET}, repeat: {{times: 4, every: 2s}}, expect: allow", "expected allow, got deny (rate-limited, call 4)"),
-    (f"{GET}, repeat: {{times: 3, every: 2s}}, expect: deny", "expected deny, got allow"),
-    (f"{GET}, repeat: {{times: 3, every: 2s, takes: 1h}}, expect: {{decision: deny, reason: too-many-concurrent}}", ""),
-    (f"{GET}, repeat: {{times: 3, every: 2s, takes: 4s}}, expect: allow", ""),
-    (
-        "as: [user:u, nhi:a], calls: tool:x/put, args: {repo: ours}, repeat: {times: 3, every: 4h}, "
-        "expect: {decision: deny, at: 3, reason: quota-spent, limits: ['principals:user:u:day']}",
-        "",
-    ),
-    (
-        "as: [user:u, nhi:a], calls: tool:x/put, args: {repo: ours}, repeat: {times: 30, every: 13h}, expect: allow",
-        "",
-    ),
-    (
-        "now: 2026-12-31T23:00:00Z, as: nhi:a, calls: tool:x/old, repeat: {times: 9, every: 10m}, "
-        "expect: {decision: deny, at: 7, reason: expired, rule: ended}",
-        "",
-    ),
-]
-
-
-@pytest.mark.parametrize(("test", "problem"), REPEATS, ids=[test for test, _ in REPEATS])
-def test_a_repeat_meets_the_limits_as_they_are(tmp_path: Path, test: str, problem: str) -> None:
-    problems = one(tmp_path, test, files={"budgets.yaml": BUDGETS})
-    assert (not problems) if not problem else problems[0].startswith(problem), problems
+@pytest.mark.parametrize("case", CASES["answers"] + CASES["repeats"], ids=lambda case: case["test"])
+def test_it_passes_exactly_if_the_answer_and_the_limits_are_as_expected(tmp_path: Path, case: dict[str, str]) -> None:
+    files = {"budgets.yaml": BUDGETS} if case in CASES["repeats"] else {}
+    problems = one(tmp_path, case["test"], files=files)
+    assert problems[0].startswith(case["problem"]) if "problem" in case else not problems, problems
 
 
 PAID = """
@@ -173,28 +112,15 @@ def test_tests_without_a_time_are_asked_at_the_time_of_the_run(tmp_path: Path) -
 
 # --- coverage ---------------------------------------------------------------------------------------------------------
 
-EXERCISED = [
-    (f"{GET}, expect: allow", {"reads"}),
-    (f"{PUT}, args: {{repo: ours}}, expect: allow", {"ours", "shadowed"}),
-    (f"{PUT}, expect: deny", {"ours", "shadowed"}),
-    ("as: nhi:a, calls: tool:x/old, expect: deny", {"ended"}),
-    ("as: nhi:a, calls: tool:x/get_secret, expect: deny", {"never"}),
-    ("as: [user:u, nhi:a], calls: tool:x/get_it, expect: allow", {"reads", "lends"}),
-    ("as: [user:v, nhi:a], calls: tool:x/get_it, expect: deny", set()),
-    ("as: nhi:a, calls: nhi:x, action: tools/list, expect: allow", set()),
-    ("as: nhi:b, calls: tool:x/get_it, expect: deny", set()),
-    ("as: nhi:a, lists: x, expect: [put, get_it]", {"reads", "never", "ended"}),
-    ("as: user:u, roles: {user:u: [role:team]}, calls: tool:y/one, expect: deny", {"team"}),
-]
 ALL = {"reads", "ours", "ended", "never", "team", "shadowed", "lends"}
 
 
-@pytest.mark.parametrize(("test", "exercised"), EXERCISED, ids=[test for test, _ in EXERCISED])
-def test_a_rule_is_exercised_if_an_answer_rests_on_it(tmp_path: Path, test: str, exercised: set[str]) -> None:
-    coverage = run(tmp_path, f"- {{name: t, {test}}}\n", coverage=True).coverage
+@pytest.mark.parametrize("case", CASES["exercised"], ids=lambda case: case["test"])
+def test_a_rule_is_exercised_if_an_answer_rests_on_it(tmp_path: Path, case: dict[str, Any]) -> None:
+    coverage = run(tmp_path, f"- {{name: t, {case['test']}}}\n", coverage=True).coverage
     assert coverage is not None
-    assert {rule.id for rule in coverage.missing} == ALL - exercised
-    assert (coverage.rules, coverage.exercised) == (len(ALL), len(exercised))
+    assert {rule.id for rule in coverage.missing} == ALL - {*case["exercised"]}
+    assert (coverage.rules, coverage.exercised) == (len(ALL), len(case["exercised"]))
 
 
 _ROW = st.tuples(

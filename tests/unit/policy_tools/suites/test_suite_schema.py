@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from sidecar.cli.config import schema_of
 from sidecar.errors import PolicyError
@@ -16,89 +17,16 @@ from tests.unit.policy_tools.suites.rig import HEAD, REPOSITORY, faults
 SHIPPED = REPOSITORY / "policies" / "tests" / "shipped.yaml"
 CALL = "as: nhi:a, calls: tool:x/y, expect: allow"
 
-# A test, the text where it is wrong, the code of the fault, and words of it.
-WRONG = [
-    ("as: nhi:a, cals: tool:x/y, expect: allow", "cals", "Y101", 'did you mean "calls"'),
-    ("as: nhi:a, expect: allow", "{name", "T107", "either calls or lists"),
-    ("as: nhi:a, calls: tool:x/y, lists: x, expect: allow", "{name", "T107", "either calls or lists"),
-    ("calls: tool:x/y, expect: allow", "{name", "Y102", '"as" is missing'),
-    ("as: nhi:a, calls: tool:x/y", "{name", "Y102", '"expect" is missing'),
-    ("as: [], calls: tool:x/y, expect: allow", "as:", "Y104", "at least 1"),
-    ("as: role:team, calls: tool:x/y, expect: allow", "role:team", "T102", "a role never calls"),
-    ("as: alice, calls: tool:x/y, expect: allow", "alice", "T102", "is not user:"),
-    ('as: "user:*", calls: tool:x/y, expect: allow', '"user:*', "T102", "wildcard"),
-    ('as: "user:a,b", calls: tool:x/y, expect: allow', '"user:a,b', "T102", "no name"),
-    ("as: [user:a, nhi:b, user:a], calls: tool:x/y, expect: allow", "as:", "T102", "twice"),
-    ("as: [anonymous, nhi:b], calls: tool:x/y, expect: allow", "as:", "T102", "anonymous"),
-    (f"roles: {{nhi:b: [role:r]}}, {CALL}", "nhi:b", "T102", "not in the chain"),
-    (f"roles: {{nhi:a: [r]}}, {CALL}", "r]", "T102", "role:"),
-    (f"scopes: {{nhi:a: [a b]}}, {CALL}", "a b", "Y104", "scope"),
-    ("as: nhi:a, calls: tool:x/y, action: tool/call, expect: allow", "tool/call", "T103", 'did you mean "tools/call"'),
-    ("as: nhi:a, calls: tool:x/y, action: use, expect: allow", "use", "T103", "stands for several"),
-    (
-        "as: nhi:a, calls: tool:x/y, action: prompts/get, expect: allow",
-        "prompts/get",
-        "T103",
-        "it is asked as tools/call",
-    ),
-    ("as: nhi:a, calls: nhi:b, expect: allow", "{name", "Y102", '"action" is missing'),
-    ("as: nhi:a, calls: nhi:b, action: tools/call, expect: allow", "tools/call", "T103", "not asked of an nhi"),
-    ("as: nhi:a, calls: x/y, expect: allow", "x/y", "T104", "no object"),
-    ('as: nhi:a, calls: "tool:x/*", expect: allow', '"tool:x', "T104", "more than one object"),
-    ("as: nhi:a, calls: set:some, expect: allow", "set:some", "T104", "more than one object"),
-    ('as: nhi:a, calls: "tool:x/ä", expect: allow', '"tool:x', "T104", "U+00E4"),
-    ("as: nhi:a, calls: 'resource:x/file:///a/../b', expect: allow", "'resource", "T104", "dot segments"),
-    ("as: nhi:a, calls: 'resource:X/file:///a', expect: allow", "'resource", "T104", "names no server"),
-    ("as: nhi:a, calls: 'resource:x/file:///a', args: {a: 1}, expect: allow", "args", "T107", "without arguments"),
-    ("as: nhi:a, calls: prompt:x/p, args: {a: 1}, expect: allow", "args", "T104", "object of strings"),
-    ("as: nhi:a, calls: nhi:x, action: ping, args: {a: 1}, expect: allow", "args", "T107", "no rule reads args"),
-    (f"now: 2027-01-01, {CALL}", "2027-01-01", "T106", "RFC 3339"),
-    (f'now: "-", {CALL}', '"-"', "T106", "at some time"),
-    ("as: nhi:a, calls: tool:x/y, expect: alow", "alow", "Y104", 'did you mean "allow"'),
-    ("as: nhi:a, calls: tool:x/y, expect: {reason: expired}", "expect", "Y102", '"decision" is missing'),
-    (
-        "as: nhi:a, calls: tool:x/y, expect: {decision: deny, reason: expird}",
-        "expird",
-        "T105",
-        'did you mean "expired"',
-    ),
-    (
-        "as: nhi:a, calls: tool:x/y, expect: {decision: deny, reason: internal}",
-        "internal",
-        "T105",
-        "no test of a policy sees",
-    ),
-    ("as: nhi:a, calls: tool:x/y, expect: {decision: allow, reason: expired}", "reason", "T107", "belongs to a denial"),
-    (
-        "as: nhi:a, calls: tool:x/y, expect: {decision: deny, reason: quota-spent}",
-        "quota-spent",
-        "T107",
-        "one call alone",
-    ),
-    ("as: nhi:a, calls: tool:x/y, expect: {decision: deny, at: 2}", "at:", "T107", "there is none"),
-    ("as: nhi:a, calls: tool:x/y, expect: [a]", "expect", "T107", "shows no names"),
-    ("as: nhi:a, lists: x, expect: allow", "allow", "T107", "what does the list show"),
-    ("as: nhi:a, lists: x, action: tools/list, expect: [a]", "action", "T107", "belongs to a call"),
-    ("as: nhi:a, lists: X, expect: [a]", "X", "Y104", "no name"),
-    ('as: nhi:a, lists: x, expect: ["a b"]', '"a b"', "T104", "no tool can be called"),
-    ("as: nhi:a, lists: x, of: tool, expect: [a]", "tool", "Y104", 'did you mean "tools"'),
-    (f"repeat: {{times: 0}}, {CALL}", "0", "Y104", "at least 1"),
-    (f"repeat: {{times: 2, every: soon}}, {CALL}", "soon", "Y103", "no duration"),
-    ("repeat: {times: 2}, as: nhi:a, calls: tool:x/y, expect: {decision: deny, at: 3}", "3", "T107", "only 2 calls"),
-    ("repeat: {times: 2}, as: nhi:a, lists: x, expect: [a]", "repeat", "T107", "no limit of the policy"),
-    (f"skip: true, {CALL}", "true", "Y103", "expected a string"),
-]
+WRONG = yaml.safe_load((REPOSITORY / "tests/golden/policy/suite_faults.yaml").read_text("utf-8"))
 
 
-@pytest.mark.parametrize(("test", "at", "code", "words"), WRONG, ids=[f"{code} {test}" for test, _, code, _ in WRONG])
-def test_what_cannot_be_meant_is_refused_at_its_place(
-    tmp_path: Path, test: str, at: str, code: str, words: str
-) -> None:
-    found = faults(tmp_path, f"{HEAD}- {{name: t, {test}}}\n")
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: f"{case['code']} {case['test']}")
+def test_what_cannot_be_meant_is_refused_at_its_place(tmp_path: Path, case: dict[str, str]) -> None:
+    found = faults(tmp_path, f"{HEAD}- {{name: t, {case['test']}}}\n")
     told = "\n".join(map(str, found))
-    assert [(fault.line, fault.code) for fault in found] == [(4, code)], told
-    assert found[0].source[found[0].column - 1 :].startswith(at), told
-    assert words in told
+    assert [(fault.line, fault.code) for fault in found] == [(4, case["code"])], told
+    assert found[0].source[found[0].column - 1 :].startswith(case["at"]), told
+    assert case["told"] in told
 
 
 WHOLE = [
