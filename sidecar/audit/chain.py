@@ -108,6 +108,15 @@ def unseal(line: bytes) -> SealedRecord | None:
     return SealedRecord(seq, prev_hash, digest, sha256(line[: match.start()]).hexdigest() == digest, fields)
 
 
+def json_object(raw: bytes) -> Mapping[str, Any]:
+    """Parse one JSON object; empty if it is not one."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:
     """The whole content of the anchor file: HEAD_BYTES bytes, so that one write replaces it."""
     ahead = next_end or end

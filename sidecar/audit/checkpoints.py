@@ -20,7 +20,7 @@ import orjson
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sidecar.audit.chain import ChainEnd
+from sidecar.audit.chain import ChainEnd, json_object
 from sidecar.audit.digest import frame
 from sidecar.audit.record import CHECKPOINT
 from sidecar.errors import SettingsError, fault_in
@@ -100,7 +100,7 @@ def read_checkpoints(path: Path, *, tail_bytes: int | None = None) -> Iterator[C
         while line := file.readline(MAX_LINE_BYTES):
             yield from published_in(line)
             if line.startswith(b'{"v":') and b'"what":"checkpoint"' in line:
-                found = checkpoint_in(_object(line).get("control"))
+                found = checkpoint_in(json_object(line).get("control"))
                 if found is not None:
                     yield found
 
@@ -108,7 +108,7 @@ def read_checkpoints(path: Path, *, tail_bytes: int | None = None) -> Iterator[C
 def published_in(line: bytes) -> Iterator[Checkpoint]:
     """The published checkpoints of a line."""
     for match in _PUBLISHED.finditer(line):
-        found = _checkpoint_from(_object(match[1]))
+        found = _checkpoint_from(json_object(match[1]))
         if found is not None:
             yield found
 
@@ -124,7 +124,7 @@ def read_public_keys(path: Path) -> Keys:
     ValueError if there is none."""
     raw = path.read_bytes()[:MAX_KEYS_BYTES]
     if raw.lstrip().startswith(b"{"):
-        listed = _object(raw).get("keys")
+        listed = json_object(raw).get("keys")
         entries = listed if isinstance(listed, list) else []
         jwks = [entry for entry in entries if isinstance(entry, dict) and entry.get("use") in (None, USE)]
     else:
@@ -150,9 +150,8 @@ def load_attesting_key(path: Path) -> SigningKey:
     key = private_key_from(path)
     if not isinstance(key.private, Ed25519PrivateKey):
         hint = "openssl genpkey -algorithm ED25519"
-        raise SettingsError(
-            [fault_in(path, "checkpoints are signed with Ed25519: this is another key", code="A102", hint=hint)]
-        )
+        message = "checkpoints are signed with Ed25519: this is another key"
+        raise SettingsError([fault_in(path, message, code="A102", hint=hint)])
     return key
 
 
@@ -177,11 +176,3 @@ def _checkpoint_from(given: Mapping[str, Any]) -> Checkpoint | None:
         return None
     time, kid, signature = (word if isinstance(word, str) and word.isascii() else "" for word in words)
     return Checkpoint(seq, digest, time, kid, signature)
-
-
-def _object(raw: bytes) -> Mapping[str, Any]:
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

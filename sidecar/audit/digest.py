@@ -66,9 +66,8 @@ class Digests:
     __slots__ = ("_args", "_fact", "_name")
 
     def __init__(self, key: AuditKey, namespace: str) -> None:
-        self._args = key.begin(frame(ARGS) + frame(_utf8(namespace)))
-        self._fact = key.begin(frame(FACT) + frame(_utf8(namespace)))
-        self._name = key.begin(frame(NAME) + frame(_utf8(namespace)))
+        own = frame(_utf8(namespace))
+        self._args, self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (ARGS, FACT, NAME))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
         """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for arguments that are not

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -69,20 +69,16 @@ class GatheredChain:
 class _Files:
     """Keeps a bounded number of files open, since records of many instances alternate."""
 
-    def __init__(self, closing: ExitStack) -> None:
+    def __init__(self) -> None:
         self._open: dict[Path, BinaryIO] = {}
-        closing.callback(self._close)
 
     def of(self, path: Path) -> BinaryIO:
         """The file, positioned at its end."""
-        file = self._open.get(path)
-        if file is None:
-            if len(self._open) >= MAX_OPEN:
-                self._close()
-            file = self._open[path] = path.open("ab")
-        return file
+        if path not in self._open and len(self._open) >= MAX_OPEN:
+            self.close()
+        return self._open.get(path) or self._open.setdefault(path, path.open("ab"))
 
-    def _close(self) -> None:
+    def close(self) -> None:
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -95,8 +91,8 @@ def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
     if any(folder.iterdir()):
         raise FileExistsError(17, "is not empty", str(folder))
     chains: list[GatheredChain] = []
-    with ExitStack() as closing:
-        _sort_out(lines, folder, chains, _Files(closing))
+    with closing(_Files()) as files:
+        _sort_out(lines, folder, chains, files)
     for chain in chains:
         chain.settle()
     return sorted(chain.path for chain in chains)
@@ -109,7 +105,7 @@ def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[GatheredChain],
         if sealed is None:
             continue
         instance = str(sealed.fields.get("instance"))
-        chain = by_instance.get(instance) or _going_on(chains, sealed)
+        chain = by_instance.get(instance) or next((one for one in chains if one.last_hash == sealed.prev_hash), None)
         if chain is None:
             if len(chains) >= MAX_CHAINS:
                 raise OSError(7, f"more than {MAX_CHAINS} chains", str(folder))
@@ -127,10 +123,6 @@ def lines_in(file: BinaryIO) -> Iterator[bytes]:
         if whole and not cut:
             yield raw.rstrip(b"\r\n")
         cut = not whole
-
-
-def _going_on(chains: Iterable[GatheredChain], sealed: SealedRecord) -> GatheredChain | None:
-    return next((chain for chain in chains if chain.last_hash == sealed.prev_hash), None)
 
 
 def _name(instance: str, number: int) -> str:

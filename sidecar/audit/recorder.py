@@ -30,13 +30,13 @@ from typing import Any, Literal
 
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.file_sink import AuditFile, FoundEnd
+from sidecar.audit.file_sink import FoundEnd
 from sidecar.audit.record import Event
 from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
 from sidecar.audit.rotation import Attester, ChainSink, RotatingSink, Rotation, Stamp
 from sidecar.audit.writer import RecordWriter
-from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal, SettingsError, fault_in
+from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
@@ -76,28 +76,13 @@ class Audit:
         stamp_in_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
         self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation or Rotation(), self._evidence)
         self.writer = RecordWriter(self.trail)
-        self._durability = durability
-        self._counted: Callable[[str, str], object] = metrics.audit_recorded if metrics else lambda event, result: None
+        self._durability, self._metrics = durability, metrics
         self._stamp = _stamping(instance, key.id, clock, new_id)
         self._timestamp = timestamps()
-        self.key = key
         self.describer = shape.Describer(key, clear_arguments)
-        self.clock = clock
-        self.new_id = new_id
+        self.key, self.clock, self.new_id = key, clock, new_id
         if found.what:
             sink.append([self._stamp("control", shape.control(shape.RECOVERED, "sidecar", found.facts))])
-
-    @classmethod
-    def open(
-        cls, *, path: Path, key: AuditKey, durability: Durability, older: Sequence[AuditKey] = (), **more: Any
-    ) -> Audit:
-        """Open the log in a file; `older` are the keys before `key`. `more` is as for Audit. Raises SettingsError."""
-        file = AuditFile.open(path, key, older=older, to_disk=durability == "disk")
-        try:
-            return cls(file, file.found, key=key, durability=durability, **more)
-        except OSError:
-            file.close()
-            raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111")]) from None
 
     def recording(
         self,
@@ -125,10 +110,11 @@ class Audit:
         try:
             await self.writer.append(stamped, partial(self._count, event))
         except OSError as error:
-            raise _unavailable(error) from None  # what cannot be recorded must not happen (threats I3, O2)
+            raise UnwrittenRecord(error) from None  # what cannot be recorded must not happen (threats I3, O2)
 
     def _count(self, event: str, error: OSError | None) -> None:
-        self._counted(event, "written" if error is None else "failed")
+        if self._metrics is not None:
+            self._metrics.audit_recorded(event, "written" if error is None else "failed")
 
     async def keep(self, about: Mapping[str, Any]) -> NamedResult | None:
         """Store a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
@@ -141,7 +127,7 @@ class Audit:
         except OSError as error:
             self._count("evidence", error)
             if self._durability != "best_effort":  # otherwise the caller would get a result that cannot be proven later
-                raise _unavailable(error) from None
+                raise UnwrittenRecord(error) from None
             return None
         self._count("evidence", None)
         if torn_bytes:
@@ -270,11 +256,9 @@ class Recording:
         response to an earlier call. It is a `decision` with its own id, and has a reason if the message does not reach
         the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
         record = self._gather(None, charged=0) | self._described(decision, enforcement)
-        record["decision_id"] = self.audit.new_id()
-        record["tool"], record["method"] = None, question.action
-        record["action"] = question.action
-        record["object"] = question.object
-        record["reason"] = None if enforcement == "shadow" else decision.reason
+        reason = None if enforcement == "shadow" else decision.reason
+        record |= {"decision_id": self.audit.new_id(), "tool": None, "method": question.action, "reason": reason}
+        record |= {"action": question.action, "object": question.object}
         await self.audit.write("decision", record)
 
     async def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
@@ -340,9 +324,7 @@ class Recording:
         return told
 
     def _args_hash(self) -> str | None:
-        if self.call is None:
-            return None
-        return self.audit.describer.args_hash(self.caller, self.call.question)
+        return None if self.call is None else self.audit.describer.args_hash(self.caller, self.call.question)
 
     async def _hashed(self, args_hash: Callable[[], str | None]) -> str | None:
         """Hash outside the event loop if it may take long: a hundred thousand numbers are serialized one by one
@@ -415,13 +397,9 @@ def _stamping(instance: str, key_id: str, clock: Clock, new_id: Callable[[], str
 class UnwrittenRecord(Refusal):
     """A record that could not be written. `late`: it was started, so it may still be written."""
 
-    def __init__(self, *, late: bool) -> None:
+    def __init__(self, error: OSError) -> None:
         super().__init__(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0)
-        self.late = late
-
-
-def _unavailable(error: OSError) -> Refusal:
-    return UnwrittenRecord(late=error.errno == errno.ETIMEDOUT)
+        self.late = error.errno == errno.ETIMEDOUT
 
 
 def may_be_written(refusal: Refusal) -> bool:

@@ -20,13 +20,13 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from sidecar.audit.chain import json_object
 from sidecar.audit.file_sink import is_at, write_all
 from sidecar.audit.segments import aside, last_seq_of, parts_of
 from sidecar.errors import Reason, Refusal
@@ -78,9 +78,9 @@ def _kept_of(said: object) -> dict[str, Any]:
     given: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
     tags, confidence = given.get("tags"), given.get("confidence")
     is_number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
+    texts = {name: text if isinstance(text := given.get(name), str) else None for name in ("type", "description")}
     return {
-        "type": given["type"] if isinstance(given.get("type"), str) else None,
-        "description": given["description"] if isinstance(given.get("description"), str) else None,
+        **texts,
         "confidence": confidence if is_number else None,
         "tags": [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else [],
     }
@@ -200,8 +200,7 @@ def _whole_bytes(descriptor: int, size: int) -> int:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResult:
+class StoredResult(NamedTuple):
     """One parsed line. `id` and `record` are empty if it is malformed."""
 
     line: int
@@ -217,11 +216,9 @@ def read_evidence(path: Path) -> Iterator[StoredResult]:
         while raw := file.readline(MAX_LINE_BYTES + 2):
             number += 1
             line = raw.removesuffix(b"\n")
-            record = _parsed(line)
-            record_id = record.get("id")
-            yield StoredResult(
-                number, record_id if isinstance(record_id, str) else "", sha256(line).hexdigest(), record
-            )
+            record = json_object(line)
+            given = record.get("id")
+            yield StoredResult(number, given if isinstance(given, str) else "", sha256(line).hexdigest(), record)
 
 
 def named_in(record: Mapping[str, Any]) -> Iterator[NamedResult]:
@@ -230,11 +227,3 @@ def named_in(record: Mapping[str, Any]) -> Iterator[NamedResult]:
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("id"), str) and isinstance(entry.get("sha256"), str):
             yield NamedResult(entry["id"], entry["sha256"])
-
-
-def _parsed(line: bytes) -> Mapping[str, Any]:
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return {}
-    return record if isinstance(record, dict) else {}

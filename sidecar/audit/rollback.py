@@ -50,7 +50,8 @@ def rolled_back(newest: Checkpoint, end: ChainEnd, hash_at: Callable[[int], str 
     if known is None or known == newest.hash:
         return {}
     how = "another" if known else "shorter"
-    return {"found": [ROLLED_BACK], "how": how, "last_seq": end.seq, **_attested(newest)}
+    attested = {f"attested_{name}": value for name, value in newest._asdict().items()}
+    return {"found": [ROLLED_BACK], "how": how, "last_seq": end.seq, **attested}
 
 
 def hash_in(path: Path) -> Callable[[int], str | None]:
@@ -63,10 +64,6 @@ def hash_in(path: Path) -> Callable[[int], str | None]:
         return None
 
     return hash_at
-
-
-def _attested(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {f"attested_{name}": value for name, value in checkpoint._asdict().items()}
 
 
 def _found(path: Path, seq: int) -> str | None:

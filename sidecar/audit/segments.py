@@ -71,12 +71,8 @@ def given(path: Path) -> tuple[Path, ...]:
 
 def in_order(files: Iterable[Path]) -> tuple[Path, ...]:
     """Sort the files of one chain by their first records; empty and other files last."""
-
-    def place(path: Path) -> tuple[int, str]:
-        first = first_line(path)
-        return (2**63 if first is None else first.seq, path.name)
-
-    return tuple(sorted(files, key=place))
+    firsts = {path: first_line(path) for path in files}
+    return tuple(sorted(firsts, key=lambda path: (first.seq if (first := firsts[path]) else 2**63, path.name)))
 
 
 def first_line(path: Path) -> SealedRecord | None:

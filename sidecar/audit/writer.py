@@ -77,27 +77,22 @@ class _WriteJob(NamedTuple):
         self.answer(value)
 
 
-Ends = list[tuple[_WriteJob, Any]]
-"""The result of each job: a value or an exception."""
+Ends = list[tuple[_WriteJob, Any]]  # each job with its result: a value or an exception
 
 
 class RecordWriter:
-    """Serializes all access to a sink."""
+    """Serializes all access to a sink. `stalled`: the thread is past its deadline."""
 
     def __init__(self, sink: RecordSink, *, deadline_s: float = DEADLINE_S, max_waiting: int = MAX_WAITING) -> None:
-        self.sink = sink
-        self._deadline_s = deadline_s
-        self._max_waiting = max_waiting
+        self.sink, self._deadline_s, self._max_waiting = sink, deadline_s, max_waiting
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: SimpleQueue[Sequence[_WriteJob] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._waiting: deque[_WriteJob] = deque()
         self._at_work: Sequence[_WriteJob] = ()
-        self._begins = False
         self._late: asyncio.TimerHandle | None = None
-        self._stalled = self._failed = False
         self._idle: asyncio.Future[None] | None = None
-        self._closed = False
+        self._begins = self.stalled = self._failed = self._closed = False
 
     @property
     def depth(self) -> int:
@@ -105,14 +100,9 @@ class RecordWriter:
         return len(self._waiting) + len(self._at_work)
 
     @property
-    def stalled(self) -> bool:
-        """Whether the thread is past its deadline."""
-        return self._stalled
-
-    @property
     def up(self) -> bool:
         """Whether the last records were written in time."""
-        return not (self._stalled or self._failed)
+        return not (self.stalled or self._failed)
 
     def start(self) -> None:
         """Start the writing thread, for the running event loop."""
@@ -161,7 +151,7 @@ class RecordWriter:
             ((_, value),) = self._ended([job])
             job.close(value)
             return value
-        is_late = self._stalled and job.end is not None
+        is_late = self.stalled and job.end is not None
         if self._closed or is_late or len(self._waiting) >= self._max_waiting:
             job.close(_cannot())
         else:
@@ -184,13 +174,15 @@ class RecordWriter:
         if self._late is not None:
             self._late.cancel()
         was_up, last = self.up, [value for _, value in ends if not isinstance(value, UnfitHead)][-1:]
-        self._stalled, self._at_work = False, ()
+        self.stalled, self._at_work = False, ()
         if last:  # a record that fits nowhere says nothing about the sink
             self._failed = isinstance(last[0], OSError)
         if self.up and not was_up:
-            log.warning("the evidence can be written again")
+            log.warning("audit records can be written again")
         elif was_up and not self.up:
-            log.error("the evidence cannot be written", extra={"error": str(*last)[:200]})
+            log.error(
+                "audit records cannot be written; calls that need them are refused", extra={"error": str(*last)[:200]}
+            )
         for job, value in ends:
             job.close(value)
         self._begin()
@@ -199,8 +191,10 @@ class RecordWriter:
 
     def _stall(self) -> None:
         """Fail waiting callers now; later results of the thread's records are ignored."""
-        self._stalled = True
-        log.error("the evidence cannot be written: its sink does not answer", extra={"deadline_s": self._deadline_s})
+        self.stalled = True
+        log.error(
+            "audit records cannot be written: the sink does not answer in time", extra={"deadline_s": self._deadline_s}
+        )
         for job in self._at_work:
             job.answer(OSError(errno.ETIMEDOUT, "it was not written in time, and may be written later"))
         awaited = [job for job in self._waiting if job.end is not None]
@@ -239,27 +233,16 @@ class RecordWriter:
 
 def _first_of(records: Sequence[dict[str, Any]], sink: RecordSink) -> tuple[int, Exception | None]:
     """Append the first records. Returns how many, and their error. A record that fits nowhere is isolated and fails
-    alone."""
-    while isinstance(written := _tried(partial(_appended, sink, records)), UnfitHead) and len(records) > 1:
+    alone; after an unexpected exception the callers are refused too."""
+    while isinstance(written := _tried(partial(sink.append, records)), UnfitHead) and len(records) > 1:
         records = records[: len(records) // 2]
     if isinstance(written, UnfitHead):
-        (record,) = records
-        log.error("a record cannot be written", extra={"record": str(record.get("id")), "error": str(written)[:200]})
-    if isinstance(written, Exception):
-        return len(records), written
-    return int(written), None
-
-
-def _appended(sink: RecordSink, records: Sequence[dict[str, Any]]) -> int:
-    """`RecordSink.append`, with unexpected exceptions also treated as failed writes: the callers are refused and the
-    loss is counted."""
-    try:
-        return sink.append(records)
-    except OSError:
-        raise
-    except Exception as error:
-        log.exception("a sink failed as none should")
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200]) from error
+        extra = {"record": str(records[0].get("id")), "error": str(written)[:200]}
+        log.error("an audit record cannot be written anywhere and is lost", extra=extra)
+    elif isinstance(written, Exception) and not isinstance(written, OSError):
+        log.error("an audit sink failed unexpectedly", exc_info=written)
+        written = OSError(errno.EIO, f"{type(written).__name__}: {written}"[:200])
+    return (len(records), written) if isinstance(written, Exception) else (int(written), None)
 
 
 def _tried(work: Callable[[], Any]) -> Any:

@@ -28,6 +28,7 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.policy_location import configured
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Principal, Question
 from tests.at_once import at_once
+from tests.unit.audit.scenes import open_audit
 
 KEY = AuditKey.from_secret(bytes(range(32)))
 ISSUER = "https://idp.acme.example/realms/acme"
@@ -69,14 +70,7 @@ def write_traffic(folder: Path, out: Path, *, key: AuditKey = KEY) -> None:
     clock = Clock(asked[0].at_s)
     numbers = itertools.count(1)
     out.parent.mkdir(parents=True, exist_ok=True)
-    audit = Audit.open(
-        path=out,
-        key=key,
-        durability="strict",
-        instance="gateway-1",
-        clock=clock,
-        new_id=lambda: f"{next(numbers):08d}",
-    )
+    audit = open_audit(out, key=key, instance="gateway-1", clock=clock, new_id=lambda: f"{next(numbers):08d}")
     try:
         for one in asked:
             clock.now_s = one.at_s

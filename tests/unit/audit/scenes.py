@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from sidecar.audit import Audit, AuditKey, Recording
+from sidecar.audit.file_sink import AuditFile
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.vocabulary import (
     Call,
@@ -59,9 +60,11 @@ def numbered_ids() -> Callable[[], str]:
     return lambda: f"id-{next(numbers):06d}"
 
 
-def open_audit(path: Path, *, key: AuditKey = KEY, **changes: Any) -> Audit:
+def open_audit(path: Path, *, key: AuditKey = KEY, older: Sequence[AuditKey] = (), **changes: Any) -> Audit:
     given: dict[str, Any] = {"durability": "strict", "instance": "one", "clock": FakeClock(), "new_id": numbered_ids()}
-    return Audit.open(path=path, key=key, **(given | changes))
+    given |= changes
+    file = AuditFile.open(path, key, older=older, to_disk=given["durability"] == "disk")
+    return Audit(file, file.found, key=key, **given)
 
 
 def caller() -> Caller:

@@ -125,7 +125,7 @@ async def test_a_sink_that_fails_as_none_should_refuses_as_a_full_disk_does(
             assert not writer.up and isinstance(told[0], OSError)
         await writer.append({"n": 2}, told.append)
         assert writer.up and told[1:] == [None] and disk.written == [2]
-    assert "a sink failed as none should" in caplog.messages
+    assert "an audit sink failed unexpectedly" in caplog.messages
 
 
 async def test_what_is_too_much_at_once_is_halved_and_only_what_fits_nowhere_is_refused(
@@ -142,7 +142,7 @@ async def test_what_is_too_much_at_once_is_halved_and_only_what_fits_nowhere_is_
         ends = await asyncio.gather(*appended(writer, *range(48)), return_exceptions=True)
         assert [number for number, end in enumerate(ends) if end is not None] == [20, 47] and writer.up
         assert disk.written == [number for number in range(48) if number not in (20, 47)]
-    assert caplog.messages == ["a record cannot be written"] * 2
+    assert caplog.messages == ["an audit record cannot be written anywhere and is lost"] * 2
 
 
 async def test_operators_are_told_once_why_and_once_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,8 +152,8 @@ async def test_operators_are_told_once_why_and_once_that_it_is_over(caplog: pyte
             await asyncio.gather(*appended(writer, 1), return_exceptions=True)
             assert writer.up is not disk.full
     told = [(one.message, getattr(one, "error", "")) for one in caplog.records]
-    cannot, again = ("the evidence cannot be written", "[Errno 28] no space left on device"), "can be written again"
-    assert told == [cannot, (f"the evidence {again}", ""), cannot]
+    cannot = ("audit records cannot be written; calls that need them are refused", "[Errno 28] no space left on device")
+    assert told == [cannot, ("audit records can be written again", ""), cannot]
 
 
 async def test_a_frozen_disk_refuses_who_waits_in_time_and_who_comes_at_once_until_it_thaws() -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.audit import Audit, AuditKey
+from sidecar.audit import AuditKey
 from sidecar.errors import Reason, Refusal
 from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import is_session, question_of
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.vocabulary import Call, Caller, Credential, Decision, Principal
 from tests.at_once import at_once
+from tests.unit.audit.scenes import open_audit
 
 KEY = AuditKey.from_secret(bytes(range(32)))
 OTHER_KEY = AuditKey.from_secret(bytes(range(1, 33)))
@@ -81,16 +82,7 @@ def record(
 ) -> list[Decision]:
     """Decide the calls, and write what the sidecar writes: decision and outcome, or one refusal."""
     clock = Clock()
-    audit = Audit.open(
-        path=path,
-        key=key,
-        durability="strict",
-        instance="one",
-        clock=clock,
-        new_id=numbered_ids(),
-        metrics=None,
-        clear_arguments=clear or {},
-    )
+    audit = open_audit(path, key=key, clock=clock, clear_arguments=clear or {})
     at_once(audit.control("start", "sidecar", version="1"))
     decisions = []
     for sent in calls:
