@@ -150,7 +150,6 @@ class Application:
 
     @property
     def base_url(self) -> str:
-        """The URL under which callers reach this sidecar."""
         return self.live.current.base_url
 
     @property
@@ -249,7 +248,6 @@ class Application:
     # --- operators' requests ------------------------------------------------------------------------------------------
 
     def is_server(self, name: str) -> bool:
-        """Whether an MCP server has this name."""
         return name in self.live.current.services
 
     def discovered(self, name: str) -> Mapping[str, Any]:
@@ -275,7 +273,6 @@ class Application:
         return names
 
     def known_principal(self, name: str) -> KnownNames:
-        """Whether any setting or rule names this principal, and the most similar known name."""
         return known(name, self.live.current, self.showing.known)
 
     async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:

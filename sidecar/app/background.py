@@ -24,14 +24,11 @@ Run = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class BackgroundJobs:
-    """The background jobs, by name."""
-
     rest_s: float = REST_S
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ended_s: dict[str, float] = field(default_factory=dict)
 
     def begin(self, name: str, run: Run) -> None:
-        """Start a job."""
         self._tasks[name] = asyncio.create_task(self._kept_up(name, run), name=name)
 
     @property
@@ -43,7 +40,6 @@ class BackgroundJobs:
                 yield f"{name} ended, and was begun anew: see the log"
 
     async def end(self) -> None:
-        """Cancel all jobs and wait for them."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -39,8 +39,6 @@ from sidecar.upstreams.mcp.sessions import Sessions
 
 
 class RequestPath(NamedTuple):
-    """The pipeline and the components beside it."""
-
     pipeline: Pipeline
     callbacks: Webhooks
     scheduler: Scheduler

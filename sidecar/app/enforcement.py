@@ -28,7 +28,6 @@ class EnforcementMode:
 
     @property
     def mode(self) -> str:
-        """`enforce` or `shadow`."""
         return SHADOW if self.pipeline.live.current.shadows(self.pipeline.clock()) else ENFORCE
 
     async def look(self) -> None:

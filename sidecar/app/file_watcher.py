@@ -94,7 +94,6 @@ class FileWatcher:
         return await asyncio.to_thread(look_at, self.config, self.settings())
 
     def hint(self) -> None:
-        """Trigger a scan."""
         self._hint.set()
 
     def _patience_s(self) -> float:
@@ -185,7 +184,6 @@ def _is_policy(name: str) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """The stamp of a path; empty if it does not exist."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -233,7 +231,6 @@ def _links_in(path: Path, deep: int = 8) -> Iterator[Path]:
 
 
 def _paths_in(value: object) -> Iterator[Path]:
-    """All paths in a part of the settings."""
     match value:
         case Path():
             yield value

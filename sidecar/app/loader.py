@@ -291,7 +291,6 @@ def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str
 
 
 def _with(part: Any, at: Loc, value: object) -> Any:
-    """A part of the settings with one value replaced."""
     if not at:
         return value
     step = str(at[0])
@@ -356,8 +355,6 @@ def _check_schedules(settings: Settings, document: Document) -> None:
 
 
 class IdleSchedule(NamedTuple):
-    """A schedule whose runs policy denies."""
-
     key: str
     principal: str
     agent: str
@@ -390,7 +387,6 @@ def read_policy(settings: Settings, reading: PolicyReading | None = None) -> Pol
 
 
 def digest_of_keys(settings: Settings) -> str:
-    """One digest over the files of keys and credentials."""
     digest = sha256()
     for path in key_files(settings):
         try:

@@ -194,12 +194,10 @@ def _unforeseen(error: Exception, config: Path) -> SettingsError:
 
 
 def _told(error: ConfigError) -> tuple[str, ...]:
-    """The faults, cut to a readable length."""
     told = tuple(map(str, error.faults))
     more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
     return (*told[:MAX_TOLD], *more)
 
 
 def _waiting(now: Snapshot) -> tuple[str, ...]:
-    """Changes that are not in force until a restart, as reported."""
     return tuple(f"{name} changed in the configuration and needs a restart" for name in now.waiting)

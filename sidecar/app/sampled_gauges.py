@@ -18,15 +18,12 @@ from sidecar.upstreams import UpstreamAccount
 
 @dataclass(slots=True)
 class SampledGauges:
-    """Gauges of the sidecar's state."""
-
     pipeline: Pipeline
     replicas: Peers
     _crowds: MemoryTrim = field(default_factory=lambda: MemoryTrim(give_memory_back))
     _observed: set[UpstreamAccount] = field(default_factory=set)
 
     def look(self) -> None:
-        """Sample sessions, streams, replicas, budgets and the audit."""
         metrics, exchanges, audit = self.pipeline.metrics, self.pipeline.exchanges, self.pipeline.audit
         metrics.sessions(len(exchanges.sessions))
         for protocol in ("mcp", "a2a"):

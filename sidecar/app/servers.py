@@ -73,7 +73,6 @@ class Servers:
             listener.part_with_stale()
 
     async def close(self, left_s: float) -> None:
-        """Close all listeners. Responses in progress get this long to finish."""
         await asyncio.gather(
             *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
         )
@@ -216,7 +215,6 @@ def base_url_of(settings: Settings, data: Listener) -> str:
 
 
 def data_entrance(settings: Settings, listener: Listener) -> Entrance:
-    """The entrance of the data listener."""
     server = settings.server
     hosts = _hosts(listener, str(server.public_url or ""), server.allowed_hosts)
     # Pages under this sidecar's own host names are same-origin. `hosts` lists the accepted names, which rules out DNS

@@ -61,7 +61,6 @@ class SharedStore:
 
     @property
     def run(self) -> Run:
-        """Runs a script for all users except `proof`."""
         return self.limiter.store.run
 
     async def proof(self, name: str, for_ms: int) -> bool | None:

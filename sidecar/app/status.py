@@ -134,7 +134,6 @@ class StatusReport:
             yield Trouble("schedule-unreadable", (told,), len(unreadable))
 
     def whole(self) -> Mapping[str, Any]:
-        """Version, policy, upstreams, store and sessions."""
         now = self.pipeline.live.current
         store = self.pipeline.limiter.store
         ready, why = self.readiness()
@@ -177,7 +176,6 @@ class StatusReport:
         }
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
-        """The state of each upstream, by name."""
         now = self.pipeline.live.current
         servers = {name: self._server(name, service) for name, service in now.services.items()}
         return servers | {name: self._agent(name, agent) for name, agent in now.agents.items()}
@@ -221,7 +219,6 @@ class StatusReport:
         }
 
     def banners(self) -> tuple[str, ...]:
-        """Warnings for operators, in sentences."""
         until = self.pipeline.live.current.shadow_until
         shadow = (
             (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.enforcement.mode == SHADOW and until else ()

@@ -80,7 +80,6 @@ class ChainedCarrier:
         return len(append.lines)
 
     def settle(self) -> None:
-        """Deliver a started append first (see `ChainSink.settle`)."""
         if self._begun is None:
             return
         try:

@@ -54,8 +54,6 @@ class SealedRecord:
 
 
 class ChainEnd(NamedTuple):
-    """The end of a chain: the sequence and hash of its last line."""
-
     seq: int
     hash: str
 
@@ -74,7 +72,6 @@ class ChainHead:
     mac: str
 
     def made_with(self, key: AuditKey) -> bool:
-        """Whether this key wrote it."""
         return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
 
     def made_with_any(self, keys: Iterable[AuditKey]) -> bool:

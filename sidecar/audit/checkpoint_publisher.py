@@ -35,8 +35,6 @@ log = logging.getLogger("sidecar.audit")
 
 
 class CheckpointPublisher:
-    """Publishes the newest checkpoint to each of `places`."""
-
     def __init__(self, places: Mapping[str, Place]) -> None:
         self._places = places
         self._told: dict[str, Checkpoint] = {}

@@ -57,7 +57,6 @@ class Checkpoint(NamedTuple):
 
     @property
     def message(self) -> bytes:
-        """The signed bytes."""
         parts = (b"%d" % self.seq, self.hash.encode(), self.time.encode(), self.kid.encode())
         return frame(_PURPOSE) + b"".join(map(frame, parts))
 
@@ -79,7 +78,6 @@ class Checkpoint(NamedTuple):
 
 
 def attest(key: SigningKey, end: ChainEnd, time: str) -> Checkpoint:
-    """Sign the current end of a chain."""
     unsigned = Checkpoint(end.seq, end.hash, time, key.kid, "")
     return unsigned._replace(signature=base64url.encode(key.sign_bytes(unsigned.message)))
 
@@ -114,7 +112,6 @@ def published_in(line: bytes) -> Iterator[Checkpoint]:
 
 
 def public_keys_of(key: SigningKey) -> Keys:
-    """The public half of this key, by thumbprint."""
     public = _key_from(key.public_jwk)
     return {} if public is None else {key.kid: public}
 
@@ -156,7 +153,6 @@ def load_attesting_key(path: Path) -> SigningKey:
 
 
 def public_jwk(key: SigningKey) -> Mapping[str, Any]:
-    """The public key as a JWK, with its `use`."""
     return {**key.public_jwk, "use": USE}
 
 

@@ -34,7 +34,6 @@ class Clear:
         return bool(self._chosen)
 
     def of(self, question: Question) -> dict[str, dict[str, Any]] | None:
-        """An entry for each pointer of the question's object; None if none is configured."""
         pointers = self._chosen.get(question.object)
         if pointers is None:
             return None
@@ -54,7 +53,6 @@ def _entry(value: Any, pointer: Pointer) -> dict[str, Any]:
 
 
 def _why_not(value: Any) -> str:
-    """Why a value is not written; "" if it is."""
     match value:
         case None | bool():
             return ""

@@ -28,7 +28,6 @@ class CopySink:
     """A sink, and a copy of its lines. `lost` and `copied` count lines."""
 
     def __init__(self, sink: ChainSink, end: ChainEnd, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
-        """`end` is the current end of the sink's chain."""
         self.copied = self.lost = 0
         self.file, self.settle = sink.file, sink.settle
         self._sink, self._carrier, self._max_waiting = sink, carrier, max_waiting
@@ -46,11 +45,9 @@ class CopySink:
 
     @property
     def waiting(self) -> int:
-        """The number of lines that are not copied yet."""
         return len(self._waiting) + self._at_work
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
-        """Append to the sink, queue the lines for the copy, and return the sink's result."""
         count = self._sink.append(records)
         with self._changed:
             for record in records[:count]:  # the sink added each place in the chain, so this seals the identical line

@@ -79,7 +79,6 @@ class Digests:
         return self._fact(frame(canonical(value)))[:FACT_HASH_CHARS]
 
     def name_hash(self, name: str) -> str:
-        """The digest of an unknown name in a refused call."""
         return HASHED_NAME + self._name(frame(_utf8(name)))[:FACT_HASH_CHARS]
 
 

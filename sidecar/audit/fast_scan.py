@@ -52,7 +52,6 @@ class LineRun:
 
     @property
     def count(self) -> int:
-        """The number of lines."""
         return self.last_seq - self.first_seq + 1
 
 

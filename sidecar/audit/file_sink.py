@@ -236,8 +236,6 @@ def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, Cha
 
 
 class AnchorRead(NamedTuple):
-    """The chain's end, the irregularities found, and the facts for the control record."""
-
     head: ChainHead | None
     end: ChainEnd
     what: tuple[str, ...]
@@ -325,7 +323,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data`. Raises OSError."""
     written = os.write(descriptor, data)
     while written < len(data):  # a disk that fills up takes a part, and reports the error at the next write
         written += os.write(descriptor, data[written:])

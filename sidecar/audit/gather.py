@@ -41,7 +41,6 @@ class GatheredChain:
     places: array[int] = field(default_factory=lambda: array("q"))
 
     def take(self, file: BinaryIO, sealed: SealedRecord, line: bytes) -> None:
-        """Append a line, in order of arrival."""
         file.write(line + b"\n")
         self.places.extend((sealed.seq, self.size, len(line) + 1))
         self.size += len(line) + 1
@@ -73,7 +72,6 @@ class _Files:
         self._open: dict[Path, BinaryIO] = {}
 
     def of(self, path: Path) -> BinaryIO:
-        """The file, positioned at its end."""
         if path not in self._open and len(self._open) >= MAX_OPEN:
             self.close()
         return self._open.get(path) or self._open.setdefault(path, path.open("ab"))

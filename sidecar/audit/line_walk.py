@@ -40,8 +40,6 @@ Progress = Callable[[int], object]
 
 @dataclass(slots=True)
 class _Gap:
-    """The sequences first..last that were missing at the given line."""
-
     path: Path
     line: int
     first: int
@@ -99,7 +97,6 @@ class LineWalk:
         self._removed: list[RemovedLines] = []
 
     def read(self, path: Path) -> None:
-        """Read one file from its first line."""
         self._path, self._line = path, 0
         with path.open("rb") as file:
             for block, run in self._runs(file, path):
@@ -137,7 +134,6 @@ class LineWalk:
             yield from zip(blocks, map(look, blocks) if pool is None else pool.map(look, blocks), strict=True)
 
     def _take_run(self, run: LineRun) -> bool:
-        """Take a run if it continues the chain here."""
         expected = self._expected
         if self._unreadable or (expected is not None and (run.first_seq, run.prev_hash) != (expected, self._previous)):
             return False
@@ -235,7 +231,6 @@ class LineWalk:
     # --- record contents --------------------------------------------------------------------------------------------
 
     def _hear(self, sealed: SealedRecord, line: int) -> None:
-        """Process a record's content."""
         fields = sealed.fields
         if self._with_evidence and fields.get("event") == "outcome":
             self.named.update((named.id, named) for named in named_in(fields))
@@ -258,7 +253,6 @@ class LineWalk:
                     self._removed.append(RemovedLines(seq, digest, here))
 
     def _hear_start(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
-        """Process what a start of the sidecar reported."""
         here = f"{self._path}:{line}"
         given = control.get("found")
         found = [str(word) for word in given] if isinstance(given, list) else []

@@ -96,12 +96,10 @@ def text(value: str, chars: int) -> str:
 
 
 def optional_text(value: str | None, chars: int = ID_CHARS) -> str | None:
-    """`text`, or None for None."""
     return text(value, chars) if value else None
 
 
 def request_id(value: str | int | None) -> str | int | None:
-    """A bounded JSON-RPC id."""
     if isinstance(value, int):
         return value if abs(value) < 2**63 else text(str(value)[:ID_CHARS], ID_CHARS)
     return None if value is None else text(value, ID_CHARS)
@@ -156,11 +154,9 @@ class Describer:
         return {**hashed, "object": f"{word}:{place}{digest(name)}", "tool": tool, "redaction_applied": True}
 
     def caller(self, caller: Caller) -> Mapping[str, Any]:
-        """The caller: its chain, and the credentials that proved it."""
         return self._who(caller)[0]
 
     def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
-        """The decision and what it was based on."""
         digests = self._digests(caller)
         facts = [(link, fact) for link in decision.links for fact in link.facts]
         return {
@@ -185,7 +181,6 @@ class Describer:
 
 
 def about_call(call: Call) -> dict[str, Any]:
-    """The question that names the call. `tool` is its tool, prompt, URI or skill."""
     question = call.question
     shown_object = _without_query(question, question.object)
     tool = _without_query(question, question.name)
@@ -241,13 +236,11 @@ def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def control(what: str, by: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """A control record: the action, the actor, and its details."""
     details = {text(name, ID_CHARS): _plain(value) for name, value in islice(given.items(), PARTICULARS)}
     return {**BLANK, "control": {"what": text(what, ID_CHARS), "by": text(by, NAME_CHARS), **details}}
 
 
 def _who(key: AuditKey, caller: Caller) -> tuple[Mapping[str, Any], Digests]:
-    """A caller's fields, and the digests of its tenant."""
     credentials = [
         {"kind": one.kind, "issuer": text(one.issuer, NAME_CHARS), "key_id": text(one.key_id, ID_CHARS)}
         for one in caller.credentials[:CREDENTIALS]
@@ -305,7 +298,6 @@ def _without_query(question: Question, value: str) -> str:
 
 
 def rule_names(values: Sequence[str]) -> list[str]:
-    """Bounded rule ids."""
     return [text(value, RULE_CHARS) for value in values[:ENTRIES]]
 
 

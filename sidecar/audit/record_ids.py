@@ -60,7 +60,6 @@ def timestamps() -> Callable[[float], str]:
 
 
 def _digits(entropy: Callable[[int], bytes], count: int) -> Iterator[str]:
-    """Random hexadecimal digits, `count` at a time."""
     while True:
         stock = entropy(ENTROPY_BYTES).hex()
         for start in range(0, len(stock) - count + 1, count):

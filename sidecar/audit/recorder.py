@@ -94,7 +94,6 @@ class Audit:
         run_id: str | None = None,
         thread_id: str | None = None,
     ) -> Recording:
-        """The record of one request, from its first byte."""
         return Recording(self, protocol, peer, request_id, trace_id, run_id, thread_id)
 
     async def control(self, what: str, by: str, **facts: object) -> None:
@@ -204,7 +203,6 @@ class Recording:
 
     @property
     def duration_s(self) -> float:
-        """Seconds since the request began."""
         return self.audit.clock.monotonic() - self._started_mono_s
 
     def mark(self, stage: str) -> None:
@@ -235,11 +233,9 @@ class Recording:
 
     @property
     def args_hash(self) -> str | None:
-        """The digest of the arguments, once a decision was recorded."""
         return None if self._known is None else self._known["args_hash"]
 
     def replaced(self, count: int) -> None:
-        """Note that a response rule examined a message and made `count` replacements."""
         self.redactions = (self.redactions or 0) + count
 
     async def keep(self, **about: Any) -> None:
@@ -316,7 +312,6 @@ class Recording:
             raise
 
     def _limits(self, charged: int) -> list[dict[str, Any]]:
-        """The limits; usually those of the decision."""
         states, told_charged, told = self._told_limits
         if states is not self.limits or told_charged != charged:
             told = shape.limits(self.limits, charged)

@@ -72,7 +72,6 @@ class RedisCarrier:
         max_length: int | None = None,
         over: threading.Event | None = None,
     ) -> None:
-        """`older` are previous keys."""
         self._connect, self._key, self._older = connect, key, older
         self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
         self._anew = False  # the stored end is not ours: the next append is unconditional
@@ -145,7 +144,6 @@ class RedisCarrier:
         self._disconnect()
 
     def _append(self, append: AppendLines, *, anyway: bool) -> bytes:
-        """Returns DONE, TAKEN or ELSEWHERE."""
         before, after = (head_line(self._key, end).rstrip() for end in (append.before, append.after))
         lines = [line.rstrip(b"\n") for line in append.lines]
         arguments = (self._turn, before, after, self._most, "anyway" if anyway else "", *lines)

@@ -108,7 +108,6 @@ def plain(value: object) -> str:
 
 
 def plain_data(value: Any) -> Any:
-    """Apply `plain` to every text in plain values."""
     match value:
         case str():
             return plain(value)

@@ -120,7 +120,6 @@ class ResultFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
         if self._file >= 0:
             return self._size
         try:
@@ -129,7 +128,6 @@ class ResultFile:
             return 0
 
     def turn_over(self, at_s: float, seq: int) -> None:
-        """Rename the file, with the time and sequence of the log's rotation. Raises OSError."""
         if self._path is None:
             return
         part = aside(self._path, at_s, seq)
@@ -147,7 +145,6 @@ class ResultFile:
                 part.unlink()
 
     def close(self) -> None:
-        """Close the file for good."""
         self._let_go()
         self._path = None
 
@@ -201,8 +198,6 @@ def _whole_bytes(descriptor: int, size: int) -> int:
 
 
 class StoredResult(NamedTuple):
-    """One parsed line. `id` and `record` are empty if it is malformed."""
-
     line: int
     id: str
     sha256: str

@@ -34,7 +34,6 @@ class PublishedEnd(NamedTuple):
 
 
 def newest_of(found: Iterable[Checkpoint], key: SigningKey) -> PublishedEnd:
-    """The newest of these checkpoints that our key signed."""
     keys, passed_over = public_keys_of(key), 0
     for checkpoint in sorted(found, key=lambda one: (one.time, one.seq), reverse=True):
         if checkpoint.signed_by(keys):
@@ -55,8 +54,6 @@ def rolled_back(newest: Checkpoint, end: ChainEnd, hash_at: Callable[[int], str 
 
 
 def hash_in(path: Path) -> Callable[[int], str | None]:
-    """Looks up record hashes in a log's files."""
-
     def hash_at(seq: int) -> str | None:
         for file in files_of(path):
             if file == path or last_seq_of(file) >= seq:

@@ -39,8 +39,6 @@ Stamp = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class ChainSink(RecordSink, Protocol):
-    """A sink that places its records in a chain."""
-
     @property
     def end(self) -> ChainEnd:
         """The end of the chain."""
@@ -113,7 +111,6 @@ class RotatingSink:
         return is_unread or self._is_old() or self._is_unattested()
 
     def look(self) -> None:
-        """Do what is due by time."""
         if self._is_old():
             self._turn_over()
         if self._is_unattested():

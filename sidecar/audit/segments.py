@@ -25,7 +25,6 @@ _STAMPED: Final = re.compile(r"-\d{8}T\d{6}Z-(\d{12,19})\Z")
 
 
 def aside(path: Path, at_s: float, last_seq: int) -> Path:
-    """The name of a file after rotation."""
     stamp = datetime.fromtimestamp(at_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     return path.with_name(f"{path.stem}-{stamp}-{last_seq:0{SEQ_DIGITS}d}{path.suffix}")
 
@@ -92,7 +91,6 @@ def last_end(path: Path) -> ChainEnd | None:
 
 
 def all_given(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """`given` for each path."""
     return tuple(file for path in paths for file in given(path))
 
 

@@ -67,7 +67,6 @@ def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[
 
 
 def place_of(settings: Settings) -> str:
-    """The sink's location for operators, without credentials."""
     chosen = settings.audit
     places = {
         "file": str(settings.audit_path),
@@ -79,7 +78,6 @@ def place_of(settings: Settings) -> str:
 
 
 def stream_of(chosen: RedisSink | None) -> str:
-    """The key of the stream."""
     named = chosen.stream if chosen is not None else None
     return named or f"sidecar:audit:{platform.node()}"
 

@@ -26,7 +26,6 @@ class Durations:
         self.max_ms = 0.0
 
     def add(self, ms: float) -> None:
-        """Add one duration."""
         self._classes[int(log(max(ms, 0.001) * 1000) / _STEP)] += 1
         self.max_ms = max(self.max_ms, ms)
 
@@ -55,7 +54,6 @@ class Statistics:
     durations: Durations = field(default_factory=Durations)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record."""
         timestamp = str(record.get("timestamp"))
         self.records += 1
         self.first = min(self.first or timestamp, timestamp)
@@ -72,7 +70,6 @@ class Statistics:
             self.durations.add(took)
 
     def as_data(self) -> dict[str, Any]:
-        """As plain values."""
         percentiles = {f"p{percent:g}": round(self.durations.percentile(percent), 3) for percent in _PERCENTILES}
         return {
             "records": self.records,

@@ -32,7 +32,6 @@ class StdoutCarrier:
 
     @classmethod
     def take(cls) -> StdoutCarrier:
-        """Reserve standard output. Raises SettingsError."""
         try:
             if sys.stdout is None:  # closed at start: the descriptor number may belong to another file
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))

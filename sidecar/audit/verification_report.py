@@ -62,7 +62,6 @@ class VerificationReport:
             self.problems.append(VerificationProblem(str(path), line, kind, message))
 
     def as_data(self) -> dict[str, Any]:
-        """As plain values."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         said |= {"problems": [asdict(one) for one in self.problems], "unfinished": len(self.unfinished)}
         return {"ok": self.ok, **said, "events": dict(self.events), "not_proved": said.pop("unproved")}

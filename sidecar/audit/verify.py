@@ -183,7 +183,6 @@ Published = tuple[Path, Checkpoint]
 
 
 def _published(report: VerificationReport, paths: Sequence[Path], keys: Keys) -> Iterator[Published]:
-    """The published checkpoints without forged ones."""
     for path in paths:
         count = 0
         for checkpoint in read_checkpoints(path):

@@ -67,12 +67,10 @@ class _WriteJob(NamedTuple):
     end: asyncio.Future[Any] | None = None
 
     def answer(self, value: Any) -> None:
-        """Set the caller's result, if not yet set."""
         if self.end is not None and not self.end.done():
             self.end.set_result(value)
 
     def close(self, value: Any) -> None:
-        """Set the final result."""
         self.told(value if isinstance(value, OSError) else None)
         self.answer(value)
 
@@ -96,12 +94,10 @@ class RecordWriter:
 
     @property
     def depth(self) -> int:
-        """The number of records that are not yet written."""
         return len(self._waiting) + len(self._at_work)
 
     @property
     def up(self) -> bool:
-        """Whether the last records were written in time."""
         return not (self.stalled or self._failed)
 
     def start(self) -> None:
@@ -119,11 +115,9 @@ class RecordWriter:
         return await self._done(None, work, _ignored)
 
     def post(self, record: dict[str, Any], told: Told) -> None:
-        """Queue a record without waiting."""
         self._put(_WriteJob(record, None, told))
 
     async def close(self) -> None:
-        """Write queued records within CLOSE_S, and close the sink."""
         if self._thread is not None and not self._closed and self.depth:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle], timeout=CLOSE_S)

@@ -33,26 +33,21 @@ class AgentTokenRule:
 
     @property
     def issuer(self) -> str:
-        """The issuer of its bearer's identity."""
         return f"agent:{self.agent}"
 
     @property
     def key_id(self) -> str:
-        """Identifies the token in audit records."""
         return self.digest.hex()[:_KEY_ID_CHARS]
 
     def opens(self, shown: str) -> bool:
-        """Whether this is the token."""
         return hmac.compare_digest(digest_of(shown), self.digest)
 
     @property
     def bearer(self) -> Principal:
-        """The principal of the token's bearer."""
         return Principal(self.principal, self.issuer)
 
     @property
     def credential(self) -> Credential:
-        """The credential for audit records."""
         return Credential(KIND, self.issuer, self.key_id)
 
     def let_in(self, caller: Caller) -> bool:
@@ -61,14 +56,11 @@ class AgentTokenRule:
 
 
 class AgentTokenRules:
-    """The token rules of all agents, by the agent's name."""
-
     def __init__(self, gates: Iterable[AgentTokenRule] = ()) -> None:
         self._by_agent: Mapping[str, AgentTokenRule] = {gate.agent: gate for gate in gates}
         self._by_issuer: Mapping[str, AgentTokenRule] = {gate.issuer: gate for gate in self._by_agent.values()}
 
     def of(self, agent: str) -> AgentTokenRule | None:
-        """The rule of an agent; None if it has none."""
         return self._by_agent.get(agent)
 
     def knows(self, credential: Credential, principal: str) -> bool:

@@ -51,8 +51,6 @@ class KeyRecord:
 
 
 class KeyEntry(BaseModel):
-    """One entry of keys.yaml."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     id: str
@@ -64,8 +62,6 @@ class KeyEntry(BaseModel):
 
 
 class KeyFile(BaseModel):
-    """keys.yaml."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     version: Literal[1]
@@ -84,7 +80,6 @@ class ApiKeys:
         self._pepper = pepper
 
     def owners(self) -> frozenset[str]:
-        """Every principal that has a key."""
         return frozenset(record.principal for record in self._records.values())
 
     def check(self, text: str, now: float) -> Workload:
@@ -107,7 +102,6 @@ class ApiKeys:
 
 
 def digest_of(text: str, pepper: bytes) -> bytes:
-    """The stored HMAC of a key."""
     return hmac.digest(pepper, _DOMAIN + text.encode("utf-8", "surrogateescape"), "sha256")
 
 

@@ -164,7 +164,6 @@ class Identity:
         self._proofs.seen.share = share
 
     async def close(self) -> None:
-        """Stop what `start` began."""
         if self._background is not None:
             self._background.cancel()
             await asyncio.gather(self._background, return_exceptions=True)
@@ -173,7 +172,6 @@ class Identity:
 
     @property
     def key_states(self) -> tuple[KeyState, ...]:
-        """The state of each issuer's keys, for readiness and /status."""
         return tuple(keys.state for keys in self._issuer_keys.values())
 
     def admit(self, presented: Presented) -> Presented:
@@ -218,7 +216,6 @@ class Identity:
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
     def key_owners(self) -> frozenset[str]:
-        """Every principal that has an API key."""
         return self._api_keys.owners()
 
     def has_keys_of(self, caller: Caller) -> bool:

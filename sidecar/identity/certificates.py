@@ -35,7 +35,6 @@ class TrustedProxyRule:
     first: bool = False
 
     def is_from(self, peer: str) -> bool:
-        """Whether a peer at this address may be the proxy."""
         if self.unix:
             return peer == UNIX
         return self.network is None or _address_in(peer, self.network)

@@ -36,7 +36,6 @@ def issuers_from(settings: IdentitySettings) -> tuple[TrustedIssuer, ...]:
 
 
 def certificates_from(settings: IdentitySettings, trust: str) -> Certificates:
-    """The configured certificate mapping; `trust` is a digest of the authorities."""
     chosen = settings.certificates
     spaces = frozenset(issuer.namespace for issuer in settings.issuers if issuer.namespace)
     return Certificates(
@@ -89,7 +88,6 @@ def gates_from(settings: Settings) -> AgentTokenRules:
 
 
 def aliases_in(settings: Settings) -> tuple[str, ...]:
-    """The paths of agents' own addresses."""
     return tuple(offer.base_path for _, _, offer in settings.offers() if offer.base_path is not None)
 
 

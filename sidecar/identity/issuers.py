@@ -87,7 +87,6 @@ class TrustedIssuer:
 
     @property
     def key_use(self) -> KeyUse:
-        """The purpose that its keys must declare."""
         return "jwt-svid" if self.svid else "sig"
 
     @property
@@ -97,7 +96,6 @@ class TrustedIssuer:
 
     @property
     def typed_subjects(self) -> bool:
-        """Whether `sub` includes its kind."""
         return self.is_peer or (not self.kind_rules and len(self.kinds) > 1)
 
 

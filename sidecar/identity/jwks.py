@@ -179,7 +179,6 @@ class IssuerKeys:
             await self.refresh()
 
     async def close(self) -> None:
-        """Cancel a running fetch."""
         if self._flight is not None:
             self._flight.cancel()
             await asyncio.gather(self._flight, return_exceptions=True)

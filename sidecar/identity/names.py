@@ -66,14 +66,11 @@ class NamingRule:
         return None if namespace_of(name) in self.foreign else name
 
     def allows(self, name: str) -> bool:
-        """Whether the issuer may give this full name."""
         found = namespace_of(name)
         return found == self.namespace if self.namespace else found not in self.foreign
 
 
 class UrlParts(NamedTuple):
-    """A URL's origin in canonical form, and its path."""
-
     scheme: str
     host: str
     port: int

@@ -28,8 +28,6 @@ _SPIFFE_ID: Final = re.compile(rf"spiffe://({_DOMAIN})((?:/{_SEGMENT})+)\Z")
 
 
 class SpiffeId(NamedTuple):
-    """The SPIFFE ID of a workload."""
-
     trust_domain: str
     path: str
 

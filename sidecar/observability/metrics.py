@@ -342,7 +342,6 @@ class Metrics:
             table.declare(of_servers)
 
     def schedules_added(self, schedules: Collection[str]) -> None:
-        """Sets the schedules that are not in the settings."""
         if self._added_schedules != frozenset(schedules):
             self._added_schedules = frozenset(schedules)
             self._schedules_known()
@@ -413,11 +412,9 @@ class Metrics:
         self._streams.set((protocol,), count)
 
     def tasks(self, counts: Mapping[str, int]) -> None:
-        """Sets the number of the task API's tasks by state."""
         self._task_states.each(TASK_STATES, counts)
 
     def agents_offered(self, names: Iterable[str]) -> None:
-        """Sets the names of the agent programs."""
         self._programs.clear()
         self._programs.update(names)
         for gauge in (self._agent_queue, self._agent_executions, self._agent_pool):
@@ -462,13 +459,11 @@ class Metrics:
         self._replicas.each(REVISIONS, {"same": same, "other": other})
 
     def enforcement(self, mode: str) -> None:
-        """Sets the mode in force: `enforce` or `shadow`."""
         self._mode.each(MODES, {mode: 1})
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
 
     def store_is(self, kind: str) -> None:
-        """Sets the kind of store that counts the limits, as in the settings."""
         self._store_info.only((kind,))
 
     def store_untold(self, verb: str, count: int) -> None:

@@ -25,14 +25,12 @@ class Outage:
     _next_s: float = float("-inf")
 
     def fell(self, why: object) -> None:
-        """Notes a failed request."""
         now_s = self.clock_mono()
         if not self._is_told and now_s >= self._next_s:
             self._is_told, self._next_s = True, now_s + TELL_EVERY_S
             self.log.warning("a store is out", extra={"store": self.store, "error": str(why)})
 
     def rose(self) -> None:
-        """Notes a successful request."""
         if self._is_told:
             self._is_told = False
             self.log.warning("a store is back", extra={"store": self.store})

@@ -56,12 +56,10 @@ class SeriesTable:
             self._row(labels)
 
     def add(self, labels: Labels, amount: float = 1) -> None:
-        """Adds to a counter."""
         row = self._found.get(labels) or self._find(labels)
         row[0] += amount
 
     def set(self, labels: Labels, value: float) -> None:
-        """Sets a gauge."""
         row = self._found.get(labels) or self._find(labels)
         row[0] = value
 
@@ -92,7 +90,6 @@ class SeriesTable:
         self._found.clear()
 
     def observe(self, labels: Labels, value: float) -> None:
-        """Adds one measurement to a histogram."""
         row = self._found.get(labels) or self._find(labels)
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
@@ -104,7 +101,6 @@ class SeriesTable:
             self.declare(*self._choices)
 
     def family(self) -> Metric:
-        """Returns the metric as a prometheus-client family."""
         rows = list(self.rows.items())
         if self.kind == "histogram":
             return self._histogram(rows)

@@ -51,8 +51,6 @@ class BadBundle(Exception):
 
 
 class BundleEntry(NamedTuple):
-    """The manifest's entry for one file."""
-
     size: int
     sha256: str
 
@@ -69,7 +67,6 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """The total size of all files in bytes."""
         return sum(entry.size for entry in self.files.values())
 
 
@@ -239,8 +236,6 @@ def _hashing(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
 
 
 class _Hashed:
-    """A file that computes the digest of all its content."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._sha = file, hashlib.sha256()
 

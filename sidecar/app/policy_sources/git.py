@@ -136,8 +136,6 @@ def _unpacked(packed: Path, root: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _GitRunner:
-    """Runs `git` on a private bare repository."""
-
     program: str
     folder: Path
     env: Mapping[str, str]
@@ -194,7 +192,6 @@ class _GitRunner:
         return signer
 
     async def pack(self, commit: str, packed: Path) -> None:
-        """Pack the wanted folders as a tar archive."""
         top = f"{commit}:{self.chosen.path}" if self.chosen.path else f"{commit}^{{tree}}"
         try:
             listed = (await self.line("ls-tree", "-d", "--name-only", top)).split("\n")

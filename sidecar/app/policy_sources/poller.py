@@ -35,8 +35,6 @@ log = logging.getLogger("sidecar.app.policy_sources")
 
 
 class PolicyOrigin(Protocol):
-    """A source of policies."""
-
     async def look(self, settings: Settings) -> StoredPolicy | None:
         """Fetch, check, unpack and store what the source has now; None if it was already taken. Raises SourceError,
         SettingsError."""
@@ -56,7 +54,6 @@ class AdoptPolicy(Protocol):
 
 
 def origin_of(settings: Settings, processes: Processes, clock: Callable[[], float]) -> PolicyOrigin | None:
-    """The configured source, or None."""
     source = settings.policy.source
     if source is None:
         return None

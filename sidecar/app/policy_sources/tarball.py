@@ -145,7 +145,6 @@ def archive_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def _above(name: str) -> Iterator[str]:
-    """The parent folders of a file."""
     parts = name.split("/")
     return ("/".join(parts[:deep]) for deep in range(1, len(parts)))
 
@@ -155,7 +154,6 @@ def _is_hidden(name: str) -> bool:
 
 
 def _header(raw: bytes) -> tuple[str, int, bytes]:
-    """The name, size and type from a header."""
     if raw[257:263] != b"ustar\0":
         raise HostileArchive("it is no tar archive of the POSIX kind")
     if _octal(raw[148:156]) != sum(raw[:148]) + 8 * 32 + sum(raw[156:]):
