@@ -88,13 +88,7 @@ class CredentialFault(StrEnum):
 
 
 ErrorCode = Literal[
-    "InvalidParameters",
-    "Unauthorized",
-    "NotFound",
-    "RateLimitExceeded",
-    "ExecutionFailed",
-    "Timeout",
-    "InternalError",
+    "InvalidParameters", "Unauthorized", "NotFound", "RateLimitExceeded", "ExecutionFailed", "Timeout", "InternalError"
 ]
 """McpErrorCode of the seed."""
 

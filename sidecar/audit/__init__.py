@@ -27,12 +27,4 @@ from sidecar.audit.digest import AuditKey, load_key, load_or_make_key
 from sidecar.audit.record_ids import Clock, time_ordered_ids
 from sidecar.audit.recorder import Audit, Recording
 
-__all__ = [
-    "Audit",
-    "AuditKey",
-    "Clock",
-    "Recording",
-    "load_key",
-    "load_or_make_key",
-    "time_ordered_ids",
-]
+__all__ = ["Audit", "AuditKey", "Clock", "Recording", "load_key", "load_or_make_key", "time_ordered_ids"]

@@ -91,12 +91,7 @@ def reading_stream(settings: Settings) -> RedisCarrier:
 
 
 def _carrier(
-    settings: Settings,
-    name: str,
-    key: AuditKey,
-    instance: str,
-    copies: ChainEnd | None,
-    older: Sequence[AuditKey] = (),
+    settings: Settings, name: str, key: AuditKey, instance: str, copies: ChainEnd | None, older: Sequence[AuditKey] = ()
 ) -> tuple[Carrier, FoundEnd]:
     chosen = settings.audit
     if name == "redis":

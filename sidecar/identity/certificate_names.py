@@ -77,10 +77,7 @@ def _alternative_names(read: x509.Certificate) -> tuple[list[str], list[str]]:
         names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return [], []
-    return (
-        names.get_values_for_type(x509.UniformResourceIdentifier),
-        names.get_values_for_type(x509.DNSName),
-    )
+    return (names.get_values_for_type(x509.UniformResourceIdentifier), names.get_values_for_type(x509.DNSName))
 
 
 def _may_sign(read: x509.Certificate) -> bool:
