@@ -17,8 +17,7 @@ gather                turns lines collected elsewhere into files again
 copies                copies the file's lines to a second place
 sinks                 opens the sinks of the settings
 recorder              the records of one request while it runs; control records
-verify                reads the log back and states what it proves: fast_scan (many lines at once), line_walk (one by
-                      one), verification_report
+verify                reads the log back and states what it proves: line_walk, verification_report
 tail                  reads the log as it grows; statistics counts it
 rendering             formats a record for people
 """

@@ -1,19 +1,13 @@
 """Walks the lines of a log one by one and as a chain.
 
-It takes the files of one log, oldest first. Intact runs are taken whole (`fast_scan`); the lines of other runs are
-examined one by one, and after a contradiction the walk continues from the line's own values.
+It takes the files of one log, oldest first. After a contradiction the walk continues from the line's own values.
 """
 
 from __future__ import annotations
 
-import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -21,21 +15,20 @@ from sidecar.audit import record as shape
 from sidecar.audit.chain import BEGINNING, GENESIS, MAX_LINE_BYTES, ChainEnd, SealedRecord, parse_head, unseal
 from sidecar.audit.checkpoints import Checkpoint, Keys, checkpoint_in
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.fast_scan import LineRun, scan
 from sidecar.audit.file_sink import HARMLESS
 from sidecar.audit.result_store import NamedResult, named_in
 from sidecar.audit.segments import last_seq_of
 from sidecar.audit.verification_report import VerificationReport
 
 MAX_GAPS: Final = 10_000  # remembered to tell moved lines from lost ones
+TELL_EVERY_BYTES: Final = 1 << 20
 MAX_UNFINISHED: Final = 1_000_000
 MAX_KIDS: Final = 100
 MAX_INSTANCES: Final = 1000
 OTHER: Final = "other"  # an event that this version does not know
-BLOCK_BYTES: Final = 4 * 2**20
 
 Progress = Callable[[int], object]
-"""Receives the number of bytes read since the last call."""
+"""Receives the number of bytes read so far."""
 
 
 @dataclass(slots=True)
@@ -73,7 +66,6 @@ class LineWalk:
         with_evidence: bool = False,
         keys: Sequence[AuditKey] = (),
         public_keys: Keys | None = None,
-        processes: int = 1,
         progress: Progress = lambda count: None,
     ) -> None:
         self.report, self.part = report, part
@@ -85,10 +77,11 @@ class LineWalk:
         self.signed_count = 0
         self.stopped_seq = self.attested_seq = self.signed_seq = 0
         self.newest_signed: Checkpoint | None = None
-        self._wanted = tuple(sorted(set(wanted)))
-        self._with_evidence, self._processes, self._progress = with_evidence, processes, progress
+        self._wanted = frozenset(wanted)
+        self._with_evidence, self._progress = with_evidence, progress
         self._keys, self._public_keys = keys, public_keys or {}
         self._path, self._line = Path(), 0
+        self._read_bytes = self._next_told_bytes = 0
         self._expected: int | None = None if part else after.seq + 1
         self._previous = after.hash
         self._first_prev = GENESIS
@@ -99,12 +92,13 @@ class LineWalk:
     def read(self, path: Path) -> None:
         self._path, self._line = path, 0
         with path.open("rb") as file:
-            for block, run in self._runs(file, path):
-                if (run is None or not self._take_run(run)) and not self._take_lines(BytesIO(_block(path, block))):
+            for raw in _lines(file):
+                if not self._take_raw(raw):
                     return
-                file.seek(block[1])
-                self._progress(block[1] - block[0])
-            self._take_lines(file)  # lines written meanwhile, and a torn tail
+                if self._read_bytes >= self._next_told_bytes:
+                    self._progress(self._read_bytes)
+                    self._next_told_bytes = self._read_bytes + TELL_EVERY_BYTES
+                self._read_bytes += len(raw)
 
     def close_gaps(self) -> None:
         """Report gaps that were never filled as removed lines."""
@@ -124,45 +118,10 @@ class LineWalk:
         self.report.unproved.append(f"what records 1 to {gap.last} were: they are deleted")
         return True
 
-    # --- runs -------------------------------------------------------------------------------------------------------
-
-    def _runs(self, file: BinaryIO, path: Path) -> Iterator[tuple[tuple[int, int], LineRun | None]]:
-        blocks = list(_blocks(file))
-        look = partial(_scan_block, path, self._wanted, self._with_evidence)
-        several = self._processes > 1 and len(blocks) > 2 * self._processes
-        with ProcessPoolExecutor(self._processes) if several else nullcontext() as pool:
-            yield from zip(blocks, map(look, blocks) if pool is None else pool.map(look, blocks), strict=True)
-
-    def _take_run(self, run: LineRun) -> bool:
-        expected = self._expected
-        if self._unreadable or (expected is not None and (run.first_seq, run.prev_hash) != (expected, self._previous)):
-            return False
-        to_read = [(self._line + index + 1, unseal(line)) for index, line in run.to_read]
-        if any(sealed is None for _, sealed in to_read):
-            return False  # sealed, but not JSON: it is reported line by line
-        report = self.report
-        self._begin(run.first_seq, run.prev_hash)
-        self._line += run.count
-        report.records += run.count
-        report.last_seq = max(report.last_seq, run.last_seq)
-        report.events += run.events
-        self.hashes |= run.hashes
-        report.unfinished -= run.closed
-        if len(report.unfinished) + len(run.opened) < MAX_UNFINISHED:
-            report.unfinished |= run.opened
-        for line, sealed in to_read:
-            if sealed is not None:
-                self._hear(sealed, line)
-        self._expected, self._previous = run.last_seq + 1, run.last_hash
-        return True
-
     # --- lines ------------------------------------------------------------------------------------------------------
 
-    def _take_lines(self, file: BinaryIO) -> bool:
-        """Returns False at an unterminated line, after which nothing can be read."""
-        return all(map(self._take_raw, _lines(file)))
-
     def _take_raw(self, raw: bytes) -> bool:
+        """Returns False at an unterminated line, after which nothing can be read."""
         self._line += 1
         if raw.endswith(b"\n"):
             self._take(unseal(raw[:-1]))
@@ -184,13 +143,10 @@ class LineWalk:
             return
         if not sealed.intact:
             self._add("changed", f"the hash of record {sealed.seq} does not fit its bytes")
-        self._begin(sealed.seq, sealed.prev_hash)
+        if self.report.first_seq == 0:
+            self.report.first_seq, self._first_prev = sealed.seq, sealed.prev_hash
         self._place(sealed)
         self._count(sealed)
-
-    def _begin(self, seq: int, prev_hash: str) -> None:
-        if self.report.first_seq == 0:
-            self.report.first_seq, self._first_prev = seq, prev_hash
 
     def _place(self, sealed: SealedRecord) -> None:
         seq, expected = sealed.seq, self._expected
@@ -216,21 +172,20 @@ class LineWalk:
         report, fields = self.report, sealed.fields
         report.records += 1
         report.last_seq = max(report.last_seq, sealed.seq)
-        at = bisect_left(self._wanted, sealed.seq)
-        if self._wanted[at : at + 1] == (sealed.seq,):
+        if sealed.seq in self._wanted:
             self.hashes[sealed.seq] = sealed.hash
         event = fields.get("event")
         report.events[event if event in shape.EVENTS else OTHER] += 1
-        decision_id = str(fields.get("decision_id")).encode("utf-8", "replace")
+        decision_id = str(fields.get("decision_id"))
         if event == "decision" and len(report.unfinished) < MAX_UNFINISHED:
             report.unfinished.add(decision_id)
         elif event == "outcome":
             report.unfinished.discard(decision_id)
-        self._hear(sealed, self._line)
+        self._hear(sealed)
 
     # --- record contents --------------------------------------------------------------------------------------------
 
-    def _hear(self, sealed: SealedRecord, line: int) -> None:
+    def _hear(self, sealed: SealedRecord) -> None:
         fields = sealed.fields
         if self._with_evidence and fields.get("event") == "outcome":
             self.named.update((named.id, named) for named in named_in(fields))
@@ -239,26 +194,26 @@ class LineWalk:
             return
         if len(self.instances) < MAX_INSTANCES:
             self.instances[str(fields.get("instance"))[: shape.ID_CHARS]] = None
-        here = f"{self._path}:{line}"
+        here = f"{self._path}:{self._line}"
         match control.get("what"):
             case shape.RECOVERED:
-                self._hear_start(sealed, control, line)
+                self._hear_start(sealed, control)
             case shape.STOP:
                 self.stopped_seq = sealed.seq
             case shape.CHECKPOINT:
-                self._hear_checkpoint(sealed, control, line)
+                self._hear_checkpoint(sealed, control)
             case shape.REMOVED:
                 seq, digest = control.get("last_seq"), control.get("last_hash")
                 if isinstance(seq, int) and isinstance(digest, str):
                     self._removed.append(RemovedLines(seq, digest, here))
 
-    def _hear_start(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
-        here = f"{self._path}:{line}"
+    def _hear_start(self, sealed: SealedRecord, control: Mapping[str, Any]) -> None:
+        here = f"{self._path}:{self._line}"
         given = control.get("found")
         found = [str(word) for word in given] if isinstance(given, list) else []
         broken = [word for word in found if word not in HARMLESS]
         if broken:
-            self._add("at-start", f"a start of the sidecar found: {', '.join(broken)}", line)
+            self._add("at-start", f"a start of the sidecar found: {', '.join(broken)}")
         self.report.notes += [f"{here}: {_NOTES[word]}" for word in found if word in _NOTES]
         if "key-changed" not in found:
             return
@@ -269,7 +224,6 @@ class LineWalk:
                 "at-start",
                 "a start of the sidecar found an anchor of another key, which it had not: what stands before this line "
                 "may have been written anew; with the key from before (--key) that can be told",
-                line,
             )
 
     def _made_anchor(self, text: object, sealed: SealedRecord) -> bool:
@@ -278,24 +232,24 @@ class LineWalk:
         before = ChainEnd(sealed.seq - 1, sealed.prev_hash)
         return head is not None and before in (head.end, head.next) and head.made_with_any(self._keys)
 
-    def _hear_checkpoint(self, sealed: SealedRecord, control: Mapping[str, Any], line: int) -> None:
+    def _hear_checkpoint(self, sealed: SealedRecord, control: Mapping[str, Any]) -> None:
         checkpoint = checkpoint_in(control)
         if checkpoint is None or (checkpoint.seq, checkpoint.hash) != (sealed.seq - 1, sealed.prev_hash):
-            self._add("checkpoint-differs", "the checkpoint is not about the record before it", line)
+            self._add("checkpoint-differs", "the checkpoint is not about the record before it")
             return
         self.attested_seq = sealed.seq
         self.report.checkpoints += 1
         signed = checkpoint.signed_by(self._public_keys)
         if signed is False:
-            self._add("forged", f"the key {checkpoint.kid[:64]} did not sign this checkpoint", line)
+            self._add("forged", f"the key {checkpoint.kid[:64]} did not sign this checkpoint")
         elif signed:
             self.signed_count += 1
             self.signed_seq, self.newest_signed = sealed.seq, checkpoint
         elif len(self.unknown_kids) < MAX_KIDS:
             self.unknown_kids.add(checkpoint.kid[:64])
 
-    def _add(self, kind: str, message: str, line: int | None = None) -> None:
-        self.report.add(self._path, self._line if line is None else line, kind, message)
+    def _add(self, kind: str, message: str) -> None:
+        self.report.add(self._path, self._line, kind, message)
 
 
 _NOTES = {
@@ -303,34 +257,6 @@ _NOTES = {
     "cut-short": "the run before was killed in the middle of an append that was never acknowledged",
     "continued": "the file before this one had been moved away",
 }
-
-
-def _blocks(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Offsets that divide the file between lines, up to its last whole line."""
-    descriptor, size, start = file.fileno(), os.fstat(file.fileno()).st_size, 0
-    while start < size:
-        at = min(start + BLOCK_BYTES, size) - 1
-        if at + 1 == size:  # the last block ends with the last newline
-            tail = os.pread(descriptor, min(size - start, MAX_LINE_BYTES + 1), max(start, size - MAX_LINE_BYTES - 1))
-            end = size - len(tail) + tail.rfind(b"\n") + 1 if b"\n" in tail else start
-        else:
-            ahead = os.pread(descriptor, MAX_LINE_BYTES + 1, at)
-            end = at + ahead.index(b"\n") + 1 if b"\n" in ahead else start
-        if end <= start:
-            return
-        yield start, end
-        start = end
-
-
-def _block(path: Path, block: tuple[int, int]) -> bytes:
-    start, end = block
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(end - start)
-
-
-def _scan_block(path: Path, wanted: tuple[int, ...], with_evidence: bool, block: tuple[int, int]) -> LineRun | None:
-    return scan(_block(path, block), wanted, with_evidence=with_evidence)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

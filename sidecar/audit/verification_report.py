@@ -49,7 +49,7 @@ class VerificationReport:
     proved: list[str] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    unfinished: set[bytes] = field(default_factory=set)
+    unfinished: set[str] = field(default_factory=set)
 
     @property
     def ok(self) -> bool:

@@ -54,7 +54,6 @@ def verify(
     evidence: Sequence[Path] = (),
     checkpoints: Sequence[Path] = (),
     public_keys: Keys | None = None,
-    processes: int = 1,
     progress: Progress = lambda count: None,
 ) -> VerificationReport:
     """Verify the files of one log, oldest first, and the `evidence` that it names.
@@ -77,7 +76,6 @@ def verify(
         with_evidence=bool(evidence),
         keys=keys,
         public_keys=public_keys,
-        processes=processes,
         progress=progress,
     )
     for path in paths:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +27,6 @@ from sidecar.cli.terminal import progress
 
 LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 STANDARD_INPUT = (Path("-"),)
-MANY_BYTES = 64 * 2**20  # a smaller log is read before a second process has started
-MAX_PROCESSES = 8
 ATTEMPTS = 3
 MAX_NAMED = 3  # writers named in text output
 _ENDS: Mapping[Ending, str] = {
@@ -89,14 +86,7 @@ def verify(
         size = sum(path.stat().st_size for path in files)
         if any(each.samefile(path) for each in checkpoints for path in files):
             raise click.UsageError("a log attests nothing of itself: --public-key alone checks what stands in it")
-        read_bytes = 0
         with progress("bytes read", size) as tell:
-
-            def advance(block_bytes: int) -> None:
-                nonlocal read_bytes
-                read_bytes += block_bytes
-                tell(read_bytes)
-
             return verified(
                 files,
                 key=ring[0] if ring else None,
@@ -105,8 +95,7 @@ def verify(
                 evidence=logs(evidence),
                 checkpoints=checkpoints,
                 public_keys=public_keys,
-                processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
-                progress=advance,
+                progress=tell,
             )
 
     holds = True

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from bench.tamper import ACTS, KEY, record, run, write_log
+from bench.tamper import ACTS, KEY, run, write_log
 from bench.windows import COMPARED, OF_EVERY_LINE, Attempt, Log, differing, everywhere, tasks_of
-from sidecar.audit.chain import seal
-from sidecar.audit.fast_scan import scan
 from sidecar.audit.verify import verify
 
 
@@ -73,51 +67,3 @@ def test_every_line_is_guarded_in_a_log_of_several_parts(tmp_path: Path) -> None
         for name in ("one byte changed", "changed and sealed anew", "removed", "swapped with the next", "doubled"):
             for attempt in OF_EVERY_LINE[name](log, at, chance):
                 assert problems(parts(attempt)), f"{name}: line {at + 1}"
-
-
-@pytest.fixture(scope="module")
-def block(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return b"".join(write_log(tmp_path_factory.mktemp("log") / "audit.jsonl", 40))
-
-
-@given(at=st.integers(0, 10**9), bit=st.integers(0, 7))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_no_changed_bit_is_a_run(block: bytes, at: int, bit: int) -> None:
-    changed = bytearray(block)
-    changed[at % len(block)] ^= 1 << bit
-    assert scan(bytes(changed)) is None
-
-
-def test_a_run_says_where_it_begins_and_ends_and_what_is_open(block: bytes) -> None:
-    run_ = scan(block, wanted=(1, 7, 99))
-    assert run_ is not None
-    assert (run_.first_seq, run_.last_seq, run_.prev_hash) == (1, 40, "0" * 64)
-    assert run_.events == {"decision": 20, "outcome": 20} and not run_.opened and not run_.closed
-    assert sorted(run_.hashes) == [1, 7]
-    lines = block.splitlines(keepends=True)
-    inner = scan(b"".join(lines[3:11]))
-    assert inner is not None and (len(inner.closed), len(inner.opened)) == (1, 1)
-    for shape in (b"", b"\n", block[:-1], block + b"\n", block + lines[0], b"".join(lines[::-1]), b"{}\n" + block):
-        assert scan(shape) is None
-
-
-def test_runs_and_single_lines_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "audit.jsonl"
-    write_log(path, 3000)
-    quick = verify([path], key=KEY)
-    monkeypatch.setattr("sidecar.audit.line_walk.BLOCK_BYTES", 50_000)
-    small, several = (verify([path], key=KEY, processes=processes) for processes in (1, 2))
-    monkeypatch.setattr("sidecar.audit.line_walk.scan", lambda *given, **more: None)
-    slow = verify([path], key=KEY)
-    assert quick.as_data() == several.as_data() == small.as_data() == slow.as_data() and quick.ok
-
-
-def test_what_is_sealed_and_is_not_as_we_write_it_is_looked_at_line_by_line() -> None:
-    for change in ({"event": "party"}, {"event": "decision", "decision_id": None}, {"v": 3}):
-        line, _ = seal({**record(0), "seq": 1, "prev_hash": "0" * 64, **change})
-        assert scan(line) is None
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_lines_of_older_versions_are_a_run_too(version: int) -> None:
-    assert scan(seal({**record(0), "v": version, "seq": 1, "prev_hash": "0" * 64})[0]) is not None
