@@ -81,6 +81,61 @@ AUTH_REASONS = (
     Reason.INSUFFICIENT_SCOPE,
 )
 
+# The help text of every series.
+HELP: Mapping[str, str] = {
+    "requests_total": "Requests answered on the data listener.",
+    "request_duration_seconds": "Time from the first byte of a request to the end of its answer.",
+    "stage_duration_seconds": "Time spent in each stage of a request.",
+    "inflight_requests": "Requests under way.",
+    "open_streams": "Event streams open to callers.",
+    "sessions": "Sessions of callers that are alive.",
+    "refusals_unanswered_total": "Unauthenticated requests closed unanswered: their address was refused too often.",
+    "auth_failures_total": "Requests whose caller was not accepted.",
+    "decisions_total": "Policy answers, one for each call.",
+    "limit_checks_total": "Limits asked, by answer.",
+    "budget_used_ratio": "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
+    "schema_violations_total": "Calls whose arguments did not fit the schema.",
+    "upstream_up": "Whether the upstream answers (1) or is offline.",
+    "upstream_state": "1 for the status that the upstream has.",
+    "breaker_transitions_total": "Changes of the upstream's breaker, by the state it came into.",
+    "upstream_sessions_lost_total": "Sessions that the upstream had opened and did not know any more.",
+    "upstream_messages_dropped_total": "Messages of the upstream, beside answers, that were dropped because they were malformed.",
+    "pin_mismatches": "Tools that are not as they were pinned, or without pins as they were first listed.",
+    "hidden_text_tools": "Tools with hidden characters in their texts.",
+    "upstream_duration_seconds": "Time from sending a call to the upstream to the end of its answer.",
+    "federation_unavailable_total": "Servers that did not answer a question to all servers.",
+    "a2a_tasks": "Tasks of the task API that are kept.",
+    "agent_runs_total": "Ended runs of agent programs, by result.",
+    "agent_queue_length": "Runs of the agent that wait for their turn here.",
+    "agent_executions": "Runs of the agent that are under way here, by their state; idle waits for its turn.",
+    "agent_pool_used_ratio": "How many runs of the agent are at work here, of those that may be at once.",
+    "schedule_runs_total": "Runs of the schedule, and due times without a run, by result.",
+    "schedule_last_success_timestamp_seconds": "When a run of the schedule ended well, since the epoch.",
+    "callbacks_total": "Attempts to call back, by what became of them; after `failed` comes another.",
+    "callback_duration_seconds": "Time of one attempt to call back.",
+    "callbacks_waiting": "Callbacks that wait, or are under way.",
+    "policy_rules": "Rules of the serving policy.",
+    "policy_info": "The revision of the serving policy.",
+    "policy_reloads_total": "Reloads of the policy.",
+    "policy_last_reload_timestamp_seconds": "When the serving policy was loaded, since the epoch.",
+    "policy_source_up": "Whether the source of policy was well when last looked at.",
+    "policy_source_last_success_timestamp_seconds": "When the source of policy was well, since the epoch.",
+    "policy_source_version": "The version of the policy that it gave.",
+    "policy_replicas": "Other replicas that serve the same policy, or another.",
+    "enforcement_mode": "1 for the mode in force.",
+    "store_up": "Whether the store of limits counts what it is asked (1) or not.",
+    "store_info": "Which store counts the limits.",
+    "store_duration_seconds": "Time of one question to the store of limits.",
+    "store_forgot_total": "Times the store came back with less than it had been told, and was told again.",
+    "store_untold_total": "What the store was not told of calls: an outage was too long, or this process ended in one.",
+    "audit_records_total": "Audit records, by what became of them.",
+    "audit_queue_depth": "Records that are on their way to their sink.",
+    "audit_up": "Whether the last records that the audit sink was given are written (1) or not.",
+    "audit_copies_total": "Lines for the copy of the evidence.",
+    "loop_lag_seconds": "How late the event loop comes to a timer.",
+    "build_info": "What runs here.",
+}
+
 
 class Metrics:
     """Every series, and what updates them. Times are in seconds.
@@ -101,8 +156,8 @@ class Metrics:
         self._tables: list[SeriesTable] = []
         self._of_servers: list[SeriesTable] = []  # created for MCP servers and not for agents
 
-        def table(kind: Kind, name: str, help_: str, /, **more: Any) -> SeriesTable:
-            self._tables.append(SeriesTable(kind, name, help_, **more))
+        def table(kind: Kind, name: str, /, **more: Any) -> SeriesTable:
+            self._tables.append(SeriesTable(kind, name, HELP[name], **more))
             return self._tables[-1]
 
         counter, gauge = partial(table, "counter"), partial(table, "gauge")
@@ -115,191 +170,78 @@ class Metrics:
         of_upstreams = {"upstream": self._upstreams}
         late: dict[str, Any] = of_upstreams | {"late": True}
 
-        def of_server(kind: Kind, name: str, help_: str) -> SeriesTable:
-            self._of_servers.append(table(kind, name, help_, **late))
+        def of_server(kind: Kind, name: str) -> SeriesTable:
+            self._of_servers.append(table(kind, name, **late))
             return self._of_servers[-1]
 
         # Requests
         self._requests = counter(
-            "requests_total",
-            "Requests answered on the data listener.",
-            late=True,
-            protocol=PROTOCOLS,
-            **of_upstreams,
-            method=WIRE_METHODS,
-            status=STATUSES,
+            "requests_total", late=True, protocol=PROTOCOLS, **of_upstreams, method=WIRE_METHODS, status=STATUSES
         )
         self._request_s = times_of_requests(
-            "request_duration_seconds",
-            "Time from the first byte of a request to the end of its answer.",
-            protocol=PROTOCOLS,
-            upstream=self._upstreams,
-            late=True,
+            "request_duration_seconds", protocol=PROTOCOLS, upstream=self._upstreams, late=True
         )
-        self._stage_s = times_of_stages(
-            "stage_duration_seconds", "Time spent in each stage of a request.", stage=STAGES
-        )
-        self._inflight = gauge("inflight_requests", "Requests under way.", protocol=PROTOCOLS)
-        self._streams = gauge("open_streams", "Event streams open to callers.", protocol=PROTOCOLS)
-        self.sessions = gauge("sessions", "Sessions of callers that are alive.").put
-        self.refusal_unanswered = counter(
-            "refusals_unanswered_total",
-            "Unauthenticated requests that were closed unanswered: their address was refused too often.",
-        ).count
-        self.auth_failed = counter(
-            "auth_failures_total",
-            "Requests whose caller was not accepted.",
-            credential=CREDENTIALS,
-            reason=AUTH_REASONS,
-        ).count
+        self._stage_s = times_of_stages("stage_duration_seconds", stage=STAGES)
+        self._inflight = gauge("inflight_requests", protocol=PROTOCOLS)
+        self._streams = gauge("open_streams", protocol=PROTOCOLS)
+        self.sessions = gauge("sessions").put
+        self.refusal_unanswered = counter("refusals_unanswered_total").count
+        self.auth_failed = counter("auth_failures_total", credential=CREDENTIALS, reason=AUTH_REASONS).count
         reasons = (NONE, *POLICY_REASONS)
-        self._decisions = counter(
-            "decisions_total",
-            "Policy answers, one for each call.",
-            late=True,
-            kind=KINDS,
-            decision=DECISIONS,
-            reason=reasons,
-        )
-        self.limit_checked = counter(
-            "limit_checks_total", "Limits asked, by answer.", limit=self._limits, outcome=LIMIT_OUTCOMES
-        ).count
-        self._budget_used = gauge(
-            "budget_used_ratio",
-            "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
-            budget=self._budgets,
-        )
+        self._decisions = counter("decisions_total", late=True, kind=KINDS, decision=DECISIONS, reason=reasons)
+        self.limit_checked = counter("limit_checks_total", limit=self._limits, outcome=LIMIT_OUTCOMES).count
+        self._budget_used = gauge("budget_used_ratio", budget=self._budgets)
         self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
 
         # Upstreams
-        self.schema_violated = of_server(
-            "counter", "schema_violations_total", "Calls whose arguments did not fit the schema."
-        ).count
-        self._upstream_up = gauge("upstream_up", "Whether the upstream answers (1) or is offline.", **of_upstreams)
-        self._upstream_state = gauge(
-            "upstream_state", "1 for the status that the upstream has.", **of_upstreams, state=UPSTREAM_STATES
-        )
-        self.breaker_moved = counter(
-            "breaker_transitions_total",
-            "Changes of the upstream's breaker, by the state it came into.",
-            **of_upstreams,
-            to=BREAKER_STATES,
-        ).count
-        self.session_lost = of_server(
-            "counter",
-            "upstream_sessions_lost_total",
-            "Sessions that the upstream had opened and did not know any more.",
-        ).count
-        self.message_dropped = of_server(
-            "counter",
-            "upstream_messages_dropped_total",
-            "Messages of the upstream, beside answers, that were dropped because they were malformed.",
-        ).count
-        self._pin_mismatches = of_server(
-            "gauge",
-            "pin_mismatches",
-            "Tools that are not as they were pinned, or without pins as they were first listed.",
-        )
-        self._hidden_text = of_server("gauge", "hidden_text_tools", "Tools with hidden characters in their texts.")
-        self._upstream_s = times_of_requests(
-            "upstream_duration_seconds",
-            "Time from sending a call to the upstream to the end of its answer.",
-            **of_upstreams,
-        )
-        self.federation_missed = counter(
-            "federation_unavailable_total",
-            "Servers that did not answer a question to all servers.",
-            **late,
-            reason=TROUBLE,
-        ).count
+        self.schema_violated = of_server("counter", "schema_violations_total").count
+        self._upstream_up = gauge("upstream_up", **of_upstreams)
+        self._upstream_state = gauge("upstream_state", **of_upstreams, state=UPSTREAM_STATES)
+        self.breaker_moved = counter("breaker_transitions_total", **of_upstreams, to=BREAKER_STATES).count
+        self.session_lost = of_server("counter", "upstream_sessions_lost_total").count
+        self.message_dropped = of_server("counter", "upstream_messages_dropped_total").count
+        self._pin_mismatches = of_server("gauge", "pin_mismatches")
+        self._hidden_text = of_server("gauge", "hidden_text_tools")
+        self._upstream_s = times_of_requests("upstream_duration_seconds", **of_upstreams)
+        self.federation_missed = counter("federation_unavailable_total", **late, reason=TROUBLE).count
 
         # Tasks, agent programs, schedules, callbacks
-        self._task_states = gauge("a2a_tasks", "Tasks of the task API that are kept.", state=TASK_STATES)
+        self._task_states = gauge("a2a_tasks", state=TASK_STATES)
         programs = {"agent": self._programs}
-        self.agent_ran = counter(
-            "agent_runs_total", "Ended runs of agent programs, by result.", **programs, status=AGENT_STATUSES
-        ).count
-        self._agent_queue = gauge("agent_queue_length", "Runs of the agent that wait for their turn here.", **programs)
-        self._agent_executions = gauge(
-            "agent_executions",
-            "Runs of the agent that are under way here, by their state; idle waits for its turn.",
-            **programs,
-            state=AGENT_STATES,
-        )
-        self._agent_pool = gauge(
-            "agent_pool_used_ratio",
-            "How many runs of the agent are at work here, of those that may be at once.",
-            **programs,
-        )
+        self.agent_ran = counter("agent_runs_total", **programs, status=AGENT_STATUSES).count
+        self._agent_queue = gauge("agent_queue_length", **programs)
+        self._agent_executions = gauge("agent_executions", **programs, state=AGENT_STATES)
+        self._agent_pool = gauge("agent_pool_used_ratio", **programs)
         schedules = {"schedule": self._schedules}
-        self._schedule_runs = counter(
-            "schedule_runs_total",
-            "Runs of the schedule, and times at which it was due without one, by what they came to.",
-            **schedules,
-            result=SCHEDULE_RESULTS,
-        )
-        self._schedule_success = gauge(
-            "schedule_last_success_timestamp_seconds",
-            "When a run of the schedule ended well, since the epoch.",
-            late=True,
-            **schedules,
-        )
-        self._callbacks = counter(
-            "callbacks_total",
-            "Attempts to call back, by what became of them; after `failed` comes another.",
-            kind=CALLBACK_KINDS,
-            result=CALLBACK_RESULTS,
-        )
-        self._callback_s = times_of_requests("callback_duration_seconds", "Time of one attempt to call back.")
-        self.callbacks_wait = gauge("callbacks_waiting", "Callbacks that wait, or are under way.").put
+        self._schedule_runs = counter("schedule_runs_total", **schedules, result=SCHEDULE_RESULTS)
+        self._schedule_success = gauge("schedule_last_success_timestamp_seconds", late=True, **schedules)
+        self._callbacks = counter("callbacks_total", kind=CALLBACK_KINDS, result=CALLBACK_RESULTS)
+        self._callback_s = times_of_requests("callback_duration_seconds")
+        self.callbacks_wait = gauge("callbacks_waiting").put
 
         # Policy
-        self._policy_rules = gauge("policy_rules", "Rules of the serving policy.", kind=KINDS)
-        self._policy_info = gauge("policy_info", "The revision of the serving policy.", revision=AS_GIVEN)
-        self.policy_reloaded = counter("policy_reloads_total", "Reloads of the policy.", result=RELOADS).count
-        self._reloaded_at = gauge(
-            "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
-        )
-        self._source_up = gauge(
-            "policy_source_up", "Whether the source of policy was well when last looked at.", late=True
-        )
-        self._source_at = gauge(
-            "policy_source_last_success_timestamp_seconds",
-            "When the source of policy was well, since the epoch.",
-            late=True,
-        )
-        self._source_version = gauge("policy_source_version", "The version of the policy that it gave.", late=True)
-        self._replicas = gauge(
-            "policy_replicas", "Other replicas that serve the same policy, or another.", revision=REVISIONS, late=True
-        )
-        self._mode = gauge("enforcement_mode", "1 for the mode in force.", mode=MODES)
+        self._policy_rules = gauge("policy_rules", kind=KINDS)
+        self._policy_info = gauge("policy_info", revision=AS_GIVEN)
+        self.policy_reloaded = counter("policy_reloads_total", result=RELOADS).count
+        self._reloaded_at = gauge("policy_last_reload_timestamp_seconds")
+        self._source_up = gauge("policy_source_up", late=True)
+        self._source_at = gauge("policy_source_last_success_timestamp_seconds", late=True)
+        self._source_version = gauge("policy_source_version", late=True)
+        self._replicas = gauge("policy_replicas", revision=REVISIONS, late=True)
+        self._mode = gauge("enforcement_mode", mode=MODES)
 
         # Store, audit, process
-        self.store_up = gauge("store_up", "Whether the store of limits counts what it is asked (1) or not.").put
-        self._store_info = gauge("store_info", "Which store counts the limits.", kind=AS_GIVEN)
-        self.store_answered = times_of_stages(
-            "store_duration_seconds", "Time of one question to the store of limits."
-        ).time
-        self.store_forgot = counter(
-            "store_forgot_total",
-            "Times the store came back with less than it had been told, and was told again.",
-            how=STORE_FORGOT,
-        ).count
-        self._store_untold = counter(
-            "store_untold_total",
-            "What the store could not be told of calls: an outage was too long, or this process ended in one.",
-            verb=STORE_UNTOLD,
-        )
-        self.audit_recorded = counter(
-            "audit_records_total", "Audit records, by what became of them.", event=AUDIT_EVENTS, result=AUDIT_RESULTS
-        ).count
-        self.audit_depth = gauge("audit_queue_depth", "Records that are on their way to their sink.").put
-        self.audit_up = gauge(
-            "audit_up", "Whether the last records that the audit sink was given are written (1) or not."
-        ).put
-        self._audit_copies = counter("audit_copies_total", "Lines for the copy of the evidence.", result=AUDIT_COPIES)
-        self.loop_lagged = times_of_stages("loop_lag_seconds", "How late the event loop comes to a timer.").time
-        self._build = gauge("build_info", "What runs here.", version=AS_GIVEN, python=AS_GIVEN)
+        self.store_up = gauge("store_up").put
+        self._store_info = gauge("store_info", kind=AS_GIVEN)
+        self.store_answered = times_of_stages("store_duration_seconds").time
+        self.store_forgot = counter("store_forgot_total", how=STORE_FORGOT).count
+        self._store_untold = counter("store_untold_total", verb=STORE_UNTOLD)
+        self.audit_recorded = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).count
+        self.audit_depth = gauge("audit_queue_depth").put
+        self.audit_up = gauge("audit_up").put
+        self._audit_copies = counter("audit_copies_total", result=AUDIT_COPIES)
+        self.loop_lagged = times_of_stages("loop_lag_seconds").time
+        self._build = gauge("build_info", version=AS_GIVEN, python=AS_GIVEN)
 
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
