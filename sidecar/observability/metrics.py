@@ -99,7 +99,7 @@ HELP: Mapping[str, str] = {
     "upstream_state": "1 for the status that the upstream has.",
     "breaker_transitions_total": "Changes of the upstream's breaker, by the state it came into.",
     "upstream_sessions_lost_total": "Sessions that the upstream had opened and did not know any more.",
-    "upstream_messages_dropped_total": "Messages of the upstream, beside answers, that were dropped because they were malformed.",
+    "upstream_messages_dropped_total": "Malformed messages of the upstream, beside answers, that were dropped.",
     "pin_mismatches": "Tools that are not as they were pinned, or without pins as they were first listed.",
     "hidden_text_tools": "Tools with hidden characters in their texts.",
     "upstream_duration_seconds": "Time from sending a call to the upstream to the end of its answer.",
