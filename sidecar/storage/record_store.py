@@ -30,7 +30,11 @@ class RecordStoreOut(Refusal):
 
 
 class UnreadableRecord(RecordStoreOut):
-    """The store answered, but the record cannot be decoded. The message may be shown."""
+    """The store answered, but the record cannot be decoded. The message is shown to the caller."""
+
+    def __init__(self, what_happened: str) -> None:
+        super().__init__(what_happened)
+        self.detail = what_happened
 
 
 class StoredRecord(Protocol):

@@ -17,13 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from sidecar.errors import Reason, Refusal
-from sidecar.storage import AddedRecord, RecordBounds, RecordShare, RecordStore, RecordStoreOut, UnreadableRecord
+from sidecar.storage import AddedRecord, RecordBounds, RecordShare, RecordStore, RecordStoreOut
 from sidecar.storage.record_store import NOTHING, R
 
 HELD_S: Final = 15.0
@@ -168,15 +167,6 @@ class HeldRecords(Generic[R]):
         """Releases every record."""
         with suppress(RecordStoreOut):
             await self.store.let_go(self.holder)
-
-
-@contextmanager
-def store_answers() -> Iterator[None]:
-    """Turns a store that is out, or a record that cannot be read, into Refusal(STORE_UNAVAILABLE)."""
-    try:
-        yield
-    except RecordStoreOut as out:
-        raise Refusal(Reason.STORE_UNAVAILABLE, str(out) if isinstance(out, UnreadableRecord) else "") from None
 
 
 async def no_sweep() -> None:

@@ -34,7 +34,6 @@ from sidecar.tasks.api.request_reader import TaskQuery, TaskRequest, cancels, ge
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
-from sidecar.tasks.worker import store_answers
 from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Caller, Decision, Question
 
@@ -92,8 +91,7 @@ class TaskFrontend:
         return TaskRequest(intent.call, intent, task_id, order=order)
 
     async def _own(self, caller: Caller, task_id: str) -> Task:
-        with store_answers():
-            record = await self.runner.means.store.get(task_id)
+        record = await self.runner.means.store.get(task_id)
         if record is None or record.owner != caller.binding:
             raise unknown()
         return record
@@ -153,8 +151,7 @@ class TaskFrontend:
             )
         ]
         page = RecordPage(shows, wanted.state, wanted.limit, wanted.offset)
-        with store_answers():
-            records, total = await self.runner.means.store.page(caller.binding, page)
+        records, total = await self.runner.means.store.page(caller.binding, page)
         entries = _within([shown(one, now) for one in records], now.bounds.max_response_bytes)
         about = {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
         return await _respond(request, about)

@@ -160,6 +160,8 @@ class TaskLifecycle:
                     self.recording = None
                 else:
                     await self._say(now.agent(record.target), intent, recording, lease, plan.timeout_s)
+        except UnreadableRecord:  # another version may continue it
+            raise
         except Refusal as refusal:
             await self._refused(refusal)
         finally:
@@ -235,6 +237,8 @@ class TaskLifecycle:
                 await self._fail("ExecutionFailed", "The agent does not know the task any more")
             else:
                 await self._away(Refusal(Reason.UPSTREAM_FAILED, "it does not say how the task stands"))
+        except UnreadableRecord:  # another version may continue it
+            raise
         except Refusal as refusal:
             await self._refused(refusal)
         finally:

@@ -29,7 +29,6 @@ from sidecar.tasks.api.request_reader import NewTask, sends, unknown
 from sidecar.tasks.api.task_lifecycle import check_standing, decided
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.api.task_runner import TaskRunner
-from sidecar.tasks.worker import store_answers
 from sidecar.vocabulary import Caller
 
 CREATED, THERE = 201, 200  # HTTP statuses for the audit record
@@ -169,8 +168,7 @@ class _Placing:
             return record
         recording.charged = 0  # another process was faster: the task has that one's charges
         await recording.outcome(http_status=THERE, bytes_out=0)
-        with store_answers():
-            there = await self.orders.runner.means.store.get(task_id)
+        there = await self.orders.runner.means.store.get(task_id)
         if there is None or there.owner != self.caller.binding:  # a task must not be returned to another caller
             raise unknown()
         return there

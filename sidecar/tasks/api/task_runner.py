@@ -13,7 +13,7 @@ from sidecar.observability.metrics import Metrics
 from sidecar.storage import AddedRecord, RecordBounds, RecordShare, RecordStoreOut
 from sidecar.tasks.api.task_lifecycle import TaskLifecycle, TaskServices
 from sidecar.tasks.api.task_record import Task, TaskState
-from sidecar.tasks.worker import HeldRecords, Worker, store_answers
+from sidecar.tasks.worker import HeldRecords, Worker
 from sidecar.vocabulary import Caller
 
 FILE: Final = "file"  # the holder for records in a file, which no other process takes
@@ -38,14 +38,13 @@ class TaskRunner:
         """Stores a new task, held by this process. Returns False if a task with this id exists, which stays unchanged.
         `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal: TOO_MANY_CONCURRENT,
         STORE_UNAVAILABLE."""
-        with store_answers():
-            try:
-                rules = self.means.rules
-                added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))
-            except RecordStoreOut:
-                if not once_more:
-                    self.held.refuse(record.id)
-                raise
+        try:
+            rules = self.means.rules
+            added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))
+        except RecordStoreOut:
+            if not once_more:
+                self.held.refuse(record.id)
+            raise
         if added is AddedRecord.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
         return added is AddedRecord.KEPT
@@ -69,9 +68,8 @@ class TaskRunner:
     async def end(self, record: Task, state: TaskState) -> Task | None:
         """Stores a task's end. Returns None if another process was faster. Raises Refusal(STORE_UNAVAILABLE)."""
         ended = record.ended(state, self.means.live.clock())._replace(revision=record.revision + 1)
-        with store_answers():
-            if not await self.means.store.replace(ended):
-                return None
+        if not await self.means.store.replace(ended):
+            return None
         self.wake(ended)
         return ended
 

@@ -51,7 +51,7 @@ from sidecar.tasks.programs.run_record import (
 )
 from sidecar.tasks.programs.stored_text import kept_beginning
 from sidecar.tasks.programs.write_leases import LEASE_S, WriteLeases
-from sidecar.tasks.worker import HeldRecords, Worker, store_answers
+from sidecar.tasks.worker import HeldRecords, Worker
 from sidecar.vocabulary import Caller
 
 LOOK_EVERY_S: Final = 1.0
@@ -234,16 +234,14 @@ class Executions:
         course = self._courses.get(run_id)
         if course is not None:
             return await course.shown()
-        with store_answers():
-            return await self.store.get(run_id)
+        return await self.store.get(run_id)
 
     async def page(
         self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
     ) -> tuple[list[Execution], int]:
         """Returns a page of an owner's runs (of all owners if None), newest first, and the total count. Raises
         Refusal(STORE_UNAVAILABLE)."""
-        with store_answers():
-            kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
+        kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
         here = self._courses
         newest = [here[one.id].record if one.id in here and not here[one.id].is_ending else one for one in kept]
         return newest, count
@@ -353,8 +351,7 @@ class Executions:
         place = offer.turns.enter(record.owner)
         course = self._courses[record.id] = RunLifecycle(self._means, offer, record, prompt, place)
         try:
-            with store_answers():
-                await keep()
+            await keep()
         except BaseException:
             del self._courses[record.id]
             course.end()
@@ -396,8 +393,7 @@ class Executions:
             await asyncio.sleep(FOLLOW_EVERY_S / 4)
 
     async def _replace(self, record: Execution) -> None:
-        with store_answers():
-            await self.store.replace(record)
+        await self.store.replace(record)
 
     # --- ownership of runs --------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from sidecar.tasks.schedules.schedule_state import (
     owed,
     was_wrong,
 )
-from sidecar.tasks.worker import HeldRecords, Worker, backoff_s, store_answers
+from sidecar.tasks.worker import HeldRecords, Worker, backoff_s
 from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal, Witness
 
 LOOK_EVERY_S: Final = 1.0
@@ -391,15 +391,14 @@ class Scheduler:
     async def list(self) -> Sequence[ShownSchedule]:
         """Returns all schedules as stored now. Raises Refusal(STORE_UNAVAILABLE)."""
         shown = []
-        with store_answers():
-            await self._read()
-            for one in self._named.values():
-                with suppress(_Changed):  # removed meanwhile
-                    try:
-                        standing, _ = await self._change(one, _as_it_is)
-                        shown.append(self._shown(one, standing))
-                    except Unreadable:
-                        shown.append(self._shown(one, None))
+        await self._read()
+        for one in self._named.values():
+            with suppress(_Changed):  # removed meanwhile
+                try:
+                    standing, _ = await self._change(one, _as_it_is)
+                    shown.append(self._shown(one, standing))
+                except Unreadable:
+                    shown.append(self._shown(one, None))
         return shown
 
     async def add(self, key: str, schedule: ScheduleSettings, by: str) -> ShownSchedule:
@@ -621,7 +620,6 @@ def _as_it_is(standing: ScheduleStanding) -> ScheduleStanding:
 def _answered() -> Iterator[None]:
     """Turns what an operator's order may meet into the Refusal that the operator gets."""
     try:
-        with store_answers():
-            yield
+        yield
     except _Changed:
         raise Refusal(Reason.ROUTE_UNKNOWN, "there is no such schedule any more: it was removed meanwhile") from None

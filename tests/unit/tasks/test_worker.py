@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStoreOut, UnreadableRecord
-from sidecar.tasks.worker import MAX_REFUSED, HeldRecords, Worker, backoff_s, store_answers
+from sidecar.tasks.worker import MAX_REFUSED, HeldRecords, Worker, backoff_s
 from tests.unit.tasks.programs.runs import run
 
 
@@ -82,7 +82,7 @@ async def test_after_an_outage_each_process_extends_its_own_before_it_takes_what
 
 def test_what_callers_are_told_of_a_store_that_is_out() -> None:
     for out, detail in ((RecordStoreOut("timeout"), ""), (UnreadableRecord("it was damaged"), "it was damaged")):
-        with pytest.raises(Refusal) as refused, store_answers():
+        with pytest.raises(Refusal) as refused:
             raise out
         assert (refused.value.reason, refused.value.detail) == (Reason.STORE_UNAVAILABLE, detail)
     held = HeldRecords(MemoryRecordStore(), "me", lambda: 0.0)
