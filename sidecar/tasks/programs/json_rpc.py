@@ -64,12 +64,10 @@ class RpcDialogue:
 
     def __init__(self, max_said_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_said_bytes = max_said_bytes
-        self._lines = _RpcLines(max_line_bytes)
-        self._last_id = 0
-        self._asked = False
-        self._said_bytes = 0
-        self._noise = 0
-        self._has_output = False
+        self._max_line_bytes = max_line_bytes
+        self._rest = bytearray()  # of a line that has not ended
+        self._last_id = self._said_bytes = self._noise = 0
+        self._asked = self._has_output = False
         self._artifacts: set[str] = set()
 
     @property
@@ -92,8 +90,18 @@ class RpcDialogue:
         return encode_notification(Notification("cancel", {"id": self._last_id})) + b"\n" if self._asked else b""
 
     def hear(self, chunk: bytes) -> Iterator[Heard]:
-        for line in self._lines.ended_by(chunk):
-            yield from self._line(line)
+        *ends, begun = chunk.split(b"\n")
+        for end in ends:
+            self._bound_line(len(end))
+            line = bytes(self._rest) + end
+            self._rest.clear()
+            yield from self._line(line.strip(b" \t\r"))
+        self._bound_line(len(begun))
+        self._rest += begun
+
+    def _bound_line(self, more: int) -> None:
+        if len(self._rest) + more > self._max_line_bytes:
+            raise DialogueBroken(f"it wrote a line of more than {self._max_line_bytes} bytes")
 
     def over(self) -> Iterator[Heard]:
         yield from self.hear(b"\n")
@@ -103,7 +111,11 @@ class RpcDialogue:
             self._count(len(line))
             self._forgive(bool(line))
             return
-        match _message(line):
+        try:
+            message = message_from(parse_json(line, max_keys=MAX_ANSWER_KEYS, max_values=MAX_ANSWER_VALUES))
+        except Refusal as refusal:
+            raise DialogueBroken(f"it wrote a line that is no JSON-RPC message: {refusal.detail}") from None
+        match message:
             case Request(id=number, method=method, params=params):
                 self._count(_size(params))
                 self._forgive()
@@ -138,7 +150,7 @@ class RpcDialogue:
             return
         self._count(_size(response.result if response.error is None else response.error))
         if response.error is not None:
-            self._rest()
+            self._end_turn()
             yield TurnAnswer("TASK_STATE_FAILED", failure=_failure(response.error))
             return
         heard = _result(response.result)
@@ -146,10 +158,10 @@ class RpcDialogue:
             self._number(one)
         if self._has_output and any(isinstance(one, TurnAnswer) and one.alone for one in heard):
             raise DialogueBroken("it answered with a message, which is no task, and had begun one")
-        self._rest()
+        self._end_turn()
         yield from heard
 
-    def _rest(self) -> None:
+    def _end_turn(self) -> None:
         self._asked = False
         self._said_bytes, self._noise = 0, 0
 
@@ -170,28 +182,6 @@ class RpcDialogue:
             raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that nobody can hear")
 
 
-class _RpcLines:
-    """Splits bytes into lines. A line beyond the limit raises before it is complete."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._rest = bytearray()
-
-    def ended_by(self, chunk: bytes) -> Iterator[bytes]:
-        *ends, begun = chunk.split(b"\n")
-        for end in ends:
-            self._bound(len(end))
-            line = bytes(self._rest) + end if self._rest else end
-            self._rest.clear()
-            yield line.strip(b" \t\r")
-        self._bound(len(begun))
-        self._rest += begun
-
-    def _bound(self, more: int) -> None:
-        if len(self._rest) + more > self._max_bytes:
-            raise DialogueBroken(f"it wrote a line of more than {self._max_bytes} bytes")
-
-
 def _params(order: ProgramOrder) -> dict[str, Any]:
     """Returns the params for a program. Options have callers' names, without dashes."""
     parameters = {name.lstrip("-"): value for name, value in order.prompt.cli_args.items()}
@@ -204,13 +194,6 @@ def _params(order: ProgramOrder) -> dict[str, Any]:
         "executionId": order.execution_id,
         "attempt": order.attempt,
     }
-
-
-def _message(line: bytes) -> Request | Notification | Response:
-    try:
-        return message_from(parse_json(line, max_keys=MAX_ANSWER_KEYS, max_values=MAX_ANSWER_VALUES))
-    except Refusal as refusal:
-        raise DialogueBroken(f"it wrote a line that is no JSON-RPC message: {refusal.detail}") from None
 
 
 def _size(value: object) -> int:
@@ -261,7 +244,7 @@ def _result(result: object) -> list[Heard]:
     if result is None:
         return [TurnAnswer()]
     if isinstance(result, str):
-        return [*_texts(result), TurnAnswer()]
+        result = {"text": result}
     said = _members(result, "/result", text=str, parts=list, artifacts=list, state=str, message=(str, dict))
     if "message" in said:
         if len(said) > 1:
@@ -276,14 +259,14 @@ def _result(result: object) -> list[Heard]:
         for index, one in enumerate(said.get("artifacts", []))
     ]
     if state == _COMPLETED:
-        more: list[Heard] = [OutputArtifact({"artifact": {"parts": parts}})] if parts else []
-        return [*_texts(text), *more, *artifacts, TurnAnswer()]
+        more: list[Heard] = [OutputChunk(text)] if text else []
+        more += [OutputArtifact({"artifact": {"parts": parts}})] if parts else []
+        return [*more, *artifacts, TurnAnswer()]
     words = tuple([{"text": text}] * bool(text) + parts)
-    return [*artifacts, TurnAnswer(state, words, failure=_told_failure(words) if said["state"] == "failed" else None)]
-
-
-def _texts(text: str) -> list[Heard]:
-    return [OutputChunk(text)] if text else []
+    failure = None
+    if said["state"] == "failed":
+        failure = Failure(Category.AGENT, "\n".join(part["text"] for part in words if "text" in part) or _UNSAID)
+    return [*artifacts, TurnAnswer(state, words, failure=failure)]
 
 
 def _message_parts(said: Any) -> tuple[Mapping[str, Any], ...]:
@@ -294,11 +277,6 @@ def _message_parts(said: Any) -> tuple[Mapping[str, Any], ...]:
     if not parts:
         raise DialogueBroken("/result/message/parts is empty")
     return tuple(parts)
-
-
-def _told_failure(words: tuple[Mapping[str, Any], ...]) -> Failure:
-    text = "\n".join(part["text"] for part in words if "text" in part)
-    return Failure(Category.AGENT, text or _UNSAID)
 
 
 def _failure(error: Mapping[str, Any]) -> Failure:
