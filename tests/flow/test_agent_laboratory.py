@@ -18,6 +18,6 @@ async def test_a_kill_under_load_leaves_nothing_and_loses_nothing(tmp_path: Path
 async def test_programs_that_are_called_over_and_over_leave_nothing(tmp_path: Path) -> None:
     """BL-100. `python -m bench.agents_many` calls ten thousand times, and waits for what takes too long."""
     lots = {lot: weight for lot, weight in agents_many.LOTS.items() if lot != ("waits", "hangs")}
-    told = await agents_many.measured(tmp_path, runs=24, timeout_s=60.0, lots=lots)
+    told = await agents_many.measured(tmp_path, runs=12, timeout_s=60.0, lots=lots)
     assert agents_many.is_well(told), told
-    assert told["came_to"]["TASK_STATE_COMPLETED"] > 20
+    assert told["came_to"]["TASK_STATE_COMPLETED"] > 8
