@@ -8,8 +8,9 @@ later caller would get the answer to another prompt.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import (
@@ -21,12 +22,13 @@ from sidecar.tasks.programs.attempt import (
     ProgressNote,
     failure_of_exit,
 )
+from sidecar.tasks.programs.command_line import PromptFiles
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
 from sidecar.tasks.programs.turn_protocol import Dialogue, DialogueBroken, Heard, TurnAnswer, TurnReply
-from sidecar.tasks.programs.working_folders import UnreadableFolder
-from sidecar.upstreams.processes import Exit
+from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
+from sidecar.upstreams.processes import Exit, StartFailed
 
 CANCEL_GRACE_S: Final = 2.0  # to answer after it was asked to cancel
 PATIENCE_S: Final = 0.5  # to end by itself, once its input or output is closed
@@ -43,14 +45,26 @@ class ProcessLost(Exception):
     """The process became unusable in the middle of a turn."""
 
 
-class AnswerFile(Protocol):
-    """The file in which a process puts its answers, if its pipes report only that they are there."""
+class OutputFile:
+    """The file in which a process puts each answer, if its pipes report only that it is there. Its folder is removed
+    with it."""
+
+    def __init__(self, order: ProgramOrder, definition: CliAgent) -> None:
+        """Raises StartFailed if the folder cannot be made."""
+        try:
+            self._folder = WorkingFolder()
+        except OSError as error:
+            raise StartFailed(f"it has no folder: {os.strerror(error.errno or 0)}", error.errno) from None
+        self._name = definition.output_file_template.replace("{execution_id}", order.execution_id)
+        self._max_bytes = definition.a2a.capabilities.max_output_size
+        self.files = PromptFiles(self._folder.path, "", self._folder.at(self._name))
 
     async def taken(self) -> bytes:
-        """Reads and removes this turn's answer. Raises UnreadableFolder."""
+        """Reads and removes the answer, so that the next turn has its own. Raises UnreadableFolder."""
+        return await asyncio.to_thread(self._folder.take, self._name, self._max_bytes)
 
     def remove(self) -> None:
-        """Removes the file and its folder. Removing twice is allowed."""
+        self._folder.remove()
 
 
 class ConversationProcess:
@@ -65,18 +79,14 @@ class ConversationProcess:
         cleaning: CleaningRules,
         definition: CliAgent,
         lost: Callable[[ConversationProcess], None] = lambda _: None,
-        file: AnswerFile | None = None,
+        file: OutputFile | None = None,
     ) -> None:
-        self._attended = attended
-        self._talk = talk
-        self._cleaning = cleaning
-        self._definition = definition
-        self._file = file
+        self._attended, self._talk, self._cleaning = attended, talk, cleaning
+        self._definition, self._tell_lost, self._file = definition, lost, file
         self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may output
         self._chunks = 0
-        self._broke, self._how = "", ""
+        self._broke = self.how = ""  # how it ended, once it has `failed`, for the next turn
         self._is_lost = False
-        self._tell_lost = lost
         attended.tell(told)
         self._reading = asyncio.get_running_loop().create_task(self._read(), name=f"hears process {attended.pid}")
 
@@ -147,9 +157,11 @@ class ConversationProcess:
                     case TurnAnswer():
                         self._attended.end_in(None)
                         if self._file is not None and heard == TurnAnswer():
-                            heard, found = await self._filed(self._file)
-                            if shown := cleaner.feed(found):
-                                yield OutputChunk(shown)
+                            try:
+                                if shown := cleaner.feed(await self._file.taken()):
+                                    yield OutputChunk(shown)
+                            except UnreadableFolder as unreadable:
+                                heard = TurnAnswer(FAILED, failure=Failure(Category.AGENT, str(unreadable)))
                         if rest := cleaner.end():
                             yield OutputChunk(rest)
                         yield self._shown(heard)
@@ -190,7 +202,7 @@ class ConversationProcess:
         """Returns how it ended and why that is a failure, once it is lost by itself; nothing of it is left."""
         # The exit status of a process that the sidecar ends says nothing about the cause.
         exit_ = self.exit if self._broke else await self._attended.exits(PATIENCE_S)
-        self._how = self._broke or ("it closed its pipes" if exit_ is None else f"it ended by itself, {exit_}")
+        self.how = self._broke or ("it closed its pipes" if exit_ is None else f"it ended by itself, {exit_}")
         await self.end()
         if self._broke:
             return exit_, Failure(Category.AGENT, self._broke)
@@ -200,11 +212,6 @@ class ConversationProcess:
         definition = self._definition
         failure = failure_of_exit(exit_, said, definition.resources, self.usage, definition.retries.exit_codes)
         return exit_, failure or Failure(Category.AGENT, "it ended before its answer did")
-
-    @property
-    def how(self) -> str:
-        """Describes how it ended, once it has `failed`, for the next turn."""
-        return self._how
 
     # --- output -------------------------------------------------------------------------------------------------------
 
@@ -235,12 +242,6 @@ class ConversationProcess:
             self._is_lost = True
             self._heard.put_nowait(None)
             self._tell_lost(self)
-
-    async def _filed(self, file: AnswerFile) -> tuple[TurnAnswer, bytes]:
-        try:
-            return TurnAnswer(), await file.taken()
-        except UnreadableFolder as unreadable:
-            return TurnAnswer(FAILED, failure=Failure(Category.AGENT, str(unreadable))), b""
 
     def _shown(self, answer: TurnAnswer) -> TurnAnswer:
         failure = answer.failure

@@ -7,9 +7,9 @@ in a file reports on its pipes only that the answer is there.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import (
@@ -24,8 +24,15 @@ from sidecar.tasks.programs.attempt import (
     no_objection,
     overdue,
 )
-from sidecar.tasks.programs.command_line import CommandLine, PromptFiles, command_from
-from sidecar.tasks.programs.conversation import PATIENCE_S, ConversationProcess, Launch, ProcessLost, ended
+from sidecar.tasks.programs.command_line import CommandLine, command_from
+from sidecar.tasks.programs.conversation import (
+    PATIENCE_S,
+    ConversationProcess,
+    Launch,
+    OutputFile,
+    ProcessLost,
+    ended,
+)
 from sidecar.tasks.programs.conversations import Conversations, Endings
 from sidecar.tasks.programs.json_rpc import RpcDialogue
 from sidecar.tasks.programs.line_protocol import LineDialogue
@@ -33,7 +40,6 @@ from sidecar.tasks.programs.one_shot import OneShot
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import SupervisedProcess, to_its_end
 from sidecar.tasks.programs.turn_protocol import Dialogue, TurnAnswer, UnsayableError
-from sidecar.tasks.programs.working_folders import WorkingFolder
 from sidecar.upstreams.processes import Processes, StartFailed
 
 
@@ -51,64 +57,37 @@ def runner_from(
     later definition. Raises SettingsError if the program is not found, or its `env_path` cannot be read."""
     command = command_from(name, definition, environ)
     if definition.keeps_processes:
-        launch = ConversationLauncher(command, processes)
-        return Conversations(name, definition, launch, objection=objection, endings=endings)
+        start = partial(launch, command, processes)
+        return Conversations(name, definition, start, objection=objection, endings=endings)
     if definition.patterns.input == "json-rpc":
-        return OneShotRpc(ConversationLauncher(command, processes))
+        return OneShotRpc(partial(launch, command, processes))
     return OneShot(name, command, processes)
 
 
-class ConversationLauncher:
-    def __init__(self, command: CommandLine, processes: Processes) -> None:
-        self._command = command
-        self._processes = processes
-
-    async def __call__(self, order: ProgramOrder, lost: Callable[[ConversationProcess], None]) -> ConversationProcess:
-        definition, prompt = self._command.definition, order.prompt
-        talk = talk_from(definition)
-        told = talk.begin(order)
-        if definition.patterns.input == "json-rpc":
-            prompt = prompt._replace(cli_args={})  # they are sent with each turn
-        file = OutputFile(order, definition) if definition.patterns.output == "file" else None
-        try:
-            program = self._command.program(prompt, None if file is None else file.files)
-            attended = await SupervisedProcess.start(self._processes, program, self._command.cleaning, order.term)
-        except BaseException:
-            if file is not None:
-                file.remove()
-            raise
-        return ConversationProcess(attended, talk, told, self._command.cleaning, definition, lost, file)
-
-
-def talk_from(definition: CliAgent) -> Dialogue:
-    most = definition.a2a.capabilities.max_output_size
-    if definition.patterns.input == "json-rpc":
-        return RpcDialogue(most)
-    says = definition.patterns.output == "stdout"
-    return LineDialogue(
-        definition.turn_end, definition.newlines, greets=definition.greets, says=says, max_said_bytes=most
-    )
-
-
-class OutputFile:
-    """The file in which a process puts each answer. Its folder is removed with it."""
-
-    def __init__(self, order: ProgramOrder, definition: CliAgent) -> None:
-        """Raises StartFailed if the folder cannot be made."""
-        try:
-            self._folder = WorkingFolder()
-        except OSError as error:
-            raise StartFailed(f"it has no folder: {os.strerror(error.errno or 0)}", error.errno) from None
-        self._name = definition.output_file_template.replace("{execution_id}", order.execution_id)
-        self._max_bytes = definition.a2a.capabilities.max_output_size
-        self.files = PromptFiles(self._folder.path, "", self._folder.at(self._name))
-
-    async def taken(self) -> bytes:
-        """Reads and removes the answer, so that the next turn has its own. Raises UnreadableFolder."""
-        return await asyncio.to_thread(self._folder.take, self._name, self._max_bytes)
-
-    def remove(self) -> None:
-        self._folder.remove()
+async def launch(
+    command: CommandLine, processes: Processes, order: ProgramOrder, lost: Callable[[ConversationProcess], None]
+) -> ConversationProcess:
+    """Starts a process for an order and sends it the turn; `lost` is called when the process is lost. Raises
+    StartFailed, and UnsayableError before anything is started."""
+    definition, prompt = command.definition, order.prompt
+    most, by_file = definition.a2a.capabilities.max_output_size, definition.patterns.output == "file"
+    speaks_rpc = definition.patterns.input == "json-rpc"
+    talk: Dialogue = RpcDialogue(most)
+    if not speaks_rpc:
+        ends = (definition.turn_end, definition.newlines)
+        talk = LineDialogue(*ends, greets=definition.greets, says=not by_file, max_said_bytes=most)
+    told = talk.begin(order)
+    if speaks_rpc:
+        prompt = prompt._replace(cli_args={})  # they are sent with each turn
+    file = OutputFile(order, definition) if by_file else None
+    try:
+        program = command.program(prompt, None if file is None else file.files)
+        attended = await SupervisedProcess.start(processes, program, command.cleaning, order.term)
+    except BaseException:
+        if file is not None:
+            file.remove()
+        raise
+    return ConversationProcess(attended, talk, told, command.cleaning, definition, lost, file)
 
 
 class OneShotRpc:
