@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic
+from functools import cache
+from typing import Any, Final, Generic, get_args, get_origin, get_type_hints
 
 import orjson
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from sidecar.storage.caller_codec import caller_from, plain_caller
 from sidecar.storage.record_store import R, UnreadableRecord
 from sidecar.storage.sealing import AesSeal
+from sidecar.vocabulary import Caller
 
 MAX_ID_CHARS: Final = 64
 MAX_TOLD: Final = 1_000
@@ -32,23 +34,38 @@ class RecordCodec(Generic[R]):
 
 
 def record_codec(kind: type[R]) -> RecordCodec[R]:
-    """Returns the encoding of a NamedTuple as JSON. A decoded record is complete and of the right types; members that a
-    newer version added are left out."""
-    whole, fields = TypeAdapter(kind, config=FINITE), kind._fields  # type: ignore[attr-defined]
+    """Returns the encoding of a NamedTuple, and of NamedTuples in it, as JSON by member names. A decoded record is
+    complete and of the right types; members that a newer version added are left out."""
+    whole = TypeAdapter(kind, config=FINITE)
 
     def encode(record: R) -> bytes:
-        plain = record._asdict()  # type: ignore[attr-defined]
-        if "caller" in plain:
-            plain["caller"] = plain_caller(plain["caller"])
-        return orjson.dumps(plain)
+        return orjson.dumps(record, default=_plain, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
-    def decode(body: bytes | str) -> R:
-        plain = orjson.loads(body)
-        if "caller" in fields:
-            plain["caller"] = caller_from(plain["caller"])
-        return whole.validate_python({name: plain[name] for name in fields if name in plain})
+    return RecordCodec(encode, lambda body: whole.validate_python(_known(kind, orjson.loads(body))))
 
-    return RecordCodec(encode, decode)
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, Caller):
+        return plain_caller(part)
+    return part.model_dump(mode="json", exclude_unset=True) if isinstance(part, BaseModel) else part._asdict()
+
+
+def _known(kind: Any, plain: Any) -> Any:
+    """Returns the members that this version knows."""
+    if kind is Caller:
+        return caller_from(plain)
+    if isinstance(plain, dict) and (members := _members(kind)):
+        return {name: _known(one, plain[name]) for name, one in members.items() if name in plain}
+    if isinstance(plain, list) and get_origin(kind) is tuple:
+        return [_known(get_args(kind)[0], one) for one in plain]
+    return plain
+
+
+@cache
+def _members(kind: Any) -> Mapping[str, Any]:
+    """Returns the members of a NamedTuple and their types, also of one that may be missing; nothing of other types."""
+    tuples = [one for one in (kind, *get_args(kind)) if hasattr(one, "_fields")]
+    return get_type_hints(tuples[0]) if tuples else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,10 +174,7 @@ class Executions:
         record = await self._kept(run_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
-        if record.is_done and run_id in self.worker.tasks:
-            # A caller that answers at once may find the previous turn still cleaning up; its last revision is then in
-            # the store.
-            await self.worker.wait(ENDING_S, only=(run_id,))
+        if record.is_done and await self._has_left(run_id):
             record = await self._kept(run_id)
         does_not_wait = Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
         if not record.is_done or record.task["status"]["state"] not in WAITS or run_id in self._courses:
@@ -250,7 +247,7 @@ class Executions:
         """Cancels a run, at any replica, and waits up to `CANCEL_S` for its end. Raises Refusal: TASK_UNKNOWN,
         NOT_CANCELABLE, STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
-        if course is None:
+        if course is None or (course.record.is_done and await self._has_left(run_id)):
             return await self._cancel_kept(run_id, why)
         course.give_up(GivenUp(RunState.CANCELLED, why))
         with suppress(TimeoutError):
@@ -374,6 +371,12 @@ class Executions:
         if record is None:
             raise Refusal(Reason.TASK_UNKNOWN)
         return record
+
+    async def _has_left(self, run_id: str) -> bool:
+        """Waits for a run that is over and may still be here, cleaning up: a caller may answer it, or cancel it, at
+        once. Its last revision is in the store then."""
+        await self.worker.wait(ENDING_S, only=(run_id,))
+        return run_id not in self._courses
 
     async def _cancel_kept(self, run_id: str, why: str) -> Execution:
         until_s, asked = time.monotonic() + CANCEL_S, False

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-import orjson
-from pydantic import TypeAdapter
-
-from sidecar.storage import FINITE, RecordCodec, RecordKind
-from sidecar.storage.caller_codec import caller_from, plain_caller
+from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller
 
 MAX_TRANSITIONS: Final = 100  # kept from before a takeover or a further turn
@@ -182,37 +178,4 @@ class Execution(NamedTuple):
         return moved
 
 
-def encoded(record: Execution) -> bytes:
-    return orjson.dumps({**record._asdict(), "caller": plain_caller(record.caller)}, default=_named)
-
-
-def decoded(raw: bytes | str) -> Execution:
-    """Decodes a stored run. Raises ValueError, TypeError or LookupError for data that cannot be decoded."""
-    known = _known(Execution, orjson.loads(raw))
-    known["caller"] = caller_from(known["caller"])
-    known["transitions"] = [_known(Transition, one) for one in known["transitions"]]
-    known["previous_tries"] = [_with_parts(_known(Attempt, one)) for one in known["previous_tries"]]
-    return _WHOLE.validate_python(_with_parts(known))
-
-
-def _named(part: Any) -> Mapping[str, Any]:
-    """Encodes a part of a run by member names, so that a newer version may add members."""
-    return dict(part._asdict())
-
-
-def _known(kind: type[_Part], plain: Any) -> dict[str, Any]:
-    return {name: plain[name] for name in kind._fields if name in plain}
-
-
-def _with_parts(known: dict[str, Any]) -> dict[str, Any]:
-    failure = known["failure"]
-    return {**known, "failure": failure and _known(Failure, failure), "usage": _known(Usage, known["usage"])}
-
-
-_Part = Execution | Transition | Attempt | Failure | Usage
-_WHOLE: Final = TypeAdapter(Execution, config=FINITE)
-RUNS: Final = RecordKind(
-    "a run",
-    RecordCodec(encoded, decoded),
-    key="agent-runs",
-)
+RUNS: Final = RecordKind("a run", record_codec(Execution), key="agent-runs")

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID, uuid5
-
-import orjson
-from pydantic import TypeAdapter
 
 from sidecar.settings.cron import CronSchedule
 from sidecar.settings.schedules import ScheduleSettings
-from sidecar.storage import RecordCodec, RecordKind
+from sidecar.storage.record_kind import RecordKind, record_codec
 
 OWNER: Final = "schedules"  # one owner for all schedules
 KEPT_S: Final = 30 * 86_400.0  # for a schedule that no settings name any more
@@ -226,25 +223,4 @@ def was_wrong(settled_s: float, now_s: float) -> bool:
     return settled_s - now_s > WRONG_S
 
 
-def _encoded(standing: ScheduleStanding) -> bytes:
-    return orjson.dumps(standing._asdict(), default=_named)
-
-
-def _named(part: Any) -> Any:
-    if isinstance(part, ScheduleSettings):
-        return part.model_dump(mode="json", exclude_unset=True)
-    return dict(part._asdict())
-
-
-def _decoded(raw: bytes | str) -> ScheduleStanding:
-    plain = orjson.loads(raw)
-    known = {name: plain[name] for name in ScheduleStanding._fields if name in plain}  # newer versions may write more
-    return _WHOLE.validate_python(known)
-
-
-_WHOLE: Final = TypeAdapter(ScheduleStanding)
-SCHEDULES: Final = RecordKind(
-    "how a schedule stands",
-    RecordCodec(_encoded, _decoded),
-    key="schedules",
-)
+SCHEDULES: Final = RecordKind("how a schedule stands", record_codec(ScheduleStanding), key="schedules")

@@ -152,9 +152,8 @@ async def test_it_can_ask_for_input_and_say_whose_fault_it_was(processes: Proces
 async def test_what_it_says_beside_its_turns_is_unidentified_answer(
     processes: Processes, source: str, said: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "sidecar.tasks.programs.conversation.MAX_STRAYS", 1_000
-    )  # on a busy machine it takes long to say all of it
+    for name, value in (("MAX_STRAYS", 1_000), ("QUIET_S", 0.1)):  # on a busy machine it takes long to say all of it
+        monkeypatch.setattr(f"sidecar.tasks.programs.conversation.{name}", value)
     async with talking(processes, source, **more) as (chat, launcher):
         for number in range(1, 10):
             asked = said if number % 2 else "plain"
