@@ -113,15 +113,41 @@ async def every_end_is_known(running: World, ends: int) -> None:
     assert not [record for record in records if record["reason"] == "internal"]
 
 
+@asynccontextmanager
+async def before_hostile(folder: Path, attacks: Mapping[str, Any]) -> AsyncIterator[tuple[HostileUpstream, World]]:
+    """A sidecar before a server with these attacks, beside a calm one."""
+    hostile = HostileUpstream(attacks)
+    async with (
+        serving(hostile.converse) as hostile.server,
+        beside_a_calm_one(folder, upstream_url=hostile.server.url) as running,
+    ):
+        yield hostile, running
+
+
+async def played(
+    running: World, monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Any], play: Any, *, at_once: int, sessions: int
+) -> dict[str, Any]:
+    """What each of these came to, while others went on untouched and the loop was never held."""
+    with callbacks(monkeypatch) as longest:
+        async with nothing_left(running, sessions=sessions), unharmed(**callers(running)):
+            came_to: dict[str, Any] = await in_turn([*names], play, at_once)
+    assert max(longest.values(), default=0.0) < LAG_S, longest
+    return came_to
+
+
+def in_era(era: Era, reasons: dict[str, str]) -> dict[str, str]:
+    """What is heard in this era."""
+    return reasons | (
+        {name: IN_A_SESSION[name] for name in reasons if name in IN_A_SESSION} if era == "session" else {}
+    )
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_bytes_of_every_kind_are_told_by_their_reason(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = HostileUpstream({name: script.attack for name, script in BY_BYTES.items()})
-    async with (
-        serving(hostile.converse) as hostile.server,
-        beside_a_calm_one(tmp_path, upstream_url=hostile.server.url) as running,
-    ):
+    attacks = {name: script.attack for name, script in BY_BYTES.items()}
+    async with before_hostile(tmp_path, attacks) as (hostile, running):
         talk = Talk(running, era)
         await talk.call("search_code", POLITE)
 
@@ -136,18 +162,13 @@ async def test_bytes_of_every_kind_are_told_by_their_reason(
             assert reason or FINE in str(answer[1]), (name, answer)
             return answer[0], reason
 
-        with callbacks(monkeypatch) as longest:
-            async with nothing_left(running, sessions=10), unharmed(**callers(running)):
-                came_to = await in_turn([*BY_BYTES], play, 8)
-        expected = {name: script.reason for name, script in BY_BYTES.items()}
-        if era == "session":
-            expected |= {name: IN_A_SESSION[name] for name in expected if name in IN_A_SESSION}
+        came_to = await played(running, monkeypatch, BY_BYTES, play, at_once=8, sessions=10)
+        expected = in_era(era, {name: script.reason for name, script in BY_BYTES.items()})
         assert {name: reason for name, (_, reason) in came_to.items()} == expected
         if era == "stateless":
             for name, script in BY_BYTES.items():
                 assert came_to[name][0] in (script.status or STATUS[script.reason], 200), name
         assert len(hostile.asked) == len(BY_BYTES), "and nothing is tried twice"
-        assert max(longest.values(), default=0.0) < LAG_S, longest
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -155,11 +176,7 @@ async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BL-021, threats L1, L3: neither a name, nor a description, nor an address of what its reader may not use."""
-    hostile = HostileUpstream({name: script.attack for name, script in LISTS.items()})
-    async with (
-        serving(hostile.converse) as hostile.server,
-        beside_a_calm_one(tmp_path, upstream_url=hostile.server.url) as running,
-    ):
+    async with before_hostile(tmp_path, {name: script.attack for name, script in LISTS.items()}) as (_, running):
 
         async def play(name: str) -> str:
             answer = await Talk(running, era).ask("tools/list", {"cursor": name})
@@ -168,14 +185,8 @@ async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(
             assert reason or "search_code" in str(answer[1]), (name, answer)
             return reason
 
-        with callbacks(monkeypatch) as longest:
-            async with nothing_left(running, sessions=100), unharmed(**callers(running)):
-                came_to = await in_turn([*LISTS], play, 4)
-        assert max(longest.values(), default=0.0) < LAG_S, longest
-        expected = {name: script.reason for name, script in LISTS.items()}
-        if era == "session":
-            expected |= {name: IN_A_SESSION[name] for name in expected if name in IN_A_SESSION}
-        assert came_to == expected
+        came_to = await played(running, monkeypatch, LISTS, play, at_once=4, sessions=100)
+        assert came_to == in_era(era, {name: script.reason for name, script in LISTS.items()})
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -198,14 +209,8 @@ async def test_what_is_said_to_our_own_enquiry_fails_that_server_alone(
                 return heard(opened)
             return heard(await talk.call("search_code", POLITE))
 
-        with callbacks(monkeypatch) as longest:
-            async with nothing_left(running, sessions=100), unharmed(**callers(running)):
-                came_to = await in_turn([*GREETINGS], play, 4)
-        expected = {name: reason for name, (_, reason) in GREETINGS.items()}
-        if era == "session":
-            expected |= {name: IN_A_SESSION[name] for name in expected if name in IN_A_SESSION}
-        assert came_to == expected
-        assert max(longest.values(), default=0.0) < LAG_S, longest
+        came_to = await played(running, monkeypatch, GREETINGS, play, at_once=4, sessions=100)
+        assert came_to == in_era(era, {name: reason for name, (_, reason) in GREETINGS.items()})
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -233,24 +238,18 @@ async def test_every_answer_has_a_deadline(tmp_path: Path, era: Era, monkeypatch
 async def test_an_answer_without_end_is_refused_and_not_held(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = HostileUpstream(LARGE)
-    async with (
-        serving(hostile.converse) as hostile.server,
-        beside_a_calm_one(tmp_path, upstream_url=hostile.server.url) as running,
-    ):
+    async with before_hostile(tmp_path, LARGE) as (_, running):
         talk = Talk(running, era)
         await talk.call("search_code", POLITE)
-        with grows_at_most(80) as look, callbacks(monkeypatch) as longest:
+        with grows_at_most(80) as look:
 
             async def play(name: str) -> str:
                 answer = await talk.call("search_code", rude(name))
                 look()
                 return heard(answer)
 
-            async with nothing_left(running, sessions=10), unharmed(**callers(running)):
-                came_to = await in_turn([*LARGE], play, 2)
+            came_to = await played(running, monkeypatch, LARGE, play, at_once=2, sessions=10)
         assert came_to == dict.fromkeys(LARGE, REFUSED)
-        assert max(longest.values(), default=0.0) < LAG_S, longest
 
 
 # --- over lines, and before servers of the other era ------------------------------------------------------------------

@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from sidecar.gateway import routing
 from sidecar.http.client import ANSWERS
 from sidecar.http.server import listeners, memory_trim
 from sidecar.http.server.connection_limits import Seat
-from sidecar.http.server.listeners import Listener, ListenerDeadlines, ServerConnection, open_listener
+from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, ServerConnection, open_listener
 from sidecar.http.server.memory_trim import MemoryTrim
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress, UnixAddress
@@ -42,18 +42,27 @@ from tests.flow.world import PATIENCE_S, Upstream, World, until, world, write_fo
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
+ANYWHERE = ListenAddress("127.0.0.1", 0)
+
+
+async def here(_: web.BaseRequest) -> web.StreamResponse:
+    return WholeResponse(200, b"here")
+
+
 @asynccontextmanager
 async def listening(
-    address: ListenAddress | UnixAddress, tls: ssl.SSLContext | None = None, **patience: float
+    address: ListenAddress | UnixAddress = ANYWHERE,
+    tls: ssl.SSLContext | None = None,
+    handle: Handle = here,
+    probes: Collection[str] = (),
+    **patience: float,
 ) -> AsyncIterator[Listener]:
-    async def handle(_: web.BaseRequest) -> web.StreamResponse:
-        return WholeResponse(200, b"here")
-
     async def broken(_: str, status: int) -> web.StreamResponse:
         return WholeResponse(status)
 
     listener = open_listener(address)
-    await listener.serve(handle, broken, ListenerDeadlines(**patience), tls)  # type: ignore[arg-type]  # by name
+    deadlines = ListenerDeadlines(**patience)  # type: ignore[arg-type]  # by name
+    await listener.serve(handle, broken, deadlines, tls, probes=probes)
     try:
         yield listener
     finally:
@@ -105,7 +114,7 @@ def still_open(socks: list[socket.socket]) -> int:
 
 
 async def test_a_flood_of_silence_takes_nobodys_place() -> None:
-    async with listening(ListenAddress("127.0.0.1", 0), max_connections=20) as listener:
+    async with listening(max_connections=20) as listener:
         flood = []
         for _ in range(10):
             flood += half_open(listener, 10, "127.0.0.66")
@@ -117,7 +126,7 @@ async def test_a_flood_of_silence_takes_nobodys_place() -> None:
 
 
 async def test_one_address_has_as_many_places_as_it_may_and_a_socket_file_as_many_as_there_are(tmp_path: Path) -> None:
-    async with listening(ListenAddress("127.0.0.1", 0), max_connections=20, max_per_peer=5) as listener:
+    async with listening(max_connections=20, max_per_peer=5) as listener:
         flood, others = half_open(listener, 12), half_open(listener, 4, "127.0.0.2")
         await until(lambda: still_open(flood) == 5)
         assert still_open(others) == 4
@@ -139,7 +148,7 @@ LINGERER = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"
 
 
 async def test_who_was_answered_and_lingers_gives_its_place_to_the_next() -> None:
-    async with listening(ListenAddress("127.0.0.1", 0), max_connections=20) as listener, AsyncExitStack() as open_ones:
+    async with listening(max_connections=20) as listener, AsyncExitStack() as open_ones:
         lingering = []
         for number in range(60):
             source = f"127.0.0.{66 + number % 2}"
@@ -158,26 +167,17 @@ async def test_probes_have_places_that_nobody_else_takes() -> None:
             await go.wait()
         return WholeResponse(200, b"here")
 
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, _never, ListenerDeadlines(max_connections=3), probes=("/livez",))
-    try:
-        async with AsyncExitStack() as open_ones:
-            request = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
-            busy = [await open_ones.enter_async_context(asking(listener, request % b"/metrics")) for _ in range(3)]
-            await until(lambda: len(listener.seats) == 3)
-            for sock in half_open(listener, 100, "127.0.0.66"):
-                open_ones.callback(sock.close)
-            for path, status in ((b"/livez", 200), (b"/metrics", 503), (b"/livez?x", 200)):
-                async with asking(listener, request % path) as probe:
-                    assert statuses(await probe.everything()) == [status], "and the connection is closed"
-            go.set()
-            assert [(await one.response())[0] for one in busy] == [200] * 3
-    finally:
-        await listener.close(0.2)
-
-
-async def _never(_: str, status: int) -> web.StreamResponse:
-    return WholeResponse(status)
+    async with listening(handle=handle, probes=("/livez",), max_connections=3) as listener, AsyncExitStack() as stack:
+        request = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
+        busy = [await stack.enter_async_context(asking(listener, request % b"/metrics")) for _ in range(3)]
+        await until(lambda: len(listener.seats) == 3)
+        for sock in half_open(listener, 100, "127.0.0.66"):
+            stack.callback(sock.close)
+        for path, status in ((b"/livez", 200), (b"/metrics", 503), (b"/livez?x", 200)):
+            async with asking(listener, request % path) as probe:
+                assert statuses(await probe.everything()) == [status], "and the connection is closed"
+        go.set()
+        assert [(await one.response())[0] for one in busy] == [200] * 3
 
 
 async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,30 +192,25 @@ async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(m
             return WholeResponse(refusal.answer.http, refusal.reason.value.encode())
         return WholeResponse(200, b"read")
 
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, _never, ListenerDeadlines(max_connections=20))
     slow = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nx"
-    try:
-        async with AsyncExitStack() as open_ones:
-            callers = [number // 5 for number in range(20)]  # a quarter of all places is one caller's
-            waiting = [await open_ones.enter_async_context(asking(listener, slow % caller)) for caller in callers]
-            await asyncio.sleep(0.2)
-            async with asking(listener, b"POST /9 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok") as quick:
-                assert await quick.response() == (200, b"read")
-            assert await waiting[0].response() == (503, b"overloaded")
-            async with asking(listener, slow % 1), asking(listener, slow % 1):
-                assert await waiting[1].response() == (503, b"overloaded"), "for the places of these two"
-                assert await waiting[5].response() == (503, b"overloaded"), "and for the bound of this caller"
-            await waiting[19].send(b"yz")
-            assert await waiting[19].response() == (200, b"read")
-    finally:
-        await listener.close(0.2)
+    async with listening(handle=handle, max_connections=20) as listener, AsyncExitStack() as stack:
+        callers = [number // 5 for number in range(20)]  # a quarter of all places is one caller's
+        waiting = [await stack.enter_async_context(asking(listener, slow % caller)) for caller in callers]
+        await asyncio.sleep(0.2)
+        async with asking(listener, b"POST /9 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok") as quick:
+            assert await quick.response() == (200, b"read")
+        assert await waiting[0].response() == (503, b"overloaded")
+        async with asking(listener, slow % 1), asking(listener, slow % 1):
+            assert await waiting[1].response() == (503, b"overloaded"), "for the places of these two"
+            assert await waiting[5].response() == (503, b"overloaded"), "and for the bound of this caller"
+        await waiting[19].send(b"yz")
+        assert await waiting[19].response() == (200, b"read")
 
 
 async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files = descriptors_in("/proc/self/fd")
-    async with listening(ListenAddress("127.0.0.1", 0), tls, max_connections=5, header_timeout_s=0.4) as listener:
+    async with listening(tls=tls, max_connections=5, header_timeout_s=0.4) as listener:
         flood = half_open(listener, 12)
         await until(lambda: still_open(flood) == 5)
         await until(lambda: still_open(flood) == 0)
@@ -225,7 +220,7 @@ async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
 
 
 async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> None:
-    async with listening(ListenAddress("127.0.0.1", 0)) as listener:
+    async with listening() as listener:
         gc.collect()
         gc.disable()
         try:
@@ -325,14 +320,14 @@ async def test_a_clock_that_jumps_is_on_record_and_stops_nobody(tmp_path: Path) 
 
 async def test_bombs_are_answered_soon_and_leave_no_memory_behind(tmp_path: Path) -> None:
     packed = zlib.compress(b"0" * 20_000_000)
-    million = CALL.replace(b'"acme/raw"', b"[" * 1_000_000)
-    digits = CALL.replace(b'"acme/raw"', b"9" * 1_000_000)
+    nested = CALL.replace(b'"acme/raw"', b"[" * 200_000)
+    digits = CALL.replace(b'"acme/raw"', b"9" * 200_000)
     fractions = CALL.replace(b'"acme/raw"', b"[" + b",".join([b"0.1"] * 99_000) + b"]")
     async with world(tmp_path) as running:
         bombs: dict[bytes, int] = {
             request(running, "Content-Encoding: deflate", body=packed): 415,
             request(running, "Content-Length: 1000000000", body=b"", length=False): 413,
-            request(running, body=million): 400,
+            request(running, body=nested): 400,
             request(running, body=digits): 400,
             request(running, body=fractions): 403,  # its condition cannot be asked of them
         }
@@ -507,7 +502,7 @@ async def test_a_start_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> No
     running.signal(signal.SIGHUP)
     running.signal(signal.SIGTERM)
     assert await running.ended() == 0, running.log()
-    assert "told to stop before it served" in running.log()
+    assert "a stop was requested before the start completed" in running.log()
     assert not (tmp_path / "data" / "control.sock").exists()
     asking.close()
     silent.close()

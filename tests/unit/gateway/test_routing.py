@@ -74,16 +74,10 @@ def test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash() -> No
         assert (route.kind, route.server) == (MCP, "github")
 
 
-@pytest.mark.parametrize("path", PATHS["elsewhere"])
-def test_another_plain_path_is_nowhere(path: str) -> None:
-    for verb in ("POST", "GET", "HEAD"):
-        assert reason_of(route_of, path, verb) is Reason.ROUTE_UNKNOWN
-
-
-@pytest.mark.parametrize("path", PATHS["refused"], ids=ascii)
-def test_a_path_that_is_not_plain_is_malformed(path: str) -> None:
-    for verb in ("POST", "GET", "HEAD"):
-        assert reason_of(route_of, path, verb) is Reason.MALFORMED_CALL
+@pytest.mark.parametrize("path", PATHS["elsewhere"] + PATHS["refused"], ids=ascii)
+def test_another_path_is_nowhere_and_one_that_is_not_plain_is_malformed(path: str) -> None:
+    reason = Reason.ROUTE_UNKNOWN if path in PATHS["elsewhere"] else Reason.MALFORMED_CALL
+    assert {reason_of(route_of, path, verb) for verb in ("POST", "GET", "HEAD")} == {reason}
 
 
 def test_no_byte_in_or_around_a_path_is_overlooked() -> None:
@@ -96,50 +90,44 @@ def test_no_byte_in_or_around_a_path_is_overlooked() -> None:
             )
 
 
-@pytest.mark.parametrize("query", ["?", "?x=1", "?/../..", "?%00", "?a?b", "?#", "?\\"])
-def test_a_query_changes_no_address(query: str) -> None:
-    assert route_of("/mcp/github" + query, "POST") == route_of("/mcp/github", "POST")
-
-
-def test_the_address_of_all_servers_names_none() -> None:
+def test_a_query_changes_no_address_and_that_of_all_servers_names_none() -> None:
+    for query in ("?", "?x=1", "?/../..", "?%00", "?a?b", "?#", "?\\"):
+        assert route_of("/mcp/github" + query, "POST") == route_of("/mcp/github", "POST")
     for path in ("/mcp", "/mcp/", "/mcp?", "/mcp?/github"):
         assert route_of(path, "POST") == Route(MCP, EVERY)
-    assert route_of("/.well-known/oauth-protected-resource/mcp", "GET") == Route(METADATA, EVERY)
-    assert route_of("/.well-known/oauth-protected-resource/mcp/", "GET") == Route(METADATA, EVERY)
+    for slash in ("", "/"):
+        assert route_of(f"/.well-known/oauth-protected-resource/mcp{slash}", "GET") == Route(METADATA, EVERY)
 
 
-@pytest.mark.parametrize(
-    ("target", "read"),
-    [
-        ("http://gw.example/mcp/github?x=1", "/mcp/github?x=1"),
-        ("HTTPS://GW.example:8443/mcp/github", "/mcp/github"),
-        ("http://[::1]:80/mcp", "/mcp"),
-        ("http://gw.example", "/"),
-        ("http://gw.example?x", "/?x"),
-        ("http://a@gw.example/mcp/github", "http://a@gw.example/mcp/github"),
-        ("ftp://gw.example/mcp/github", "ftp://gw.example/mcp/github"),
-        ("http:///mcp/github", "http:///mcp/github"),
-        ("/http://gw.example/mcp/github", "/http://gw.example/mcp/github"),
-    ],
-)
-def test_an_absolute_target_is_read_for_its_path(target: str, read: str) -> None:
-    assert origin_form(target) == read
+def test_an_absolute_target_is_read_for_its_path() -> None:
+    read = {
+        "http://gw.example/mcp/github?x=1": "/mcp/github?x=1",
+        "HTTPS://GW.example:8443/mcp/github": "/mcp/github",
+        "http://[::1]:80/mcp": "/mcp",
+        "http://gw.example": "/",
+        "http://gw.example?x": "/?x",
+    }
+    assert {target: origin_form(target) for target in read} == read
+    other = (
+        "http://a@gw.example/mcp/github ftp://gw.example/mcp/github http:///mcp/github /http://gw.example/mcp/github"
+    )
+    assert [origin_form(target) for target in other.split()] == other.split()
 
 
 @pytest.mark.parametrize(
     ("target", "hosts", "taken"),
     [
-        ("http://gw.example/mcp/github", ["gw.example"], True),
-        ("http://GW.example/mcp/github", ["gw.Example"], True),
-        ("http://gw.example/mcp/github", ["other.example"], False),
-        ("http://gw.example:80/mcp/github", ["gw.example"], False),
-        ("http://gw.example/mcp/github", [], False),
-        ("http://gw.example/mcp/github", ["gw.example", "gw.example"], False),
-        ("/mcp/github", ["other.example"], True),
+        ("http://gw.example/mcp/github", "gw.example", True),
+        ("http://GW.example/mcp/github", "gw.Example", True),
+        ("http://gw.example/mcp/github", "other.example", False),
+        ("http://gw.example:80/mcp/github", "gw.example", False),
+        ("http://gw.example/mcp/github", "", False),
+        ("http://gw.example/mcp/github", "gw.example gw.example", False),
+        ("/mcp/github", "other.example", True),
     ],
 )
-def test_the_host_of_an_absolute_target_is_that_of_host(target: str, hosts: list[str], taken: bool) -> None:
-    assert (reason_of(check_target, target, {"host": hosts}) is None) is taken
+def test_the_host_of_an_absolute_target_is_that_of_host(target: str, hosts: str, taken: bool) -> None:
+    assert (reason_of(check_target, target, {"host": hosts.split()}) is None) is taken
 
 
 @pytest.mark.parametrize("path", ["/mcp/github", "/mcp", "/agents/researcher", "/a2a/tasks"])
@@ -187,10 +175,7 @@ ALIASES = {"/find": "researcher", "/tools/sum.up": "summariser"}
         ("/find/tools/sum.up", Route("agent", "researcher", "/tools/sum.up", "/find")),
         ("/tools/sum.up/v1/message:send", Route("agent", "summariser", "/v1/message:send", "/tools/sum.up")),
         ("/tools/sum.up/.well-known/agent-card.json", Route("card", "summariser", "", "/tools/sum.up")),
-        (
-            "/.well-known/oauth-protected-resource/tools/sum.up",
-            Route("agent metadata", "summariser", "", "/tools/sum.up"),
-        ),
+        ("/.well-known/oauth-protected-resource/find", Route("agent metadata", "researcher", "", "/find")),
         ("/agents/researcher/", Route("agent", "researcher", "/")),
     ],
 )
@@ -331,43 +316,31 @@ def test_a_listener_answers_to_its_own_names_only(
         assert reason_of(check_entrance, {"host": [host]}, Entrance(hosts)) is Reason.ORIGIN_REFUSED
 
 
-@pytest.mark.parametrize("lines", [[], ["localhost", "localhost"], ["localhost", "evil"], ["evil", "localhost"]])
-def test_host_is_there_once(lines: list[str]) -> None:
-    headers: Headers = {"host": lines} if lines else {}
-    assert reason_of(check_entrance, headers, Entrance(LOOPBACK)) is Reason.ORIGIN_REFUSED
-
-
-def test_where_any_host_is_served_any_is() -> None:
+def test_host_is_there_once_and_where_any_is_served_any_is() -> None:
+    for lines in ([], ["localhost", "localhost"], ["localhost", "evil"], ["evil", "localhost"]):
+        headers: Headers = {"host": lines} if lines else {}
+        assert reason_of(check_entrance, headers, Entrance(LOOPBACK)) is Reason.ORIGIN_REFUSED
     assert reason_of(check_entrance, {"host": ["evil.example"]}, Entrance(None)) is None
 
 
 ORIGINS = frozenset({"https://console.acme.example", "http://localhost:3000"})
+LISTED = ("https://console.acme.example", "HTTPS://Console.Acme.Example", "http://localhost:3000")
+FOREIGN = (
+    *("null", "file://", "http://localhost", "http://localhost:3001", "https://localhost:3000"),
+    *("http://console.acme.example", "https://console.acme.example.", "https://console.acme.example:443"),
+    *("https://console.acme.example/", "https://console.acme.example.evil.example", "https://evil.example"),
+    *("http://127.0.0.1:3000", "http://[::1]:3000", "", "https://console.acme.example, https://evil.example"),
+)
 
 
 @pytest.mark.parametrize(
     ("origins", "taken"),
     [
         ([], True),
-        (["https://console.acme.example"], True),
-        (["HTTPS://Console.Acme.Example"], True),
-        (["http://localhost:3000"], True),
-        (["null"], False),
-        ([""], False),
-        (["http://localhost"], False),
-        (["http://localhost:3001"], False),
-        (["https://localhost:3000"], False),
-        (["http://console.acme.example"], False),
-        (["https://console.acme.example."], False),
-        (["https://console.acme.example:443"], False),
-        (["https://console.acme.example/"], False),
-        (["https://console.acme.example.evil.example"], False),
-        (["https://evil.example"], False),
+        *(([origin], True) for origin in LISTED),
+        *(([origin], False) for origin in FOREIGN),
         (["https://console.acme.example", "https://evil.example"], False),
         (["https://evil.example", "https://console.acme.example"], False),
-        (["https://console.acme.example, https://evil.example"], False),
-        (["file://"], False),
-        (["http://127.0.0.1:3000"], False),
-        (["http://[::1]:3000"], False),
     ],
 )
 def test_a_web_origin_is_on_the_list_or_refused(origins: list[str], taken: bool) -> None:
@@ -482,40 +455,30 @@ def test_a_proof_may_be_for_the_address_as_callers_know_it() -> None:
 JSON, EVENTS = "application/json", "text/event-stream"
 
 
-@pytest.mark.parametrize(
-    ("lines", "taken"),
-    [
-        (None, True),
-        (["application/json, text/event-stream"], True),
-        (["text/event-stream,application/json"], True),
-        (["application/json", "text/event-stream"], True),
-        (["Application/JSON, TEXT/Event-Stream"], True),
-        (["application/json;q=0.5, text/event-stream; q=0.001"], True),
-        (["application/json; charset=utf-8, text/event-stream"], True),
-        (["*/*"], True),
-        (["application/*, text/*"], True),
-        (["text/html, */*;q=0.1"], True),
-        (["application/json"], False),
-        (["text/event-stream"], False),
-        (["application/*"], False),
-        (["text/html"], False),
-        ([""], False),
-        (["application/json, text/event-stream;q=0"], False),
-        (["application/json;q=0.000, text/event-stream"], False),
-        (["application/json; Q=0 , text/event-stream"], False),
-        (["*/*;q=0"], False),
-        (["application/jsonx, text/event-stream"], False),
-        (["application/json text/event-stream"], False),
-        (["application, text/event-stream"], False),
-        (["*"], False),
-    ],
+ACCEPTED = (
+    "application/json, text/event-stream",
+    "text/event-stream,application/json",
+    "Application/JSON, TEXT/Event-Stream",
+    "application/json;q=0.5, text/event-stream; q=0.001",
+    "application/json; charset=utf-8, text/event-stream",
+    *("*/*", "application/*, text/*", "text/html, */*;q=0.1"),
 )
-def test_the_caller_takes_both_media_types_or_is_told(lines: list[str] | None, taken: bool) -> None:
-    headers: Headers = {} if lines is None else {"accept": lines}
-    assert reason_of(check_accept, headers, JSON, EVENTS) is (None if taken else Reason.NOT_ACCEPTABLE)
+NOT_ACCEPTED = (
+    *("application/json", "text/event-stream", "application/*", "text/html", "", "*/*;q=0", "*"),
+    "application/json, text/event-stream;q=0",
+    "application/json;q=0.000, text/event-stream",
+    "application/json; Q=0 , text/event-stream",
+    "application/jsonx, text/event-stream",
+    "application/json text/event-stream",
+    "application, text/event-stream",
+)
 
 
-def test_only_what_is_needed_must_be_accepted() -> None:
+def test_the_caller_takes_every_media_type_that_is_needed_or_is_told() -> None:
+    for lines in (*([line] for line in ACCEPTED), [JSON, EVENTS], []):
+        assert reason_of(check_accept, {"accept": lines} if lines else {}, JSON, EVENTS) is None, lines
+    for line in NOT_ACCEPTED:
+        assert reason_of(check_accept, {"accept": [line]}, JSON, EVENTS) is Reason.NOT_ACCEPTABLE, line
     assert reason_of(check_accept, {"accept": [EVENTS]}, EVENTS) is None
     assert reason_of(check_accept, {"accept": [JSON]}, EVENTS) is Reason.NOT_ACCEPTABLE
 
@@ -536,41 +499,22 @@ def test_a_trace_that_is_not_well_formed_is_none(line: str) -> None:
     assert trace_headers({"traceparent": [line], "tracestate": ["a=b"]}) == []
 
 
-@pytest.mark.parametrize(
-    ("state", "passed"),
-    [
-        ([], False),
-        (["a=b"], True),
-        (["a=b, c=d"], True),
-        (["a=b", "c=d"], False),
-        (["a=b\r\nx: y"], False),
-        (["x" * 513], False),
-    ],
-)
-def test_a_trace_goes_on_with_its_state_where_that_is_well_formed(state: list[str], passed: bool) -> None:
-    headers: Headers = {"traceparent": [TRACE], "tracestate": state}
-    assert trace_id_of(headers) == TRACE[3:35]
-    assert trace_headers(headers) == [("traceparent", TRACE), *([("tracestate", state[0])] if passed else [])]
+def test_a_trace_goes_on_with_its_state_where_that_is_well_formed() -> None:
+    for state, passed in (
+        *(([], False), (["a=b"], True), (["a=b, c=d"], True)),
+        *((["a=b", "c=d"], False), (["a=b\r\nx: y"], False), (["x" * 513], False)),
+    ):
+        headers: Headers = {"traceparent": [TRACE], "tracestate": state}
+        assert trace_id_of(headers) == TRACE[3:35]
+        assert trace_headers(headers) == [("traceparent", TRACE), *([("tracestate", state[0])] if passed else [])]
     assert trace_headers({"traceparent": [TRACE, TRACE]}) == []
 
 
-@pytest.mark.parametrize(
-    ("lines", "named"),
-    [
-        (["run-1"], "run-1"),
-        (["a" * 128], "a" * 128),
-        (["a" * 129], ""),
-        ([], ""),
-        ([""], ""),
-        (["a", "a"], ""),
-        (["a b"], ""),
-        (["a\n"], ""),
-        (["\ufffd"], ""),
-        (["a,b"], ""),
-    ],
-)
-def test_a_run_is_named_once_and_plainly_or_not_at_all(lines: list[str], named: str) -> None:
-    assert correlation_of({"x-run-id": lines}, "x-run-id") == named
+def test_a_run_is_named_once_and_plainly_or_not_at_all() -> None:
+    for name in ("run-1", "a" * 128):
+        assert correlation_of({"x-run-id": [name]}, "x-run-id") == name
+    for lines in ([], ["a", "a"], *([line] for line in ("a" * 129, "", "a b", "a\n", "\ufffd", "a,b"))):
+        assert correlation_of({"x-run-id": lines}, "x-run-id") == ""
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------
@@ -604,22 +548,17 @@ async def body_of(
         return refusal.reason
 
 
-@pytest.mark.parametrize("media", CONTENT_TYPES["taken"], ids=ascii)
-async def test_json_in_utf8_is_taken_however_it_is_spelled(media: str) -> None:
-    assert await read_body(request_with(body=stream(b"{}")), {"content-type": [media]}, BOUNDS, GROW) == b"{}"
-
-
-@pytest.mark.parametrize("media", CONTENT_TYPES["refused"], ids=ascii)
-async def test_another_media_type_is_refused_before_a_byte_is_read(media: str) -> None:
-    unread = stream(b"{}")
-    with pytest.raises(Refusal) as caught:
-        await read_body(request_with(body=unread), {"content-type": [media]}, BOUNDS, GROW)
-    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
-    assert await unread.readany() == b"{}"
-
-
-async def test_two_hundred_media_types_were_tried() -> None:
+@pytest.mark.parametrize("media", CONTENT_TYPES["taken"] + CONTENT_TYPES["refused"], ids=ascii)
+async def test_json_in_utf8_is_taken_and_another_media_type_refused_before_a_byte_is_read(media: str) -> None:
     assert len(CONTENT_TYPES["refused"]) + len(CONTENT_TYPES["taken"]) > 200
+    content = stream(b"{}")
+    if media in CONTENT_TYPES["taken"]:
+        assert await read_body(request_with(body=content), {"content-type": [media]}, BOUNDS, GROW) == b"{}"
+        return
+    with pytest.raises(Refusal) as caught:
+        await read_body(request_with(body=content), {"content-type": [media]}, BOUNDS, GROW)
+    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
+    assert await content.readany() == b"{}"
 
 
 async def test_no_charset_of_python_but_utf8_is_taken() -> None:
@@ -632,17 +571,12 @@ async def test_no_charset_of_python_but_utf8_is_taken() -> None:
     assert await read_body(request, {"content-type": ["application/json; charset=utf-8"]}, BOUNDS, GROW) == b"{}"
 
 
-@pytest.mark.parametrize(
-    "types", [[], [JSON, JSON], [JSON, "text/plain"], ["text/plain", JSON], [JSON, ""], ["", JSON]], ids=repr
-)
-async def test_content_type_is_there_once(types: list[str]) -> None:
-    lines = [("Content-Type", media) for media in types]
-    assert await body_of(stream(b"{}"), *lines, media=None) is Reason.UNSUPPORTED_MEDIA_TYPE
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "identity", "gzip, gzip", "", "x"])
-async def test_a_body_comes_as_it_is_without_any_coding(coding: str) -> None:
-    assert await body_of(stream(b"{}"), ("Content-Encoding", coding)) is Reason.UNSUPPORTED_MEDIA_TYPE
+async def test_content_type_is_there_once_and_no_coding_is() -> None:
+    for types in ([], [JSON, JSON], [JSON, "text/plain"], ["text/plain", JSON], [JSON, ""], ["", JSON]):
+        lines = [("Content-Type", media) for media in types]
+        assert await body_of(stream(b"{}"), *lines, media=None) is Reason.UNSUPPORTED_MEDIA_TYPE
+    for coding in ("gzip", "deflate", "br", "zstd", "identity", "gzip, gzip", "", "x"):
+        assert await body_of(stream(b"{}"), ("Content-Encoding", coding)) is Reason.UNSUPPORTED_MEDIA_TYPE
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
@@ -657,16 +591,10 @@ async def test_a_body_is_taken_up_to_its_bound_and_never_in_part(size: int, piec
     assert await body_of(stream(*chunks), *lines) == (raw if size <= 100 else Reason.TOO_LARGE)
 
 
-async def test_a_body_announced_too_large_is_not_waited_for() -> None:
+async def test_a_body_too_large_is_not_waited_for_nor_read_to_the_end() -> None:
     bounds = BodyBounds(max_body_bytes=100, body_timeout_s=3600)
-    silent = stream(ends=False)
-    assert await body_of(silent, ("Content-Length", "101"), bounds=bounds) is Reason.TOO_LARGE
-
-
-async def test_a_body_beyond_its_bound_is_not_read_to_the_end() -> None:
-    bounds = BodyBounds(max_body_bytes=100, body_timeout_s=3600)
-    endless = stream(b"x" * 101, ends=False)
-    assert await body_of(endless, bounds=bounds) is Reason.TOO_LARGE
+    assert await body_of(stream(ends=False), ("Content-Length", "101"), bounds=bounds) is Reason.TOO_LARGE
+    assert await body_of(stream(b"x" * 101, ends=False), bounds=bounds) is Reason.TOO_LARGE
 
 
 @pytest.mark.parametrize("chunks", [[], [b'{"a":'], [b"x"] * 50])
