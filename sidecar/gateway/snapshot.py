@@ -16,7 +16,7 @@ import orjson
 
 from sidecar.errors import Fault, PolicyError, Reason, Refusal, Together
 from sidecar.gateway.error_responses import DenyManner
-from sidecar.gateway.kill_switch import DISABLED_FILE, NOBODY, Disabled, load_disabled
+from sidecar.gateway.kill_switch import DISABLED_FILE, NONE_DISABLED, Disabled, load_disabled
 from sidecar.gateway.redaction import ResponseScreen
 from sidecar.gateway.routing import (
     AGENTS,
@@ -121,7 +121,7 @@ class Snapshot:
     limit_labels: tuple[str, ...] = ()
     budget_labels: tuple[str, ...] = ()
     limited: tuple[RuleRef, ...] = ()
-    disabled: Disabled = NOBODY
+    disabled: Disabled = NONE_DISABLED
     shadow_until: float | None = None
     keys_digest: str = ""
     pins: Pins = NO_PINS

@@ -143,7 +143,7 @@ function ask.concurrency(key, amount, most)
   local wait = 0
   if held >= most then
     wait = SLOT_WAIT
-    -- No lease is so long: the clock was ahead, and whoever died then would keep its slot for as long.
+    -- No lease is so long: the clock was ahead, and an owner that died then would keep its slot for as long.
     local ahead = redis.call('ZRANGEBYSCORE', key, string.format('(%.0f', now + 2 * lease), '+inf')
     for _, owner in ipairs(ahead) do redis.call('ZADD', key, now + lease, owner) end
   end

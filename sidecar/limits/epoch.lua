@@ -4,7 +4,7 @@
 -- ARGV  the epoch's name if there is none yet, its time to live in ms
 -- Reply the epoch's name, the tide or -1
 --
--- The epoch outlives every counter twice over; whoever is connected keeps it alive.
+-- The epoch outlives every counter twice over; each connected instance keeps it alive.
 
 local epoch = redis.call('GET', KEYS[1])
 if epoch then

@@ -147,7 +147,7 @@ class RedisPipeline:
 
     def _answer(self, reply: Any) -> None:
         if not self._waiting:
-            raise InvalidResponse("a reply that nobody asked for")
+            raise InvalidResponse("a reply without a request")
         _, oldest = self._waiting.popleft()
         self._read_s = self._loop.time()
         if oldest.done():

@@ -120,7 +120,7 @@ class TaskOwners:
     async def may_create(self, caller: Caller) -> None:
         """Checks that a task created now could be stored, before the call is forwarded. Raises Refusal."""
         if caller.is_anonymous:
-            raise Refusal(Reason.UNAUTHENTICATED, "a task belongs to somebody, and nobody said who")
+            raise Refusal(Reason.UNAUTHENTICATED, "a task needs an owner, and the call has no credential")
         if not await self.store.has_room(self.bounds):
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
 
@@ -141,7 +141,7 @@ class TaskOwners:
         a task twice is allowed. Raises Refusal: RESPONSE_REFUSED if the id has another owner or was created by another
         question, because a task never changes owners."""
         if caller.is_anonymous:
-            raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for nobody")
+            raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for an anonymous caller")
         if not 0 < len(task_id) <= MAX_ID_CHARS:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its task id is not of 1 to {MAX_ID_CHARS} characters")
         now_s = self.clock()

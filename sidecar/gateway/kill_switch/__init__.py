@@ -6,25 +6,25 @@
     switch_versions.py  one change made by hand, as it is stored and shared, and which of two is newer
     ledger.py           all changes that this replica knows, on disk
     switch.py           disables and enables: on disk, in audit records, and at every replica
-    merge.lua           merges the replicas' changes in the store
+
+`storage/scripts/kill_switch.lua` merges the replicas' changes in the store.
 
 Principals are checked after authentication and before policy, tools after policy, so that only callers with permission
 learn that a tool is off. Shadow mode does not change the answer. With a store, a change reaches every replica; without
 one, or during an outage, the changes that this replica knows stay in force.
 """
 
-from sidecar.gateway.kill_switch.entries import NOBODY, Disabled, SwitchEntry, is_name, object_of
+from sidecar.gateway.kill_switch.entries import NONE_DISABLED, Disabled, SwitchEntry, is_name, object_of
 from sidecar.gateway.kill_switch.file import DISABLED_FILE, load_disabled
 from sidecar.gateway.kill_switch.ledger import LEDGER_FILE, SwitchLedger
-from sidecar.gateway.kill_switch.switch import KillSwitch, Share, SwitchError
+from sidecar.gateway.kill_switch.switch import KillSwitch, SwitchError
 
 __all__ = [
     "DISABLED_FILE",
     "LEDGER_FILE",
-    "NOBODY",
+    "NONE_DISABLED",
     "Disabled",
     "KillSwitch",
-    "Share",
     "SwitchEntry",
     "SwitchError",
     "SwitchLedger",

@@ -84,7 +84,7 @@ class Disabled:
             raise Refusal(Reason.TOOL_DISABLED)
 
 
-NOBODY = Disabled()
+NONE_DISABLED = Disabled()
 
 
 def is_name(text: str) -> bool:

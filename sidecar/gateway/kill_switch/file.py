@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from sidecar.errors import PolicyError
-from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, NOBODY, Disabled, SwitchEntry, is_pattern, is_reason
+from sidecar.gateway.kill_switch.entries import (
+    MAX_REASON_CHARS,
+    NONE_DISABLED,
+    Disabled,
+    SwitchEntry,
+    is_pattern,
+    is_reason,
+)
 from sidecar.settings.field_types import Many, Section
 from sidecar.settings.timestamps import Moment
 from sidecar.settings.validation_errors import Finding, reject
@@ -27,7 +34,7 @@ DISABLED_FILE = "disabled.yaml"
 def load_disabled(path: Path) -> Disabled:
     """Reads disabled.yaml; a missing file disables no principal. Raises PolicyError with every fault."""
     if not path.exists() and not path.is_symlink():  # a dangling link is an error, not a missing file
-        return NOBODY
+        return NONE_DISABLED
     document = read_document(path, error=PolicyError, inside=path.parent)
     file = document.validate(DisabledFile)
     lines = [document.position_of(("disabled", index))[0] for index in range(len(file.disabled))]

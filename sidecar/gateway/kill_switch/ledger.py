@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.gateway.kill_switch.entries import NOBODY, Disabled, is_object
+from sidecar.gateway.kill_switch.entries import NONE_DISABLED, Disabled, is_object
 from sidecar.gateway.kill_switch.switch_versions import MAX_NUMBER, SwitchVersion, flip_from
 
 LEDGER_FILE = "disabled.json"
@@ -31,8 +31,8 @@ class SwitchLedger:
 
     path: Path
     flips: dict[str, SwitchVersion] = field(default_factory=dict)
-    disabled: Disabled = NOBODY
-    switched_off: Disabled = NOBODY
+    disabled: Disabled = NONE_DISABLED
+    switched_off: Disabled = NONE_DISABLED
 
     @classmethod
     def open(cls, path: Path) -> SwitchLedger:
@@ -79,7 +79,7 @@ class SwitchLedger:
     def save(self, *more: SwitchVersion) -> None:
         """Writes all changes and `more`, which are not yet added, to disk atomically. Raises OSError."""
         flips = self.flips | {flip.principal: flip for flip in more}
-        document = {"version": 1, "flips": [flip.plain() for flip in flips.values()]}
+        document = {"version": 1, "flips": [flip._asdict() for flip in flips.values()]}
         content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
         # a store can send too much: a file too large to read must not replace a readable one
         if len(content) >= MAX_BYTES:

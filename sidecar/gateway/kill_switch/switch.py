@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Refusal
 from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, Disabled, SwitchEntry, is_name, is_object, is_reason
 from sidecar.gateway.kill_switch.ledger import MAX_FLIPS, SwitchLedger
 from sidecar.gateway.kill_switch.switch_versions import SwitchVersion, decode, encode
-from sidecar.storage.redis_script import script_text
+from sidecar.storage.redis_script import Run, script_text
 from sidecar.vocabulary import Witness
 
 EVERY_S = 1.0
@@ -26,10 +27,6 @@ ROUNDS = 2  # read, then write the changes that the answer lacks
 MERGE: Final = script_text("kill_switch")
 
 log = logging.getLogger("sidecar.gateway.kill_switch")
-
-Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""Runs a script on one key that all replicas share; None if there is no such store. Raises ConnectionError if the store
-does not answer."""
 
 
 class SwitchError(Exception):
@@ -53,21 +50,18 @@ class SwitchWords(NamedTuple):
 WORDS = SwitchWords("principal", "principal-disabled", "principal-enabled", "principal-enable-failed")
 TOOL_WORDS = SwitchWords("object", "tool-disabled", "tool-enabled", "tool-enable-failed")
 
+NO_PRINCIPAL = "names no principal: write user:<id> or nhi:<id>"
+NO_OBJECT = "names no server, or no tool of one"
 _UNTOLD = "other replicas have not heard of it: the store does not answer. They hear of it when it does"
-_FORGED = "somebody else wrote it into the store; stop all replicas, and remove it there and from disabled.json"
-
-
-class _Listed(NamedTuple):
-    """One entry of the store."""
-
-    flip: SwitchVersion
-    raw: str
+_FORGED = (
+    "a writer that is no sidecar put it into the store; stop all replicas, and remove it there and from disabled.json"
+)
 
 
 class KillSwitch:
     """The kill switch of one replica. `clock` returns seconds since the epoch."""
 
-    def __init__(self, ledger: SwitchLedger, *, share: Share, witness: Witness, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: SwitchLedger, *, share: Run, witness: Witness, clock: Callable[[], float]) -> None:
         self._ledger = ledger
         self._share = share
         self._witness = witness
@@ -75,7 +69,7 @@ class KillSwitch:
         self._token = ""
         self._untold = dict(ledger.flips)
         self._stale: list[str] = []
-        self._listing: Mapping[str, _Listed] = {}
+        self._listing: Mapping[str, tuple[SwitchVersion, str]] = {}  # changes in the store, and their text there
         self._unsaved = False
         self._unheard = False
         self._turning = asyncio.Lock()
@@ -97,12 +91,12 @@ class KillSwitch:
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Disables a principal: every call that touches it is refused. Raises SwitchError."""
-        _check(principal, reason)
+        _check(is_name(principal), principal, NO_PRINCIPAL, reason)
         return await self._disable(principal, reason, until, by)
 
     async def switch_off(self, name: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Switches off a tool, or a whole server: it is neither listed nor called. Raises SwitchError."""
-        _check_object(name, reason)
+        _check(is_object(name), name, NO_OBJECT, reason)
         return await self._disable(name, reason, until, by)
 
     async def _disable(self, principal: str, reason: str, until: float | None, by: str) -> SwitchEntry:
@@ -124,12 +118,12 @@ class KillSwitch:
     async def enable(self, principal: str, *, by: str) -> bool:
         """Enables a principal that was disabled by hand; False if it was not. Raises SwitchError, in which case nothing
         changed."""
-        _check(principal)
+        _check(is_name(principal), principal, NO_PRINCIPAL)
         return await self._enable(principal, by)
 
     async def switch_on(self, name: str, *, by: str) -> bool:
         """Switches on a tool or server that was switched off by hand; False if it was not. Raises SwitchError."""
-        _check_object(name)
+        _check(is_object(name), name, NO_OBJECT)
         return await self._enable(name, by)
 
     async def _enable(self, principal: str, by: str) -> bool:
@@ -236,16 +230,9 @@ class KillSwitch:
         return []
 
 
-def _check(principal: str, reason: str = "") -> None:
-    if not is_name(principal):
-        raise SwitchError(f"{principal[:300]!r} names no principal: write user:<id> or nhi:<id>", 400)
-    if not is_reason(reason):
-        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
-
-
-def _check_object(name: str, reason: str = "") -> None:
-    if not is_object(name):
-        raise SwitchError(f"{name[:300]!r} names no server, or no tool of one", 400)
+def _check(is_valid: bool, name: str, otherwise: str, reason: str = "") -> None:
+    if not is_valid:
+        raise SwitchError(f"{name[:300]!r} {otherwise}", 400)
     if not is_reason(reason):
         raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
 
@@ -255,26 +242,19 @@ def _is_told(told: Any) -> bool:
     return isinstance(told, list) and bool(told) and all(isinstance(word, bytes) for word in told)
 
 
-def _listed(told: list[bytes], before: Mapping[str, _Listed]) -> dict[str, _Listed]:
+def _listed(told: list[bytes], before: Mapping[str, tuple[SwitchVersion, str]]) -> dict[str, tuple[SwitchVersion, str]]:
     """Returns the entries of the hash, given as alternating fields and values. Malformed entries are ignored; entries
     in `before` are not parsed again."""
     found = {}
-    for name, raw in zip(*([iter(_texts(told))] * 2), strict=False):
-        known = before.get(name)
-        flip = known.flip if known is not None and known.raw == raw else _understood(raw)
+    words = [word.decode("utf-8", "replace") for word in told]
+    for name, raw in zip(words[::2], words[1::2], strict=False):
+        flip, known = before.get(name, (None, ""))
+        if known != raw:
+            with suppress(ValueError):
+                flip = None
+                flip = decode(raw)
         if flip is not None and flip.principal == name:
-            found[name] = _Listed(flip, raw)
+            found[name] = flip, raw
         elif name:
-            log.warning("an entry of the store is not understood", extra={"entry": name})
+            log.warning("an entry of the store cannot be read", extra={"entry": name})
     return found
-
-
-def _texts(words: list[bytes]) -> Iterator[str]:
-    return (word.decode("utf-8", "replace") for word in words)
-
-
-def _understood(raw: str) -> SwitchVersion | None:
-    try:
-        return decode(raw)
-    except ValueError:
-        return None

@@ -7,8 +7,7 @@ that lasts longer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import orjson
 
@@ -20,11 +19,9 @@ FORGOTTEN_AFTER_S = 30 * 86_400.0
 BY_HAND = "switch"
 
 _FOREVER = 99_999_999_999_999
-_FIELDS = frozenset({"principal", "disabled", "number", "reason", "until", "by", "at"})
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchVersion:
+class SwitchVersion(NamedTuple):
     """A change of a principal, tool or server at `at` (seconds since the epoch) by an operator, who is named as in
     audit records."""
 
@@ -38,7 +35,7 @@ class SwitchVersion:
 
     @property
     def rank(self) -> str:
-        """Digits of fixed length, so that the greater text is the newer change, here and in merge.lua."""
+        """Digits of fixed length, so that the greater text is the newer change, here and in kill_switch.lua."""
         until_s = _FOREVER if self.until is None else min(int(self.until), _FOREVER)
         return f"{self.number:016d}{self.disabled:d}{until_s:014d}"
 
@@ -56,14 +53,10 @@ class SwitchVersion:
         ended = self.at if not self.disabled else self.until
         return ended is not None and now_s - max(ended, self.at) > FORGOTTEN_AFTER_S
 
-    def plain(self) -> dict[str, Any]:
-        """Returns the change as JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 def encode(flip: SwitchVersion) -> str:
     """Returns the change as the store keeps it: its rank, then its content."""
-    return flip.rank + orjson.dumps(flip.plain()).decode()
+    return flip.rank + orjson.dumps(flip._asdict()).decode()
 
 
 def decode(raw: str) -> SwitchVersion:
@@ -73,11 +66,11 @@ def decode(raw: str) -> SwitchVersion:
 
 
 def flip_from(plain: object) -> SwitchVersion:
-    """Reads the output of `plain`, also with members that a newer version adds. Raises ValueError: an unreadable change
+    """Reads a change's members, also with members that a newer version adds. Raises ValueError: an unreadable change
     must not count as "enabled"."""
-    if not isinstance(plain, dict) or not plain.keys() >= _FIELDS:
+    if not isinstance(plain, dict) or not plain.keys() >= {*SwitchVersion._fields}:
         raise ValueError("an entry with other fields")
-    flip = SwitchVersion(**{name: plain[name] for name in _FIELDS})
+    flip = SwitchVersion(**{name: plain[name] for name in SwitchVersion._fields})
     named = _typed(flip) and (is_name(flip.principal) or is_object(flip.principal))
     if not named or not is_reason(flip.reason) or not is_reason(flip.by):
         raise ValueError("an entry that says nothing valid")

@@ -8,7 +8,7 @@ local key, me, said, keep, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Whoever else may write here must not make our answer so long that the limits, which share our connection, wait for it.
+-- Other writers must not make our answer so long that the limits, which share our connection, wait for it.
 local LONGEST = 512
 if redis.call('HLEN', key) > 2 * most then redis.call('DEL', key) end
 

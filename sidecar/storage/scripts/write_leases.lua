@@ -13,7 +13,7 @@ local key, verb, lease, agent, me = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- A store that came back empty knows of no turn, and there may be one: nobody else begins until it would have ended.
+-- A store that came back empty knows of no turn, and there may be one: none is given until that one would have ended.
 local since = tonumber(redis.call('GET', key .. ':since'))
 if not since or since > now then
   since = now
