@@ -171,10 +171,7 @@ FORGED: dict[str, tuple[Headers, str]] = {
         lambda w: bearer(token(w, "user:alice", "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY},
         "credential-conflict",
     ),
-    "two workloads": (
-        lambda w: bearer(token(w, "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY},
-        "credential-conflict",
-    ),
+    "two workloads": (lambda w: bearer(token(w, "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY}, "credential-conflict"),
     "two users": (lambda w: bearer(token(w, "user:bob")) | {"X-API-Key": ALICE_KEY}, "credential-conflict"),
     "two keys": (lambda w: bearer(PLANNER_KEY) | {"X-API-Key": PLANNER_KEY}, "credential-conflict"),
     "a client that is not listed": (

@@ -239,11 +239,7 @@ async def test_a_new_certificate_of_ours_is_shown_in_the_next_handshake(tmp_path
             assert await search(running, bearer(token(running, "nhi:planner"))) == (200, "")
 
 
-INITIALIZE = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {},
-    "clientInfo": {"name": "test", "version": "1"},
-}
+INITIALIZE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 
 
 # --- proxies ----------------------------------------------------------------------------------------------------------

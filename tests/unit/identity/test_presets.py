@@ -141,11 +141,7 @@ def sent(preset: str, claims: dict[str, Any], **header: Any) -> str:
 
 HONEST = [
     ("keycloak", KEYCLOAK_USER, ["user:f3d1a0b2-7c64-4b7e-8c3f-0d9f7a6b5c4d"]),
-    (
-        "keycloak",
-        {**KEYCLOAK_USER, "azp": "planner-app"},
-        ["user:f3d1a0b2-7c64-4b7e-8c3f-0d9f7a6b5c4d", "nhi:planner"],
-    ),
+    ("keycloak", {**KEYCLOAK_USER, "azp": "planner-app"}, ["user:f3d1a0b2-7c64-4b7e-8c3f-0d9f7a6b5c4d", "nhi:planner"]),
     ("keycloak", KEYCLOAK_SERVICE, ["nhi:planner"]),
     ("keycloak", {**without(KEYCLOAK_SERVICE, "client_id"), "clientId": "planner-app"}, ["nhi:planner"]),
     ("entra", ENTRA_USER, ["user:HKZpfaHyWadeOouYlitjrI-KffTm222X5rrV3xDqfKQ", "nhi:planner"]),

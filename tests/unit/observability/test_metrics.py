@@ -142,12 +142,7 @@ VERBS: list[tuple[Verb, str, dict[str, str], float]] = [
         {"upstream": "github", "state": "degraded"},
         1,
     ),
-    (
-        lambda m: m.breaker_moved("github", "open"),
-        "breaker_transitions_total",
-        {"upstream": "github", "to": "open"},
-        1,
-    ),
+    (lambda m: m.breaker_moved("github", "open"), "breaker_transitions_total", {"upstream": "github", "to": "open"}, 1),
     (lambda m: m.message_dropped("github"), "upstream_messages_dropped_total", {"upstream": "github"}, 1),
     (lambda m: m.session_lost("github"), "upstream_sessions_lost_total", {"upstream": "github"}, 1),
     (lambda m: m.upstream_answered("github", 2.0), "upstream_duration_seconds_sum", {"upstream": "github"}, 2),
