@@ -117,52 +117,58 @@ class Answer:
         return self.session_http if self.live_http is None else self.live_http
 
 
-def _same(http: int, code: int, seed: ErrorCode, status: AuditStatus, message: str) -> Answer:
-    return Answer(http, http, code, seed, status, message)
+def _same(http: int, code: int, seed: ErrorCode, message: str) -> Answer:
+    return Answer(http, http, code, seed, "error", message)
 
 
-def _carried(http: int, seed: ErrorCode, status: AuditStatus, message: str) -> Answer:
+def _carried(http: int, seed: ErrorCode, message: str, status: AuditStatus = "error") -> Answer:
     return Answer(http, 200, http, seed, status, message)
+
+
+def _unauthenticated(message: str, http: int = 401) -> Answer:
+    return Answer(http, http, http, _UNAUTHORIZED, "permission_denied", message)
+
+
+def _denied(message: str) -> Answer:
+    return _carried(403, _UNAUTHORIZED, message, "permission_denied")
+
+
+def _limited(message: str) -> Answer:
+    return _carried(429, "RateLimitExceeded", message, "rate_limited")
+
+
+def _out(message: str, http: int = 503) -> Answer:
+    return _carried(http, "ExecutionFailed", message)
 
 
 _UNAUTHORIZED: Final = "Unauthorized"
 _INVALID: Final = "InvalidParameters"
 _NOT_FOUND: Final = "NotFound"
-_LIMITED: Final = "RateLimitExceeded"
-_FAILED: Final = "ExecutionFailed"
 
 ANSWERS: Mapping[Reason, Answer] = {
-    Reason.UNAUTHENTICATED: _same(401, 401, _UNAUTHORIZED, "permission_denied", "A credential is needed"),
-    Reason.BAD_CREDENTIAL: _same(401, 401, _UNAUTHORIZED, "permission_denied", "The credential is not valid here"),
-    Reason.CREDENTIAL_CONFLICT: _same(
-        401, 401, _UNAUTHORIZED, "permission_denied", "Two credentials claim the same place in the chain"
-    ),
-    Reason.CLIENT_UNKNOWN: _same(401, 401, _UNAUTHORIZED, "permission_denied", "The token's client is not known here"),
-    Reason.INSUFFICIENT_SCOPE: _same(403, 403, _UNAUTHORIZED, "permission_denied", "The token lacks a scope"),
-    Reason.ORIGIN_REFUSED: _same(403, 403, _UNAUTHORIZED, "permission_denied", "This Host or Origin is not served"),
-    Reason.ROUTE_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such address"),
-    Reason.VERB_NOT_ALLOWED: _same(405, 405, _INVALID, "error", "This method is not allowed here"),
+    Reason.UNAUTHENTICATED: _unauthenticated("A credential is needed"),
+    Reason.BAD_CREDENTIAL: _unauthenticated("The credential is not valid here"),
+    Reason.CREDENTIAL_CONFLICT: _unauthenticated("Two credentials claim the same place in the chain"),
+    Reason.CLIENT_UNKNOWN: _unauthenticated("The token's client is not known here"),
+    Reason.INSUFFICIENT_SCOPE: _unauthenticated("The token lacks a scope", 403),
+    Reason.ORIGIN_REFUSED: _unauthenticated("This Host or Origin is not served", 403),
+    Reason.ROUTE_UNKNOWN: _same(404, 404, _NOT_FOUND, "No such address"),
+    Reason.VERB_NOT_ALLOWED: _same(405, 405, _INVALID, "This method is not allowed here"),
     Reason.NOT_ACCEPTABLE: Answer(
         406, 406, -32600, _INVALID, "error", "Accept must name application/json and text/event-stream", live_http=200
     ),
     Reason.MALFORMED_CALL: Answer(400, 400, -32600, _INVALID, "error", "The call is malformed", live_http=200),
-    Reason.TOO_LARGE: _same(413, -32600, _INVALID, "error", "The call is too large"),
-    Reason.UNSUPPORTED_MEDIA_TYPE: _same(
-        415, -32600, _INVALID, "error", "The body must be plain application/json in UTF-8"
-    ),
-    Reason.VERSION_UNSUPPORTED: _same(400, -32022, _INVALID, "error", "Unsupported protocol version"),
-    Reason.HEADER_MISMATCH: _same(400, -32020, _INVALID, "error", "A header does not match the body"),
-    Reason.DENIED_BY_RULE: _carried(403, _UNAUTHORIZED, "permission_denied", "A rule denies this call"),
-    Reason.EXPIRED: _carried(403, _UNAUTHORIZED, "permission_denied", "The permission has expired"),
-    Reason.CONDITION_FALSE: _carried(403, _UNAUTHORIZED, "permission_denied", "The permission's condition is not met"),
-    Reason.NO_MATCHING_RULE: _carried(403, _UNAUTHORIZED, "permission_denied", "No rule allows this call"),
-    Reason.PRINCIPAL_DISABLED: _carried(
-        403, _UNAUTHORIZED, "permission_denied", "A principal of this call is disabled"
-    ),
-    Reason.TOOL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "The tool is disabled"),
-    Reason.PIN_MISMATCH: _carried(
-        403, _UNAUTHORIZED, "permission_denied", "The tool is not as it was when it was approved"
-    ),
+    Reason.TOO_LARGE: _same(413, -32600, _INVALID, "The call is too large"),
+    Reason.UNSUPPORTED_MEDIA_TYPE: _same(415, -32600, _INVALID, "The body must be plain application/json in UTF-8"),
+    Reason.VERSION_UNSUPPORTED: _same(400, -32022, _INVALID, "Unsupported protocol version"),
+    Reason.HEADER_MISMATCH: _same(400, -32020, _INVALID, "A header does not match the body"),
+    Reason.DENIED_BY_RULE: _denied("A rule denies this call"),
+    Reason.EXPIRED: _denied("The permission has expired"),
+    Reason.CONDITION_FALSE: _denied("The permission's condition is not met"),
+    Reason.NO_MATCHING_RULE: _denied("No rule allows this call"),
+    Reason.PRINCIPAL_DISABLED: _denied("A principal of this call is disabled"),
+    Reason.TOOL_DISABLED: _denied("The tool is disabled"),
+    Reason.PIN_MISMATCH: _denied("The tool is not as it was when it was approved"),
     Reason.METHOD_UNKNOWN: Answer(  # the stateless era defines its own answer: 404 and -32601 (`mcp.call_from`)
         404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
     ),
@@ -171,28 +177,28 @@ ANSWERS: Mapping[Reason, Answer] = {
     # In the session era HTTP 404 means that the session has ended, so a client that names an old tool or task would
     # lose it.
     Reason.TOOL_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such tool"),
-    Reason.SESSION_UNKNOWN: _same(404, -32600, _NOT_FOUND, "error", "Session terminated"),  # clients match this text
+    Reason.SESSION_UNKNOWN: _same(404, -32600, _NOT_FOUND, "Session terminated"),  # clients match this text
     Reason.TASK_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such task"),
-    Reason.NOT_CANCELABLE: _same(409, 409, _INVALID, "error", "The task cannot be cancelled"),
+    Reason.NOT_CANCELABLE: _same(409, 409, _INVALID, "The task cannot be cancelled"),
     Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),
-    Reason.RATE_LIMITED: _carried(429, _LIMITED, "rate_limited", "A rate limit is reached"),
-    Reason.QUOTA_SPENT: _carried(429, _LIMITED, "rate_limited", "A quota is spent"),
-    Reason.BUDGET_SPENT: _carried(429, _LIMITED, "rate_limited", "A budget is spent"),
-    Reason.TOO_MANY_CONCURRENT: _carried(429, _LIMITED, "rate_limited", "Too many calls at once"),
-    Reason.TOO_MANY_REFUSALS: _carried(429, _LIMITED, "rate_limited", "Too many refused calls"),
-    Reason.STORE_UNAVAILABLE: _carried(503, _FAILED, "error", "The store cannot be reached right now"),
-    Reason.AUDIT_UNAVAILABLE: _carried(503, _FAILED, "error", "Evidence cannot be recorded right now"),
-    Reason.SCHEMA_UNAVAILABLE: _carried(503, _FAILED, "error", "The tool's schema cannot be used"),
-    Reason.DRAINING: _carried(503, _FAILED, "error", "The sidecar is shutting down"),
-    Reason.OVERLOADED: _carried(503, _FAILED, "error", "The sidecar has more to do than it can"),
-    Reason.UPSTREAM_OPEN: _carried(503, _FAILED, "error", "The upstream failed too often and is given a rest"),
-    Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "error", "The upstream did not answer in time"),
-    Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),
-    Reason.UPSTREAM_LIMITED: _carried(429, _LIMITED, "rate_limited", "The upstream limits how often it is called"),
-    Reason.RESPONSE_REFUSED: _carried(502, _FAILED, "error", "The upstream's answer was refused"),
+    Reason.RATE_LIMITED: _limited("A rate limit is reached"),
+    Reason.QUOTA_SPENT: _limited("A quota is spent"),
+    Reason.BUDGET_SPENT: _limited("A budget is spent"),
+    Reason.TOO_MANY_CONCURRENT: _limited("Too many calls at once"),
+    Reason.TOO_MANY_REFUSALS: _limited("Too many refused calls"),
+    Reason.STORE_UNAVAILABLE: _out("The store cannot be reached right now"),
+    Reason.AUDIT_UNAVAILABLE: _out("Evidence cannot be recorded right now"),
+    Reason.SCHEMA_UNAVAILABLE: _out("The tool's schema cannot be used"),
+    Reason.DRAINING: _out("The sidecar is shutting down"),
+    Reason.OVERLOADED: _out("The sidecar has more to do than it can"),
+    Reason.UPSTREAM_OPEN: _out("The upstream failed too often and is given a rest"),
+    Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "The upstream did not answer in time"),
+    Reason.UPSTREAM_FAILED: _out("The upstream failed", 502),
+    Reason.UPSTREAM_LIMITED: _limited("The upstream limits how often it is called"),
+    Reason.RESPONSE_REFUSED: _out("The upstream's answer was refused", 502),
     # Never sent: the caller disconnected before its answer was complete (nginx's 499).
-    Reason.CALLER_GONE: _carried(499, _FAILED, "error", "The caller went away"),
-    Reason.INTERNAL: _carried(500, "InternalError", "error", "Internal error"),
+    Reason.CALLER_GONE: _out("The caller went away", 499),
+    Reason.INTERNAL: _carried(500, "InternalError", "Internal error"),
 }
 
 

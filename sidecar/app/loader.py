@@ -84,7 +84,9 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
     if missing:  # already reported; what depends on them cannot be built
-        _check_policy(settings, together)
+        if settings.policy.models.is_dir() and settings.policy.path.is_dir():
+            together.call(lambda: Engine(read_policy(settings)))
+            together.call(Beside.read, settings.policy.path)
         together.refuse()
     with together.noted():
         processes = Processes(environ)
@@ -109,20 +111,6 @@ def _check_data(settings: Settings, together: Together) -> None:
     for path in settings.previous_audit_key_paths:
         with together.noted(), suppress(OSError):
             load_key(path)
-
-
-def _with_attesting_key(signer: TokenSigner, settings: Settings) -> TokenSigner:
-    """Add the checkpoint key to the signing keys. A start creates it before everything else."""
-    path = settings.checkpoint_key_path
-    if not path.exists():
-        return signer
-    return replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
-
-
-def _check_policy(settings: Settings, together: Together) -> None:
-    if settings.policy.models.is_dir() and settings.policy.path.is_dir():
-        together.call(lambda: Engine(read_policy(settings)))
-        together.call(Beside.read, settings.policy.path)
 
 
 def records_from(settings: Settings, shared: CounterStore) -> RecordStores:
@@ -194,13 +182,11 @@ def agents_from(
     for name, program in settings.agents.items():
         if program.enabled:
             made[name] = cli_agent_from(name, program, executions, environ)
-    return {name: _going_on(known.get(name), new) for name, new in made.items()}
-
-
-def _going_on(old: AgentUpstream | None, new: AgentUpstream) -> AgentUpstream:
-    if old is None or old.definition != new.definition or not old.wire.shows_the_same_as(new.wire):
-        return new
-    return old
+    for name, new in made.items():
+        old = known.get(name)
+        if old is not None and old.definition == new.definition and old.wire.shows_the_same_as(new.wire):
+            made[name] = old
+    return made
 
 
 def _service(settings: Settings, name: str, processes: Processes, signer: TokenSigner) -> Service:
@@ -313,7 +299,9 @@ def snapshot_of(
     """A snapshot to serve. `document` holds the settings; what is unchanged in `known` is kept. Raises ConfigError."""
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
     with together.noted():
-        signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
+        signer = signer_from(settings, base_url, make=make_keys)
+        if (path := settings.checkpoint_key_path).exists():  # a start creates it before everything else
+            signer = replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
         services = services_from(settings, known.services if known else {}, processes, signer)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
     together.call(_check_schedules, settings, document)
@@ -346,10 +334,11 @@ def snapshot_of(
 
 def _check_schedules(settings: Settings, document: Document) -> None:
     """Refuse now what a program would refuse at each scheduled run. Raises SettingsError."""
-    faults = []
-    for key, schedule in settings.schedules.items():
-        if what := refused_input(schedule, settings.agents):
-            faults.append(document.fault(("schedules", key, "input_parameters"), what, "S180"))
+    faults = [
+        document.fault(("schedules", key, "input_parameters"), what, "S180")
+        for key, schedule in settings.schedules.items()
+        if (what := refused_input(schedule, settings.agents))
+    ]
     if faults:
         raise SettingsError(faults)
 
@@ -365,12 +354,11 @@ def idle_schedules(settings: Settings, engine: Engine, now_s: float) -> list[Idl
     """The schedules whose runs policy would deny now. Empty in shadow mode, where denials pass."""
     if settings.policy.mode != "enforce":
         return []
-    idle = []
-    for key, schedule in settings.schedules.items():
-        reason = refused_run(key, schedule, engine, now_s)
-        if reason is not None:
-            idle.append(IdleSchedule(key, acts_as(key, schedule), schedule.agent, reason))
-    return idle
+    return [
+        IdleSchedule(key, acts_as(key, one), one.agent, reason)
+        for key, one in settings.schedules.items()
+        if (reason := refused_run(key, one, engine, now_s)) is not None
+    ]
 
 
 def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:

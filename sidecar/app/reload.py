@@ -73,7 +73,10 @@ class Reloader:
                 await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error
             if new is old:
-                self._nothing_new()
+                if self._failed:  # the files match the snapshot in force, after having been wrong
+                    log.info("the files are valid again, and are those in force")
+                    self._well(old)
+                log.debug("files were touched, and their content is the same")
             else:
                 await self._serve(new, old, by)
             return new.engine.revision
@@ -159,16 +162,10 @@ class Reloader:
         with suppress(SettingsError):
             await self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision, **facts)
 
-    def _nothing_new(self) -> None:
-        """The files match the snapshot in force, possibly after having been wrong."""
-        if self._failed:
-            log.info("the files are good again, and say what serves")
-            self._well(self.live.current)
-        log.debug("files were touched, and say the same")
-
     def _well(self, now: Snapshot) -> None:
         """The files are in force, except for changes that need a restart."""
-        self._failed, self.faults, self.trouble = (), {}, _waiting(now)
+        waiting = (f"{name} changed in the configuration and needs a restart" for name in now.waiting)
+        self._failed, self.faults, self.trouble = (), {}, tuple(waiting)
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
         """Close the upstreams that the new snapshot dropped, once the calls that began under the old one have ended."""
@@ -197,7 +194,3 @@ def _told(error: ConfigError) -> tuple[str, ...]:
     told = tuple(map(str, error.faults))
     more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
     return (*told[:MAX_TOLD], *more)
-
-
-def _waiting(now: Snapshot) -> tuple[str, ...]:
-    return tuple(f"{name} changed in the configuration and needs a restart" for name in now.waiting)

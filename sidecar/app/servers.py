@@ -59,8 +59,15 @@ class Servers:
         patience = _patience(self.settings)
         first = self.pipeline.live.current.tls
         tls = None if first is None else follows(first, lambda: self.pipeline.live.current.tls)
-        for listener, handle in self._for_callers(data, undo):
-            await listener.serve(handle, self._broken, patience, tls if listener is data else None, self._is_stale)
+        entrances = [(data, data_entrance(self.settings, data))]
+        for local in self.settings.local:
+            listener = take(local.listen, undo, self.path)
+            entrances.append((listener, local_entrance(listener, local.principal)))
+        for listener, entrance in entrances:
+            serve_caller = partial(self.pipeline.handle, entrance=entrance)
+            await listener.serve(
+                serve_caller, self._broken, patience, tls if listener is data else None, self._is_stale
+            )
             self.listeners.append(listener)
         await self._open_grpc(patience, undo)
         for listener, handle in self._for_operators(operated, undo):
@@ -76,13 +83,6 @@ class Servers:
         await asyncio.gather(
             *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
         )
-
-    def _for_callers(self, data: Listener, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
-        entrances = [(data, data_entrance(self.settings, data))]
-        for local in self.settings.local:
-            listener = take(local.listen, undo, self.path)
-            entrances.append((listener, local_entrance(listener, local.principal)))
-        return [(listener, partial(self.pipeline.handle, entrance=entrance)) for listener, entrance in entrances]
 
     def _for_operators(self, operated: OperatorAction, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
         settings, metrics = self.settings, self.pipeline.metrics

@@ -90,21 +90,18 @@ class ToolDrift:
             listed = {name: tool.definition for name, tool in catalogue.tools.items()}
             watched.first = listed if watched.first is None else watched.first
             watched.drifts = dict(_drifts(listed, _reference(watched, service, now)))
-            self._look_for_hidden(service, watched)
+            hidden = frozenset(name for name, tool in service.catalogue.tools.items() if tool.hidden)
+            self.metrics.hidden_text_found(service.name, len(hidden))
+            if hidden - watched.hidden:
+                names = sorted(hidden)[:MAX_TOLD]
+                log.warning("hidden characters in texts of tools", extra={"upstream": service.name, "tools": names})
+            watched.hidden = hidden
         # Seen by a caller, and not or not yet in a list that the sidecar fetched itself.
         for tool, drift in _drifts(seen, _reference(watched, service, now)):
             if len(watched.drifts) < MAX_DRIFTS:
                 watched.drifts.setdefault(tool, drift)
         if watched.drifts != watched.told and self.clock_mono() >= watched.next_at:
             await self._tell(service, watched, now)
-
-    def _look_for_hidden(self, service: Service, watched: _Watched) -> None:
-        hidden = frozenset(name for name, tool in service.catalogue.tools.items() if tool.hidden)
-        self.metrics.hidden_text_found(service.name, len(hidden))
-        if hidden - watched.hidden:
-            names = sorted(hidden)[:MAX_TOLD]
-            log.warning("hidden characters in texts of tools", extra={"upstream": service.name, "tools": names})
-        watched.hidden = hidden
 
     async def _tell(self, service: Service, watched: _Watched, now: Snapshot) -> None:
         fresh = {tool: drift for tool, drift in watched.drifts.items() if watched.told.get(tool) != drift}

@@ -72,12 +72,4 @@ def _why_no_text(text: str) -> str:
     before, _, after = text.partition(_URL_USER)
     if spans or (before and "@" in after.partition("/")[0]):
         return "credential"
-    return "" if text.isascii() or _is_unicode(text) else "not-plain"
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True
+    return "not-plain" if any("\ud800" <= each <= "\udfff" for each in text) else ""  # a lone surrogate

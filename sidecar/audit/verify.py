@@ -151,6 +151,9 @@ def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys
         elif not walk.part:
             report.add(path, 0, "no-anchor", "there is none, so the end of the log cannot be verified")
         return
+    # Whether the log was written meanwhile, so that the anchor has moved past what was read.
+    moved = after.head is not None and after.head.next.seq >= last_seq
+    went_on = moved and (not keys or (after.head is not None and after.head.made_with_any(keys)))
     if keys and not head.made_with_any(keys):
         names = ", ".join(key.id for key in keys)
         report.add(path, 0, "forged", f"the key {names} did not make this anchor (it names {head.key_id})")
@@ -160,19 +163,13 @@ def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys
         report.add(path, 0, "changed", f"record {head.end.seq} is not the one that the anchor knows")
     elif last_seq >= head.next.seq and head.next.hash != walk.hashes.get(head.next.seq):
         report.add(path, 0, "changed", f"record {head.next.seq} is not the one that the anchor announces")
-    elif last_seq > head.next.seq and not _went_on(after, last_seq, keys):
+    elif last_seq > head.next.seq and not went_on:
         report.add(path, 0, "inserted", f"the anchor knows {head.next.seq} records, the log has {last_seq}")
     elif head.end != head.next and after.head == head:
         report.notes.append(
             f"an append that would have ended with record {head.next.seq} was cut short by a kill: it was never "
             "acknowledged, and a cut in it does not show"
         )
-
-
-def _went_on(after: _Anchor, last_seq: int, keys: Sequence[AuditKey]) -> bool:
-    """Whether the log was written meanwhile, so that the anchor has moved past what was read."""
-    head = after.head
-    return head is not None and head.next.seq >= last_seq and (not keys or head.made_with_any(keys))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ cannot sign others (X509-SVID 3, 4); the common name is ignored (threats A9).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -45,7 +46,12 @@ def read_certificate(der: bytes) -> ClientCertificate:
     rules."""
     try:
         read = x509.load_der_x509_certificate(der)
-        uris, hosts = _alternative_names(read)
+        uris: list[str] = []
+        hosts: list[str] = []
+        with suppress(x509.ExtensionNotFound):
+            found = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            uris = found.get_values_for_type(x509.UniformResourceIdentifier)
+            hosts = found.get_values_for_type(x509.DNSName)
         if _may_sign(read):
             raise CertificateError("the certificate is an authority's, not a caller's")
         names = names_of(uris, hosts, read.subject.rfc4514_string())
@@ -70,14 +76,6 @@ def names_of(uris: Iterable[str], hosts: Iterable[str], subject: str) -> tuple[s
 def thumbprint_of(der: bytes) -> str:
     """RFC 8705 3.1."""
     return base64url.encode(sha256(der).digest())
-
-
-def _alternative_names(read: x509.Certificate) -> tuple[list[str], list[str]]:
-    try:
-        names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return [], []
-    return (names.get_values_for_type(x509.UniformResourceIdentifier), names.get_values_for_type(x509.DNSName))
 
 
 def _may_sign(read: x509.Certificate) -> bool:

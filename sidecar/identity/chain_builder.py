@@ -17,7 +17,7 @@ from typing import Any
 
 from sidecar.errors import CredentialFault, Reason
 from sidecar.identity.credentials import Audience, Workload, bad_credential, conflict
-from sidecar.identity.issuers import DIRECT, RoleClaim, TrustedIssuer
+from sidecar.identity.issuers import DIRECT, TrustedIssuer
 from sidecar.identity.jwt import UNBOUND, Claims, TokenBinding
 from sidecar.identity.names import KINDS, Kind, NamingRule, is_id, is_typed, parts_of_url
 from sidecar.identity.spiffe import SpiffeNames
@@ -259,15 +259,11 @@ def _roles(claims: Claims) -> frozenset[str]:
     if claims.issuer.is_peer:  # full names, restricted to those that the operator accepts from this peer
         whole = f"role:{source.namespace}/"
         values = (item.removeprefix(whole) for item in values if item.startswith(whole))
-    return frozenset(f"role:{source.namespace}/{value}" for value in values if _is_role(value, source))
-
-
-def _is_role(value: str, source: RoleClaim) -> bool:
-    # A value outside the grammar is skipped: no policy rule can name it, to allow or to deny.
-    if not value or not is_id(f"{source.namespace}/{value}"):
-        return False
     patterns = [".*".join(map(re.escape, pattern.split("*"))) for pattern in source.only]
-    return not patterns or any(re.fullmatch(pattern, value) for pattern in patterns)
+    # A value outside the grammar is skipped: no policy rule can name it, to allow or to deny.
+    named = [value for value in values if value and is_id(f"{source.namespace}/{value}")]
+    kept = [value for value in named if not patterns or any(re.fullmatch(each, value) for each in patterns)]
+    return frozenset(f"role:{source.namespace}/{value}" for value in kept)
 
 
 def _at_path(values: Mapping[str, Any], path: str) -> object:

@@ -154,7 +154,8 @@ class _GitRunner:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             own.mkdir(parents=True, mode=0o700)
             await git.line("init", "--quiet", "--bare", str(own))
-        await asyncio.to_thread(_keep_bytes, own)
+        (own / "info").mkdir(exist_ok=True)
+        (own / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # overrides those in the commit
         return git
 
     async def fetched(self) -> str:
@@ -278,11 +279,6 @@ def _trouble(told: bytes) -> str:
     fatal = next((at for at, line in enumerate(lines) if line.startswith("fatal:")), len(lines) - 1)
     said = "; ".join(line.rstrip(".") for line in lines[max(0, fatal - 2) : fatal + 1])
     return "".join(character for character in said if character.isprintable())[:300]
-
-
-def _keep_bytes(folder: Path) -> None:
-    (folder / "info").mkdir(exist_ok=True)
-    (folder / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # overrides attributes in the commit
 
 
 def _bytes_under(folder: Path, also: Path | None) -> int:
