@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tests.flow.federated import At, federation, names_in
 from tests.flow.guests import deletes, gone, result_of
+from tests.flow.scripts import after, stream
 from tests.flow.streams import EVENT_STREAM, Ear, Emitter, event, hearing
 from tests.flow.talk import reason_of
 from tests.flow.world import STATELESS, Upstream, World, stateless, until
@@ -199,20 +200,8 @@ async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tm
 
 
 async def test_the_stream_of_a_call_is_resumed_at_its_server(tmp_path: Path) -> None:
-    async def call(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=EVENT_STREAM)
-        await stream.prepare(request)
-        await stream.write(b"id: here\ndata: \n\n")
-        return stream
-
-    async def rest(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        assert request.headers["Last-Event-ID"] == "here"
-        stream = web.StreamResponse(headers=EVENT_STREAM)
-        await stream.prepare(request)
-        await stream.write(event({"jsonrpc": "2.0", "id": 9, "result": {"content": []}}, id="there"))
-        return stream
-
-    server = Upstream(tools=LOOK, script={"tools/call": call, "GET": rest})
+    rest = stream(event({"jsonrpc": "2.0", "id": 9, "result": {"content": []}}, id="there"))
+    server = Upstream(tools=LOOK, script={"tools/call": stream(b"id: here\ndata: \n\n"), "GET": rest})
     async with federation(tmp_path, {"github": Upstream(), "wiki": server}) as running:
         at = At(running, "session")
         await at.open()
@@ -221,18 +210,15 @@ async def test_the_stream_of_a_call_is_resumed_at_its_server(tmp_path: Path) -> 
         async with listening_at(at, last) as ear:
             [answer] = await ear.rest()
         assert answer["result"] == {"content": []}
+        assert [sent["Last-Event-ID"] for verb, sent in server.verbs if verb == "GET"] == ["here"]
         assert running.ends()[-1]["upstream"] == "wiki"
 
 
 async def test_a_cancellation_goes_where_the_call_went(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
-    async def call(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        begun.set()
-        await asyncio.sleep(30)
-        return web.Response()
-
-    servers = {"github": Upstream(tools=LOOK), "wiki": Upstream(tools=LOOK, script={"tools/call": call})}
+    hangs = Upstream(tools=LOOK, script={"tools/call": after(30, begun=begun)})
+    servers = {"github": Upstream(tools=LOOK), "wiki": hangs}
     async with federation(tmp_path, servers) as running:
         at = At(running, "session")
         await at.call("github__look", id=1)
@@ -275,8 +261,8 @@ class Subscribed:
         await stream.write(event(told))
 
     async def tell(self, what: str, **params: Any) -> None:
-        for stream, message in self.streams:
-            await self.say(stream, message, what, params)
+        for opened, message in self.streams:
+            await self.say(opened, message, what, params)
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from sidecar.settings.timestamps import rfc3339
 from tests.flow.federated import At, federation, names_in
 from tests.flow.guests import ALICE, BOB, IDP, result_of
 from tests.flow.idp import SETTINGS
-from tests.flow.streams import event, streamed
+from tests.flow.scripts import answer, giving, hang, stream
+from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, error_of, reason_of
 from tests.flow.world import TOOLS, Respond, Upstream, listening
 
@@ -24,19 +24,6 @@ both_eras = pytest.mark.parametrize("era", ERAS)
 
 def tools(*names: str) -> list[dict[str, Any]]:
     return [{"name": name, "inputSchema": {"type": "object"}} for name in names]
-
-
-def giving(result: dict[str, Any]) -> Respond:
-    async def script(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stateless = "io.modelcontextprotocol/protocolVersion" in message.get("params", {}).get("_meta", {})
-        return web.json_response(result_of(message, {**result, **({"resultType": "complete"} if stateless else {})}))
-
-    return script
-
-
-async def hanging(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    await asyncio.sleep(60)
-    return web.Response(status=500)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -74,8 +61,8 @@ async def test_only_the_first_mark_splits(tmp_path: Path, era: Era) -> None:
 @both_eras
 async def test_a_name_of_no_server_is_malformed_wherever_it_would_lead(tmp_path: Path, name: str, era: Era) -> None:
     async with federation(tmp_path, {"github": Upstream()}) as running:
-        answer = await At(running, era).call(name)
-        assert (error_of(answer)["code"], reason_of(answer)) == (-32602, "malformed-call")
+        told = await At(running, era).call(name)
+        assert (error_of(told)["code"], reason_of(told)) == (-32602, "malformed-call")
         assert running.upstream.calls() == []
 
 
@@ -177,8 +164,8 @@ async def test_resources_are_named_there_and_back_wherever_they_stand(tmp_path: 
 )
 async def test_a_resource_of_no_server_and_one_that_is_not_plain_are_malformed(tmp_path: Path, uri: str) -> None:
     async with federation(tmp_path, {"github": Upstream()}) as running:
-        answer = await At(running, "stateless").ask("resources/read", {"uri": uri})
-        assert (error_of(answer)["code"], reason_of(answer)) == (-32602, "malformed-call")
+        told = await At(running, "stateless").ask("resources/read", {"uri": uri})
+        assert (error_of(told)["code"], reason_of(told)) == (-32602, "malformed-call")
         assert running.upstream.calls("resources/read") == []
 
 
@@ -236,10 +223,8 @@ async def test_a_row_that_closes_one_servers_lists_leaves_the_others(tmp_path: P
 async def test_the_most_permissive_policy_lists_everything_over_streams(tmp_path: Path, era: Era) -> None:
     """BL-032."""
 
-    async def listed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}}
-        return await streamed(request, event(note), event(result_of(message, {"tools": TOOLS})))
-
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}}
+    listed = stream(event(note), lambda message: result_of(message, {"tools": TOOLS}))
     servers = {name: Upstream(script={"tools/list": listed}) for name in ("github", "gitlab")}
     async with federation(tmp_path, servers, rules='p, *, *, *, -, -, "true", allow\n') as running:
         names = names_in((await At(running, era).ask("tools/list"))[1])
@@ -250,8 +235,8 @@ async def test_the_most_permissive_policy_lists_everything_over_streams(tmp_path
 async def test_without_a_grant_on_any_server_there_is_nothing(tmp_path: Path, era: Era) -> None:
     async with federation(tmp_path, {"github": Upstream()}, rules="p, nhi:x, tool:*, use, -, -, -, allow\n") as running:
         at = At(running, era)
-        answer = await at.ask("tools/list") if era == "stateless" else await at.open()
-        assert (answer[0], reason_of(answer)) == (403 if era == "stateless" else 200, "no-matching-rule")
+        told = await at.ask("tools/list") if era == "stateless" else await at.open()
+        assert (told[0], reason_of(told)) == (403 if era == "stateless" else 200, "no-matching-rule")
         assert running.upstream.seen == []
         assert len(running.ends()) == 1
 
@@ -354,8 +339,8 @@ async def test_a_cursor_is_of_one_caller_and_one_list(tmp_path: Path) -> None:
             (alice, "tools/list", ""),
             (alice, "tools/list", "ä"),
         ):
-            answer = await who.ask(method, {"cursor": given})
-            assert (error_of(answer)["code"], reason_of(answer)) == (-32602, "malformed-call"), given
+            told = await who.ask(method, {"cursor": given})
+            assert (error_of(told)["code"], reason_of(told)) == (-32602, "malformed-call"), given
 
 
 @both_eras
@@ -365,7 +350,7 @@ async def test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_noth
     """BL-036."""
     monkeypatch.setattr("sidecar.gateway.frontends.aggregate.fan_out.PATIENCE_S", 0.3)
     monkeypatch.setattr("sidecar.gateway.frontends.aggregate.frontend.HELLO_S", 0.2)
-    slow = Upstream(script=dict.fromkeys(("server/discover", "initialize", "tools/list"), hanging))
+    slow = Upstream(script=dict.fromkeys(("server/discover", "initialize", "tools/list"), hang))
     servers: dict[str, Upstream | str] = {"github": Upstream(tools=tools("read")), "slow": slow}
     servers["dead"] = "http://127.0.0.1:9/mcp"
     async with federation(tmp_path, servers) as running:
@@ -387,18 +372,15 @@ async def test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_noth
 @both_eras
 async def test_where_no_server_answers_there_is_no_list(tmp_path: Path, era: Era) -> None:
     async with federation(tmp_path, {"github": "http://127.0.0.1:9/mcp"}) as running:
-        answer = await At(running, era).ask("tools/list")
-        assert answer[0] == (502 if era == "stateless" else 200)
-        assert error_of(answer)["data"]["unavailable"] == [{"server": "github", "reason": "upstream-failed"}]
+        told = await At(running, era).ask("tools/list")
+        assert told[0] == (502 if era == "stateless" else 200)
+        assert error_of(told)["data"]["unavailable"] == [{"server": "github", "reason": "upstream-failed"}]
         assert [record["reason"] for record in running.ends()][-1] == "upstream-failed"
 
 
 @both_eras
 async def test_a_server_without_prompts_has_none_and_is_not_missed(tmp_path: Path, era: Era) -> None:
-    async def unknown(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        error = {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}
-        return web.json_response(error, status=404 if era == "stateless" else 200)
-
+    unknown = answer(404 if era == "stateless" else 200, error={"code": -32601, "message": "no"})
     prompts = giving({"prompts": [{"name": "review"}]})
     servers = {"github": Upstream(script={"prompts/list": unknown}), "wiki": Upstream(script={"prompts/list": prompts})}
     async with federation(tmp_path, servers) as running:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from tests.flow.guests import result_of
-from tests.flow.streams import event, streamed
+from tests.flow.scripts import stream
+from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import TOOLS, Upstream, listening, world
 
@@ -138,10 +138,8 @@ async def test_two_servers_with_the_same_tool_never_meet(tmp_path: Path, era: Er
 async def test_the_most_permissive_policy_lists_everything(tmp_path: Path, era: Era) -> None:
     """BL-032, over streams, with two servers."""
 
-    async def listed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}}
-        return await streamed(request, event(note), event(result_of(message, {"tools": TOOLS})))
-
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}}
+    listed = stream(event(note), lambda message: result_of(message, {"tools": TOOLS}))
     one, other = Upstream(script={"tools/list": listed}), Upstream(script={"tools/list": listed})
     rules = 'p, *, *, *, -, -, "true", allow\n'
     async with (

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.flow.streams import Emitter, event, hearing
+from tests.flow.scripts import stream
+from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import STATELESS, TOOLS, Respond, Upstream, World, stateless, until, world
 
@@ -244,17 +245,9 @@ async def test_a_list_on_a_resumed_stream_is_filtered_too(planner: World) -> Non
     async def primed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         if message["params"] != MINE:
             return Upstream().answer(message)
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(b"id: 0\ndata:\n\n")
-        return stream
+        return await streamed(request, b"id: 0\ndata:\n\n")
 
-    async def rest(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(event(result({"id": 1}), id="1") + b"data: nonsense\n\n" + event(result({"id": 1})))
-        return stream
-
+    rest = stream(event(result({"id": 1}), id="1"), b"data: nonsense\n\n", event(result({"id": 1})))
     planner.upstream.script |= {"tools/list": primed, "GET": rest}
     talk = Talk(planner, "session")
     text, _ = await text_of(planner, talk)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
+from tests.flow.scripts import hang, status
 from tests.flow.world import SESSION, STATELESS, TOOLS, Upstream, listening, write_folder
 
 BAD = {"name": "bad", "inputSchema": {"$ref": "http://elsewhere.example/"}}
@@ -31,13 +31,9 @@ async def report(folder: Path, upstream: Upstream) -> tuple[int, dict[str, Any]]
     return result.exit_code, told
 
 
-async def no_discovery(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(status=400)
-
-
 @pytest.mark.parametrize("era", [STATELESS, SESSION])
 async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str, tmp_path: Path) -> None:
-    upstream = Upstream(script={} if era == STATELESS else {"server/discover": no_discovery})
+    upstream = Upstream(script={} if era == STATELESS else {"server/discover": status(400)})
     assert await report(tmp_path, upstream) == (
         0,
         {
@@ -60,10 +56,8 @@ async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str
 async def test_a_redirect_is_told_with_its_target(tmp_path: Path) -> None:
     """NR-221."""
 
-    async def leads_away(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=307, headers={"Location": f"{request.path}/"})
-
-    upstream = Upstream(script=dict.fromkeys(("server/discover", "initialize"), leads_away))
+    away = status(307, location="/mcp/")
+    upstream = Upstream(script=dict.fromkeys(("server/discover", "initialize"), away))
     code, told = await report(tmp_path, upstream)
     assert code != 0 and "HTTP 307, a redirect to /mcp/," in told["error_message"]
 
@@ -88,21 +82,8 @@ async def test_what_no_call_can_name_is_named_with_its_reason(tmp_path: Path) ->
     assert f"left out: 'a b'  [{reason}]" in listed.output.splitlines()
 
 
-async def refuses(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(status=401)
-
-
-async def breaks(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(status=503)
-
-
-async def hangs(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    await asyncio.sleep(5)
-    return web.Response()
-
-
 @pytest.mark.parametrize(
-    ("way", "why"), [(refuses, "HTTP 401"), (breaks, "HTTP 503"), (hangs, "did not answer in time")]
+    ("way", "why"), [(status(401), "HTTP 401"), (status(503), "HTTP 503"), (hang, "did not answer in time")]
 )
 async def test_without_a_handshake_it_is_unhealthy_and_the_exit_code_says_so(
     way: Any, why: str, tmp_path: Path

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,28 @@ from aiohttp import web
 from sidecar.gateway import sse_session
 from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, deletes, gateway, gone, opened, result_of
 from tests.flow.idp import bearer
-from tests.flow.pairs import INITIALIZED, all_quiet, pair, together
+from tests.flow.pairs import INITIALIZED, Pair, all_quiet, pair, together
+from tests.flow.scripts import after, answer, status, stream
 from tests.flow.streams import Emitter, event, hearing, streamed
-from tests.flow.world import Upstream, World, request, stateless, until
+from tests.flow.world import Respond, Upstream, World, request, stateless, until
 
 TELL = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "hear"}}
+
+
+def searching(id: int | str = 1) -> dict[str, Any]:
+    return request("tools/call", {"name": "search_code", "arguments": GOOD}, id=id)
+
+
+@asynccontextmanager
+async def behind(
+    folder: Path, script: dict[str, Respond] | None = None, *, opened: bool = True, **more: Any
+) -> AsyncIterator[Pair]:
+    """A session of Alice's at a sidecar before an upstream with this script."""
+    async with (
+        gateway(folder, upstream=Upstream(script=script or {}), **more) as running,
+        pair(running, ALICE, opened=opened) as mine,
+    ):
+        yield mine
 
 
 def ends_of(running: World, what: str) -> list[dict[str, Any]]:
@@ -44,9 +63,9 @@ async def test_a_session_is_begun_by_its_stream_used_and_ended_with_it(tmp_path:
         assert running.app.pipeline.exchanges.pairs == {}
         sent = [message for headers, message in upstream.seen if headers.get("Mcp-Session-Id") == "upstream-1"]
         assert [message["method"] for message in sent] == ["notifications/initialized", "tools/call", "ping"]
-        (call,), (stream,) = ends_of(running, "tools/call"), ends_of(running, "session/stream")
+        (call,), (one,) = ends_of(running, "tools/call"), ends_of(running, "session/stream")
         assert (call["status"], call["http_status"], call["object"]) == ("success", 202, "tool:github/search_code")
-        assert (stream["status"], stream["http_status"]) == ("success", 200)
+        assert (one["status"], one["http_status"]) == ("success", 200)
         assert len(running.ends()) == 5
 
 
@@ -65,11 +84,9 @@ async def test_every_kind_of_no_is_told_on_the_stream_and_recorded_once(tmp_path
             await mine.ask("resources/read", {"uri": "no uri"}, id=8),
         ]
         assert [answer["id"] for answer in told] == list(range(1, 9))
-        reasons = [answer.get("error", {}).get("data", {}).get("reason") for answer in told]
-        assert (
-            reasons
-            == ["denied-by-rule", None, None, "rate-limited", "tool-unknown", "method-unknown"] + ["malformed-call"] * 2
-        )
+        reasons = [one.get("error", {}).get("data", {}).get("reason") for one in told]
+        first = ["denied-by-rule", None, None, "rate-limited", "tool-unknown", "method-unknown"]
+        assert reasons == first + ["malformed-call"] * 2
         assert told[1]["result"]["isError"] and told[0]["error"]["code"] == 403 and told[3]["error"]["code"] == 429
         assert len(running.upstream.calls()) == 1
         assert len(running.ends()) == 2 + len(told)
@@ -79,19 +96,19 @@ async def test_every_kind_of_no_is_told_on_the_stream_and_recorded_once(tmp_path
 @pytest.mark.parametrize("what", ["no id", "another", "twice", "more"])
 async def test_a_message_names_one_session_of_a_stream(tmp_path: Path, what: str) -> None:
     """BL-070: and one of another transport, or beside other words, is none."""
-    async with gateway(tmp_path) as running, pair(running, ALICE) as mine:
+    async with behind(tmp_path) as mine:
         base = mine.messages.partition("?")[0]
-        http_session = (await opened(running)).session
+        http_session = (await opened(mine.world)).session
         url, status = {
             "no id": (base, 400),
             "another": (f"{base}?session_id={http_session}", 404),
             "twice": (f"{mine.messages}&session_id=x", 400),
             "more": (f"{mine.messages}&x=1", 400),
         }[what]
-        answer = await mine.post(request("ping"), url=running.url + url)
+        answer = await mine.post(request("ping"), url=mine.world.url + url)
         assert answer[0] == status and await all_quiet(mine)
         in_header = {**ALICE, "Mcp-Session-Id": mine.messages.partition("=")[2]}
-        assert (await running.post(request("ping"), headers=in_header))[0] == 404
+        assert (await mine.world.post(request("ping"), headers=in_header))[0] == 404
 
 
 @pytest.mark.parametrize(("who", "status"), [("bob", 404), ("nobody", 401), ("a bad token", 401)])
@@ -101,7 +118,7 @@ async def test_another_caller_with_the_id_gets_nothing_and_does_nothing(tmp_path
     async with gateway(tmp_path) as running, pair(running, ALICE) as mine, pair(running, BOB) as bobs:
         assert (await mine.ask("ping"))["result"] == (await bobs.ask("ping"))["result"] == {}
         before = len(running.upstream.seen)
-        call = request("tools/call", {"name": "search_code", "arguments": GOOD}, id=99)
+        call = searching(99)
         for message in (call, INITIALIZED, {"jsonrpc": "2.0", "id": 1, "result": {}}):
             got, body, _ = await mine.post(message, headers=headers)
             assert got == status and body["error"]["data"]["reason"] != ""
@@ -137,9 +154,8 @@ async def test_a_caller_without_a_grant_or_a_credential_gets_no_stream(tmp_path:
 @pytest.mark.parametrize("who", [ALICE, BOB], ids=["alice", "bob"])
 async def test_lists_are_those_of_streamable_http(tmp_path: Path, who: dict[str, str]) -> None:
     """BL-090."""
-    rules = (
-        "p, user:alice, tool:github/*, use, -, -, -, allow\np, user:bob, tool:github/get_file, use, -, -, -, allow\n"
-    )
+    rules = "p, user:alice, tool:github/*, use, -, -, -, allow\n"
+    rules += "p, user:bob, tool:github/get_file, use, -, -, -, allow\n"
     async with gateway(tmp_path, rules=rules) as running, pair(running, who) as mine:
         listed = (await mine.ask("tools/list"))["result"]
         talk = await opened(running, who)
@@ -187,8 +203,7 @@ async def test_progress_questions_and_their_answers_share_the_stream(tmp_path: P
         answers.put_nowait(message)
         return web.Response(status=202)
 
-    upstream = Upstream(script={"tools/call": asks, "response": taken})
-    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE) as mine:
+    async with behind(tmp_path, {"tools/call": asks, "response": taken}) as mine:
         params = {"name": "search_code", "arguments": GOOD, "_meta": {"progressToken": "p"}}
         await mine.say(request("tools/call", params, id=3))
         blocks = [await mine.ear.block() for _ in range(2)]
@@ -198,8 +213,8 @@ async def test_progress_questions_and_their_answers_share_the_stream(tmp_path: P
         await mine.say({"jsonrpc": "2.0", "id": "q", "result": {"text": "well"}})
         assert (await mine.answer(3))["result"]["content"][0]["text"] == "well"
         await mine.say({"jsonrpc": "2.0", "id": "q", "result": {"text": "again"}})  # answered before: not passed on
-        await until(lambda: len(running.ends()) == 5)
-        assert answers.empty() and running.ends()[-1]["reason"] == "malformed-call"
+        await until(lambda: len(mine.world.ends()) == 5)
+        assert answers.empty() and mine.world.ends()[-1]["reason"] == "malformed-call"
 
 
 async def test_what_the_server_says_unasked_comes_on_the_stream_also_after_it_broke(
@@ -207,10 +222,7 @@ async def test_what_the_server_says_unasked_comes_on_the_stream_also_after_it_br
 ) -> None:
     monkeypatch.setattr("sidecar.gateway.forwarder.MIN_PAUSE_S", 0.01)
     feed = Emitter()
-    async with (
-        gateway(tmp_path, upstream=Upstream(script={"GET": feed.listen})) as running,
-        pair(running, ALICE) as mine,
-    ):
+    async with behind(tmp_path, {"GET": feed.listen}) as mine:
         await until(lambda: feed.count == 1)
         await feed.emit("upstream-1", event(TELL, id="e7"))
         assert (await mine.ear.message())["params"]["data"] == "hear"
@@ -224,33 +236,27 @@ async def test_what_the_server_says_unasked_comes_on_the_stream_also_after_it_br
 
 
 async def test_the_rest_of_a_stream_that_the_server_left_is_fetched(tmp_path: Path) -> None:
-    async def leaves(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return await streamed(request_, b"id: e1\nretry: 10\ndata: \n\n")
+    leaves = stream(b"id: e1\nretry: 10\ndata: \n\n")
 
     async def rest(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         if request_.headers.get("Last-Event-ID") != "e1":
             return web.Response(status=405)
         return await streamed(request_, event({"jsonrpc": "2.0", "id": 3, "result": {"content": []}}, id="e2"))
 
-    upstream = Upstream(script={"tools/call": leaves, "GET": rest})
-    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE) as mine:
+    async with behind(tmp_path, {"tools/call": leaves, "GET": rest}) as mine:
         assert (await mine.call("search_code", GOOD, id=3))["result"] == {"content": []}
 
 
 async def test_a_cancelled_call_and_an_initialized_server(tmp_path: Path) -> None:
     """What a caller says after a notification reaches the server after it, though each POST was taken at once."""
-
-    async def slow(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.1)
-        return web.Response(status=202)
-
-    upstream = Upstream(script={"notifications/initialized": slow, "notifications/cancelled": slow})
-    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE) as mine:
+    slow = after(0.1, status(202))
+    async with behind(tmp_path, {"notifications/initialized": slow, "notifications/cancelled": slow}) as mine:
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
         await mine.say(request("ping", id=1))
         await mine.say(cancel)
         await mine.ask("ping", id=2)
-        methods = [message.get("method") for headers, message in upstream.seen if headers.get("Mcp-Session-Id")]
+        seen = mine.world.upstream.seen
+        methods = [message.get("method") for headers, message in seen if headers.get("Mcp-Session-Id")]
         assert methods == ["notifications/initialized", "ping", "notifications/cancelled", "ping"]
 
 
@@ -262,10 +268,7 @@ async def test_two_calls_at_once_are_answered_as_they_come(tmp_path: Path) -> No
             await go.wait()
         return Upstream().answer(message)
 
-    async with (
-        gateway(tmp_path, upstream=Upstream(script={"tools/call": waits})) as running,
-        pair(running, ALICE) as mine,
-    ):
+    async with behind(tmp_path, {"tools/call": waits}) as mine:
         call = {"name": "search_code", "arguments": GOOD}
         await together(*(mine.say(request("tools/call", call, id=each)) for each in ("first", "second")))
         assert (await mine.ear.message())["id"] == "second"
@@ -288,7 +291,7 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
     upstream = Upstream(script={"tools/call": waits, "DELETE": gone})
     async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 1") as running:
         async with pair(running, ALICE) as mine:
-            await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
+            await mine.say(searching())
             await begun.wait()
             if how == "the caller is disabled":
                 await running.app.disable("user:alice", reason="", until=None, by="test")
@@ -318,28 +321,24 @@ async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(
         return task
 
     monkeypatch.setattr(sse_session.SseSession, "take", takes_and_drops)
-    async with gateway(tmp_path) as running, pair(running, ALICE) as mine:
-        await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
+    async with behind(tmp_path) as mine:
+        await mine.say(searching())
         await mine.ask("ping", id=2)
-        assert [record["reason"] for record in running.ends() if record["reason"]] == ["caller-gone"]
-        assert len(running.app.live._readers) == 1 and running.app.pipeline.inside == 1  # the stream itself
+        assert [record["reason"] for record in mine.world.ends() if record["reason"]] == ["caller-gone"]
+        assert len(mine.world.app.live._readers) == 1 and mine.world.app.pipeline.inside == 1  # the stream itself
 
 
 async def test_a_stream_that_nobody_reads_is_ended_by_a_revocation_all_the_same(tmp_path: Path) -> None:
-    async def large(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response(result_of(message, {"content": [{"type": "text", "text": "x" * 4_000_000}]}))
-
+    large = answer(result={"content": [{"type": "text", "text": "x" * 4_000_000}]})
     often = "streams: {keep_alive_s: 0.02}\n"
-    async with gateway(tmp_path, upstream=Upstream(script={"tools/call": large}), settings=often) as running:
-        async with pair(running, ALICE) as mine:
-            for each in range(8):
-                await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}, id=each))
-            await asyncio.sleep(0.3)  # the first answer fills what lies between us, and the rest waits
-            await running.app.pipeline.exchanges.oversight.look()  # no comment waits behind what nobody reads
-            await running.app.disable("user:alice", reason="", until=None, by="test")
-            await running.app.pipeline.exchanges.oversight.look()
-            await until(lambda: not any(each.busy for each in running.app.pipeline.exchanges.pairs.values()))
-        await until(lambda: running.app.pipeline.inside == 0)
+    async with behind(tmp_path, {"tools/call": large}, settings=often) as mine:
+        for each in range(8):
+            await mine.say(searching(each))
+        await asyncio.sleep(0.3)  # the first answer fills what lies between us, and the rest waits
+        await mine.world.app.pipeline.exchanges.oversight.look()  # no comment waits behind what nobody reads
+        await mine.world.app.disable("user:alice", reason="", until=None, by="test")
+        await mine.world.app.pipeline.exchanges.oversight.look()
+        await until(lambda: not any(each.busy for each in mine.world.app.pipeline.exchanges.pairs.values()))
 
 
 async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
@@ -350,26 +349,17 @@ async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
             await running.app.pipeline.exchanges.oversight.look()
             assert await mine.ear.rest() == []
             assert (await bobs.call("search_code", GOOD))["result"]
-        (stream,) = [record for record in ends_of(running, "session/stream") if record["agent_id"] == "user:alice"]
-        assert stream["reason"] == "expired"
+        (one,) = [record for record in ends_of(running, "session/stream") if record["agent_id"] == "user:alice"]
+        assert one["reason"] == "expired"
 
 
 async def test_draining_lets_calls_finish_and_then_ends_the_stream(tmp_path: Path) -> None:
     go, begun = asyncio.Event(), asyncio.Event()
-
-    async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        begun.set()
-        await go.wait()
-        return Upstream().answer(message)
-
-    async with (
-        gateway(tmp_path, upstream=Upstream(script={"tools/call": waits})) as running,
-        pair(running, ALICE) as mine,
-    ):
-        await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}, id=4))
+    async with behind(tmp_path, {"tools/call": after(go, begun=begun)}) as mine:
+        await mine.say(searching(4))
         await begun.wait()
-        draining = asyncio.create_task(running.app.pipeline.drain(5))
-        await until(lambda: running.app.pipeline.draining)
+        draining = asyncio.create_task(mine.world.app.pipeline.drain(5))
+        await until(lambda: mine.world.app.pipeline.draining)
         assert (await mine.post(request("ping")))[0] == 503
         go.set()
         assert (await mine.answer(4))["result"]
@@ -380,16 +370,8 @@ async def test_draining_lets_calls_finish_and_then_ends_the_stream(tmp_path: Pat
 async def test_what_is_under_way_on_one_stream_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse_session, "MAX_CALLS", 2)
     go = asyncio.Event()
-
-    async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        await go.wait()
-        return Upstream().answer(message)
-
-    async with (
-        gateway(tmp_path, upstream=Upstream(script={"tools/call": waits})) as running,
-        pair(running, ALICE) as mine,
-    ):
-        calls = [request("tools/call", {"name": "search_code", "arguments": GOOD}, id=each) for each in range(3)]
+    async with behind(tmp_path, {"tools/call": after(go)}) as mine:
+        calls = [searching(each) for each in range(3)]
         got = [(await mine.post(call))[0] for call in calls]
         assert got == [202, 202, 429]
         await mine.say({"jsonrpc": "2.0", "id": 7, "result": {}})  # answers are counted apart
@@ -403,8 +385,7 @@ async def test_an_upstream_that_is_out_is_told_and_the_stream_goes_on(tmp_path: 
     async def maybe(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return Upstream().answer(message) if up else web.Response(status=500)
 
-    upstream = Upstream(script={"initialize": maybe})
-    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE, opened=False) as mine:
+    async with behind(tmp_path, {"initialize": maybe}, opened=False) as mine:
         early = await mine.ask("tools/list")
         assert early["error"]["data"]["reason"] == "malformed-call"
         assert (await mine.open())["error"]["data"]["reason"] == "upstream-failed"
@@ -415,19 +396,13 @@ async def test_an_upstream_that_is_out_is_told_and_the_stream_goes_on(tmp_path: 
 
 
 async def test_an_upstream_that_forgot_the_session_ends_it(tmp_path: Path) -> None:
-    async def forgot(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=404)
-
-    async with (
-        gateway(tmp_path, upstream=Upstream(script={"tools/call": forgot})) as running,
-        pair(running, ALICE) as mine,
-    ):
-        await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
+    async with behind(tmp_path, {"tools/call": status(404)}) as mine:
+        await mine.say(searching())
         blocks = []
         while block := await mine.ear.block():
             blocks.append(block)
         assert blocks[-1] == b": closed, session-unknown\n\n"
-        await until(lambda: len(running.app.sessions) == 0)
+        await until(lambda: len(mine.world.app.sessions) == 0)
 
 
 async def test_a_quiet_stream_is_kept_alive(tmp_path: Path) -> None:

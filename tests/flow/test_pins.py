@@ -21,6 +21,7 @@ from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.mcp.pins import digest_of, pin_of
 from sidecar.upstreams.mcp.pins_file import file_with
 from tests.flow.guests import result_of
+from tests.flow.scripts import answer
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_listed_and_called import two_upstreams
 from tests.flow.world import Upstream, World, listening, until, world
@@ -323,12 +324,9 @@ async def test_a_tool_whose_keys_would_become_one_is_not_listed_stripped(tmp_pat
 
 
 async def test_hidden_text_is_refused(tmp_path: Path) -> None:
-    async def prompts(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        two = [{"name": "good"}, {"name": "bad", "description": CORPUS[0]["description"]}]
-        return web.json_response(result_of(message, {"prompts": two}))
-
     upstream = offering(*CORPUS, SEARCH)
-    upstream.script["prompts/list"] = prompts
+    two = [{"name": "good"}, {"name": "bad", "description": CORPUS[0]["description"]}]
+    upstream.script["prompts/list"] = answer(result={"prompts": two})
     async with world(tmp_path, rules=ALL, upstream=upstream, upstream_settings="hidden_text: refuse") as running:
         talk = Talk(running, "stateless")
         assert await listed(talk) == ["search"]
@@ -344,9 +342,9 @@ async def test_what_a_server_begins_with_is_text_as_well(
     upstream = offering(SEARCH)
 
     async def begin(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        answer = json.loads(upstream.answer(message).body or b"")  # type: ignore[arg-type]
-        answer["result"]["instructions"] = POISONED[0][0]
-        return web.json_response(answer, headers={"Mcp-Session-Id": "s"})
+        said = json.loads(upstream.answer(message).body or b"")  # type: ignore[arg-type]
+        said["result"]["instructions"] = POISONED[0][0]
+        return web.json_response(said, headers={"Mcp-Session-Id": "s"})
 
     upstream.script |= {"initialize": begin, "server/discover": begin}
     settings = f"hidden_text: {treatment}"

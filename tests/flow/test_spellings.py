@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 
 from tests.flow.federated import At, federation
+from tests.flow.scripts import giving
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.test_federation import giving
 from tests.flow.world import Upstream, World, world
 
 RULES = """\

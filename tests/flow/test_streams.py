@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, emitter, gateway, get, opened, result_of, stream
+from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, emitter, gateway, get, opened, stream
 from tests.flow.idp import bearer
 from tests.flow.raw import wire
+from tests.flow.scripts import after
 from tests.flow.streams import Ear, Emitter, event, hearing, streamed
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, stateless, until
@@ -113,12 +114,8 @@ async def test_new_rules_filter_a_stream_that_is_already_open(house: World) -> N
 async def test_a_stream_ends_with_its_session_also_while_it_is_only_being_opened(house: World) -> None:
     alice, waiting = await opened(house), asyncio.Event()
 
-    async def late(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        await waiting.wait()
-        return await feed.listen(asked, message)
-
     feed = emitter(house)
-    house.upstream.script["GET"] = late
+    house.upstream.script["GET"] = after(waiting, feed.listen)
 
     async def hear() -> tuple[int, list[Any]]:
         async with stream(alice) as ear:
@@ -135,11 +132,7 @@ async def test_a_stream_ends_with_its_session_also_while_it_is_only_being_opened
 async def test_draining_ends_streams_and_lets_calls_finish(tmp_path: Path) -> None:
     released = asyncio.Event()
 
-    async def slow(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        await released.wait()
-        return web.json_response(result_of(message, {"content": []}))
-
-    upstream = Upstream(script={"GET": Emitter().listen, "tools/call": slow})
+    upstream = Upstream(script={"GET": Emitter().listen, "tools/call": after(released)})
     async with gateway(tmp_path, upstream=upstream) as running:
         alice = await opened(running)
         async with stream(alice) as ear:

@@ -7,6 +7,7 @@ reports BL-018, BL-019, BL-036, BL-038, BL-086).
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.errors import SettingsError
+from tests.flow import scripts
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.haste import haste
 from tests.flow.hostile_upstream import RUDE, before, polite, reason_in_stream
@@ -66,6 +68,10 @@ async def test_a_restarted_upstream_is_called_again_at_once(tmp_path: Path) -> N
 # --- what a status says -----------------------------------------------------------------------------------------------
 
 
+MEDIA = {"an error": "application/json", "text": "text/plain"}
+LATER = {"retry_after": "17"}
+
+
 @pytest.mark.parametrize("body", ["an error", "text"])
 @pytest.mark.parametrize("code", [429, 503])
 @pytest.mark.parametrize("how", ["stateless", "session", "plain", "bridged", "played"])
@@ -74,13 +80,9 @@ async def test_a_limit_of_the_upstream_reaches_its_caller_with_its_time(
 ) -> None:
     """NR-214: it was not executed; 429 is no fault of the server's, and 503 is."""
 
-    async def limited(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        if body == "text":
-            return web.Response(status=code, text="slow down", headers={"Retry-After": "17"})
-        error = {"code": -32029, "message": "slow down", "data": {"plan": "free"}}
-        answer = {"jsonrpc": "2.0", "id": None, "error": error}
-        return web.json_response(answer, status=code, headers={"Retry-After": "17"})
-
+    error = {"code": -32029, "message": "slow down", "data": {"plan": "free"}}
+    told = {"jsonrpc": "2.0", "id": None, "error": error}
+    limited = scripts.body(b"slow down" if body == "text" else json.dumps(told).encode(), MEDIA[body], code, **LATER)
     upstream: Any = {"bridged": SessionsOnly, "played": StatelessOnly}.get(how, Upstream)()
     act = "act" if how in ("bridged", "played") else "search_code"
     if act == "act":
@@ -113,9 +115,7 @@ async def test_a_redirect_is_reported_with_its_target_and_never_followed(
     """NR-221."""
     elsewhere = "https://mcp.acme.example/mcp/"
 
-    async def leads_away(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=307, headers={"Location": f"{elsewhere}?key=s3cret"})
-
+    leads_away = scripts.status(307, location=f"{elsewhere}?key=s3cret")
     upstream: Any = SessionsOnly() if how == "bridged" else Upstream(script={"tools/call": leads_away})
     if how == "bridged":
         upstream._act = leads_away
@@ -139,14 +139,8 @@ async def test_progress_is_passed_on_at_once(planner: World) -> None:
     """BL-038."""
     heard = asyncio.Event()
 
-    async def slow(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=EVENT_STREAM)
-        await stream.prepare(asked)
-        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}))
-        await heard.wait()
-        await stream.write(event(done(message)))
-        return stream
-
+    progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}
+    slow = scripts.stream(event(progress), heard, done)
     planner.upstream.script["tools/call"] = slow
     routing = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "search_code"}
     call = stateless("tools/call", {"name": "search_code", "arguments": RUDE})
@@ -229,14 +223,8 @@ async def test_a_call_whose_stream_has_begun_is_kept_alive(tmp_path: Path, era: 
     """NR-220: what stands between would close a connection that is silent for long."""
     enough = asyncio.Event()
 
-    async def silent(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=EVENT_STREAM)
-        await stream.prepare(asked)
-        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}))
-        await enough.wait()
-        await stream.write(event(done(message)))
-        return stream
-
+    progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}
+    silent = scripts.stream(event(progress), enough, done)
     upstream = Upstream(script={"tools/call": silent})
     async with world(tmp_path, upstream=upstream, settings="streams: {keep_alive_s: 0.02}\n") as running:
         talk = Talk(running, era)
