@@ -66,6 +66,14 @@ class BudgetRule:
         """Whether it limits what is called, rather than who calls."""
         return self.source in ("tools", "agents")
 
+    @property
+    def names_roles(self) -> bool:
+        return self.pattern.startswith("role:")
+
+    def means(self, name: str, roles: frozenset[str]) -> bool:
+        """Whether the pattern names this principal, or one of its roles."""
+        return any(glob(word, self.pattern) for word in (roles if self.names_roles else (name,)))
+
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
@@ -170,7 +178,7 @@ class Budgets:
     """Whether any entry depends on the roles of a chain."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "read_roles", any(_names_roles(entry) for entry in (*self.principals, *self.spending)))
+        object.__setattr__(self, "read_roles", any(entry.names_roles for entry in (*self.principals, *self.spending)))
 
     @property
     def entries(self) -> tuple[BudgetRule, ...]:
@@ -208,15 +216,10 @@ def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, 
     asked = (call.question.object, names, roles, rows, costing)
     plan = budgets.remembered.get(asked)
     if plan is None:
-        plan = _plan(budgets, *asked)
-        _remember(budgets.remembered, asked, plan)
+        while len(budgets.remembered) >= REMEMBERED_PLANS:
+            del budgets.remembered[next(iter(budgets.remembered))]
+        plan = budgets.remembered[asked] = _plan(budgets, *asked)
     return plan
-
-
-def _remember(plans: dict[object, LimitPlan], asked: object, plan: LimitPlan) -> None:
-    while len(plans) >= REMEMBERED_PLANS:
-        del plans[next(iter(plans))]
-    plans[asked] = plan
 
 
 def _plan(
@@ -266,8 +269,7 @@ def _principal_charges(
 ) -> Iterator[LimitCharge]:
     for entry in entries:
         for name, held in zip(names, roles, strict=True):
-            known_as = held if _names_roles(entry) else (name,)
-            if any(glob(word, entry.pattern) for word in known_as):
+            if entry.means(name, held):
                 yield from _charges(entry, name)
 
 
@@ -288,10 +290,6 @@ def _spending(
             continue
         charged = _principal_charges([entry], names, roles) if entry.pattern else _charges(entry, "")
         yield from (replace(charge, amount=amount) for charge in charged)
-
-
-def _names_roles(entry: BudgetRule) -> bool:
-    return entry.pattern.startswith("role:")
 
 
 def _charges(entry: BudgetRule, principal: str) -> Iterator[LimitCharge]:

@@ -21,11 +21,11 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
 
@@ -74,8 +74,7 @@ WHATEVER = 4 * 10**15
 log = logging.getLogger("sidecar.store")
 
 
-@dataclass(frozen=True, slots=True)
-class CounterScript:
+class CounterScript(NamedTuple):
     """A Lua script and its SHA-1 name in Redis."""
 
     text: str
@@ -96,28 +95,21 @@ def shipped(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-RESET = CounterScript.of("return redis.call('DEL', unpack(KEYS))")
-
-
-@dataclass(frozen=True, slots=True)
-class CounterScripts:
-    """The scripts that run in the store."""
-
-    admit: CounterScript = field(default_factory=lambda: CounterScript.counting(guarded(shipped("admit.lua"))))
-    settle: CounterScript = field(default_factory=lambda: CounterScript.counting(shipped("settle.lua")))
-    restore: CounterScript = field(default_factory=lambda: CounterScript.counting(shipped("restore.lua")))
-    epoch: CounterScript = field(default_factory=lambda: CounterScript.of(shipped("epoch.lua")))
-
-    @property
-    def all(self) -> tuple[CounterScript, ...]:
-        return self.admit, self.settle, self.restore, self.epoch
-
-
 def guarded(admit: str) -> str:
     """Insert admit.lua at the marked place in guard.lua."""
     return shipped("guard.lua").replace("-- admit.lua stands here", admit)
 
 
+class CounterScripts(NamedTuple):
+    """The scripts that run in the store."""
+
+    admit: CounterScript = CounterScript.counting(guarded(shipped("admit.lua")))
+    settle: CounterScript = CounterScript.counting(shipped("settle.lua"))
+    restore: CounterScript = CounterScript.counting(shipped("restore.lua"))
+    epoch: CounterScript = CounterScript.of(shipped("epoch.lua"))
+
+
+RESET = CounterScript.of("return redis.call('DEL', unpack(KEYS))")
 Verb = Literal["charge", "give_back", "release", "extend"]
 
 
@@ -433,7 +425,7 @@ class RedisCounters:
         """Identify the store before it is used, and restore what it is missing."""
         # Loading also probes the store: a server that accepts connections but answers late would cost each call its
         # deadline.
-        await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts.all))
+        await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts))
         epoch, tide = await self._whose(wire)
         if not self._epoch:
             self._epoch = epoch
@@ -472,14 +464,10 @@ class RedisCounters:
         """The epoch of the store, and our tide in it."""
         asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
         reply = await self._run(wire, self._scripts.epoch, asked)
-        if (
-            not isinstance(reply, list)
-            or len(reply) != 2
-            or not isinstance(reply[0], bytes)
-            or type(reply[1]) is not int
-        ):
-            raise LeaveError("a foreign reply")
-        return reply[0].decode("latin-1"), reply[1]
+        match reply:
+            case [bytes(epoch), int(tide)] if not isinstance(tide, bool):
+                return epoch.decode("latin-1"), tide
+        raise LeaveError("a foreign reply")
 
     async def _charge_again(self, wire: RedisPipeline, tide: int) -> None:
         """Repeat charges that a promoted replica did not receive, or that a restored backup lacks."""

@@ -140,10 +140,7 @@ def _is_wanted(wanted: UsageQuery, charge: LimitCharge) -> bool:
 
 def _means(entry: BudgetRule, name: str, roles: dict[str, frozenset[str]]) -> bool:
     """Whether an entry counts this principal."""
-    if entry.names_objects or not entry.pattern:
-        return True
-    known_as = roles[name] if entry.pattern.startswith("role:") else (name,)
-    return any(glob(word, entry.pattern) for word in known_as)
+    return entry.names_objects or not entry.pattern or entry.means(name, roles[name])
 
 
 def _touches(budgets: Budgets, entry: BudgetRule, target: str) -> bool:

@@ -30,7 +30,6 @@ BUSY_MS: Final = 1000  # another process uses the file; shorter than the deadlin
 MAX_WAITING: Final = 5000  # beyond this, callers would only wait until their own deadlines
 MAX_AT_ONCE: Final = 100  # jobs in one transaction
 _STEPS_BETWEEN_LOOKS: Final = 10_000
-_MAGIC, _VERSION_AT = b"SQLite format 3\x00", 60  # sqlite.org/fileformat2.html, 1.3
 
 T = TypeVar("T")
 
@@ -283,36 +282,24 @@ def _tell(job: _SqliteJob, end: object) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a start could use this file; a missing file is fine. Only reads. Raises SettingsError."""
-    hint = f"restore it from a backup, or set it aside: {LOST}"
-    try:
-        with path.open("rb") as file:
-            head = file.read(100)
-    except FileNotFoundError:
+    """Checks that a start could use this file; a missing file is fine. Only reads, and leaves nothing beside it. Raises
+    SettingsError."""
+    if not os.path.lexists(path):
         return
-    except OSError as error:
-        raise _fault(path, f"cannot be read: {error.strerror}", "T101", hint) from None
-    if not head:  # the machine stopped just after the file was created
-        return
-    if len(head) < 100 or not head.startswith(_MAGIC):
-        raise _fault(path, "is no SQLite file", "T101", hint)
-    version = int.from_bytes(head[_VERSION_AT : _VERSION_AT + 4], "big")
-    if version > VERSION:
-        raise _fault(path, "was written by a newer version", "T102", f"use that version, or set the file aside: {LOST}")
     try:
-        found = _columns_in(path)
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            # Tables are created before WAL mode is set, so they are in the file itself.
+            found = {
+                name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in _COLUMNS
+            }
     except sqlite3.Error as error:
-        raise _fault(path, f"is damaged: {error}", "T101", hint) from None
+        raise _fault(path, "T101", f"is damaged: {error}", "restore it from a backup") from None
+    if version > VERSION:
+        raise _fault(path, "T102", "was written by a newer version", "use that version")
     if found != (_COLUMNS if version else dict.fromkeys(_COLUMNS, ())):
-        raise _fault(path, "is a SQLite file with other tables than the sidecar's", "T101", hint)
+        raise _fault(path, "T101", "is a SQLite file with other tables than the sidecar's", "restore it from a backup")
 
 
-def _fault(path: Path, message: str, code: str, hint: str) -> SettingsError:
-    return SettingsError([fault_in(path, message, code=code, hint=hint)])
-
-
-def _columns_in(path: Path) -> dict[str, tuple[str, ...]]:
-    """Returns the columns of our tables. Tables are created before WAL mode is set, so they are in the file itself.
-    `immutable` keeps SQLite from creating files beside it."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-        return {name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in _COLUMNS}
+def _fault(path: Path, code: str, message: str, mend: str) -> SettingsError:
+    return SettingsError([fault_in(path, message, code=code, hint=f"{mend}, or set it aside: {LOST}")])

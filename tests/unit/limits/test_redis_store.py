@@ -417,11 +417,7 @@ PARTS = {
     "disabled principals and tools, always": ("storage/scripts/kill_switch.lua",),
     "news between replicas, always": ("storage/scripts/peers.lua",),
     "`sessions.store: redis`": ("storage/scripts/sessions.lua",),
-    "`tasks.store: redis`": (
-        "storage/scripts/task_owners.lua",
-        "storage/scripts/records.lua",
-        "storage/scripts/pushes.lua",
-    ),
+    "`tasks.store: redis`": ("storage/scripts/records.lua",),
     "the turns of agents that write, `tasks.store: redis`": ("storage/scripts/write_leases.lua",),
     "proofs of DPoP that are believed once": ("identity/key_proofs.py",),
     "checkpoints, `to: [store]`": ("audit/checkpoint_publisher.py",),
