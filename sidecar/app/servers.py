@@ -28,7 +28,7 @@ from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
-from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, open_listener
+from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.http.tls import follows, shown_on
 from sidecar.settings import Settings
@@ -64,14 +64,13 @@ class Servers:
             listener = take(local.listen, undo, self.path)
             entrances.append((listener, local_entrance(listener, local.principal)))
         for listener, entrance in entrances:
-            serve_caller = partial(self.pipeline.handle, entrance=entrance)
-            await listener.serve(
-                serve_caller, self._broken, patience, tls if listener is data else None, self._is_stale
-            )
+            handled = partial(self.pipeline.handle, entrance=entrance)
+            server = Server(handled, self._broken, patience, self._is_stale)
+            listener.serve(server, tls if listener is data else None)
             self.listeners.append(listener)
         await self._open_grpc(patience, undo)
         for listener, handle in self._for_operators(operated, undo):
-            await listener.serve(handle, _broken_at_admin, patience, probes=PROBES)
+            listener.serve(Server(handle, _broken_at_admin, patience, probes=PROBES))
             self.listeners.append(listener)
 
     def part_with_stale(self) -> None:

@@ -403,14 +403,7 @@ def hosts_for(host: str, port: int, public_url: str, allowed: Sequence[str]) -> 
     names.update(allowed)
     if public_url:
         names.add(urlsplit(public_url).netloc)
-    bare = {_bracketed(name.lower()) for name in names}
-    return frozenset(bare | {f"{name}:{port}" for name in bare if not _has_port(name)})
-
-
-def _bracketed(name: str) -> str:
     # Host writes an IPv6 address in brackets (RFC 3986 3.2.2); only such an address has more than one colon.
-    return f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
-
-
-def _has_port(name: str) -> bool:
-    return re.search(r":\d+\Z", name) is not None
+    lower = {name.lower() for name in names}
+    bare = {f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name for name in lower}
+    return frozenset(bare | {f"{name}:{port}" for name in bare if re.search(r":\d+\Z", name) is None})

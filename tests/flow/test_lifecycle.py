@@ -28,7 +28,7 @@ from sidecar.gateway import routing
 from sidecar.http.client import ANSWERS
 from sidecar.http.server import listeners, memory_trim
 from sidecar.http.server.connection_limits import Seat
-from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, ServerConnection, open_listener
+from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, ServerConnection, open_listener
 from sidecar.http.server.memory_trim import MemoryTrim
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress, UnixAddress
@@ -62,7 +62,7 @@ async def listening(
 
     listener = open_listener(address)
     deadlines = ListenerDeadlines(**patience)  # type: ignore[arg-type]  # by name
-    await listener.serve(handle, broken, deadlines, tls, probes=probes)
+    listener.serve(Server(handle, broken, deadlines, probes=probes), tls)
     try:
         yield listener
     finally:

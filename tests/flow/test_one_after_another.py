@@ -18,7 +18,7 @@ from aiohttp.base_protocol import BaseProtocol
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import BodyBounds, read_body
 from sidecar.http.server.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
-from sidecar.http.server.listeners import SLICE_BYTES, Listener, ListenerDeadlines, open_listener
+from sidecar.http.server.listeners import SLICE_BYTES, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress
 from tests.flow.raw import Wire, chunks, statuses
@@ -83,7 +83,7 @@ async def _broken(_: str, status: int) -> web.StreamResponse:
 async def listening() -> AsyncIterator[Ears]:
     ears = Ears()
     ears.listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await ears.listener.serve(ears.handle, _broken, ListenerDeadlines())
+    ears.listener.serve(Server(ears.handle, _broken, ListenerDeadlines()))
     try:
         yield ears
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.http.server.listeners import Listener, ListenerDeadlines, open_listener
+from sidecar.http.server.listeners import Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress
 from tests.flow.raw import CALL, Wire, request, wire
@@ -171,7 +171,7 @@ async def listening(handle: Any, **patience: float) -> AsyncIterator[tuple[Liste
         return web.Response(status=status)
 
     listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, broken, ListenerDeadlines(**patience))  # type: ignore[arg-type]  # by name, as the test says
+    listener.serve(Server(handle, broken, ListenerDeadlines(**patience)))  # type: ignore[arg-type]  # by name, as the test says
     try:
         yield listener, f"http://127.0.0.1:{listener.port}"
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.http.server.listeners import ListenerDeadlines, open_listener
+from sidecar.http.server.listeners import ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress
 
@@ -32,7 +32,7 @@ async def answering(*makes: Make) -> AsyncIterator[int]:
         return makes[int(request.path[1:])]()
 
     listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, broken, ListenerDeadlines())
+    listener.serve(Server(handle, broken, ListenerDeadlines()))
     try:
         yield listener.port
     finally:
@@ -168,7 +168,7 @@ async def test_a_caller_who_is_gone_costs_nothing() -> None:
         return WholeResponse(200, b"{}", JSON)
 
     listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, broken, ListenerDeadlines())
+    listener.serve(Server(handle, broken, ListenerDeadlines()))
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(REQUESTS["plain"] % 0)
     await asyncio.sleep(0.05)
@@ -194,7 +194,7 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
         return response
 
     listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, broken, ListenerDeadlines())
+    listener.serve(Server(handle, broken, ListenerDeadlines()))
     assert await heard(listener.port, REQUESTS["get"] % 0) == b""
     assert len(raised) == 1
     await listener.close(1.0)
@@ -209,7 +209,7 @@ async def test_an_answer_is_sent_once() -> None:
         return response
 
     listener = open_listener(ListenAddress("127.0.0.1", 0))
-    await listener.serve(handle, broken, ListenerDeadlines())
+    listener.serve(Server(handle, broken, ListenerDeadlines()))
     received = await heard(listener.port, LAST % 0)
     assert received.count(b"HTTP/1.1 200 OK") == 1
     await listener.close(1.0)

@@ -114,13 +114,15 @@ class HttpClient:
         connection = ClientConnection(loop, self._free, self._lost)
         self._busy.add(connection)
         limit = min(until, loop.time() + self.connect_timeout_s)
+        if origin.secure and self._tls is None:
+            self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout_at(limit):
                 await loop.create_connection(
                     lambda: connection,
                     self._address or origin.host,
                     origin.port,
-                    ssl=self._trust() if origin.secure else None,
+                    ssl=self._tls if origin.secure else None,
                     server_hostname=origin.host if origin.secure else None,
                 )
         except TimeoutError:
@@ -136,11 +138,6 @@ class HttpClient:
             self._lost(connection)
             raise
         return connection
-
-    def _trust(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
 
     def _free(self, connection: ClientConnection, head: ResponseHead) -> None:
         loop, seconds = asyncio.get_running_loop(), self._max_idle_s

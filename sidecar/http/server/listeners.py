@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class ServerConnection(web.RequestHandler):
     _reading_timer: asyncio.TimerHandle | None
     _waits_since_s: float | None
 
-    def __init__(self, server: Server, seat: Seat, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, seat: Seat) -> None:
         super().__init__(
             server,
             loop=loop,
@@ -236,14 +237,21 @@ class ServerConnection(web.RequestHandler):
 
     @contextmanager
     def waiting_for_body(self, who: str) -> Iterator[None]:
-        """Marks the request as waiting for its body, for the principal `who`."""
+        """Marks the request as waiting for its body, for the principal `who`. Beyond the bound, the longest wait
+        is refused."""
         self._waits_since_s = self._loop.time()
-        self._server.await_body(who, self)
+        bodies, most = self._server.bodies, max(1, min(MAX_BODIES_PER_CALLER, self._patience.max_connections // 4))
+        waiting = bodies.setdefault(who, {})
+        waiting[self] = None
+        if len(waiting) > most:
+            next(iter(waiting)).give_way()
         try:
             yield
         finally:
             self._waits_since_s = None
-            self._server.forget_body(who, self)
+            waiting.pop(self, None)
+            if not waiting:
+                bodies.pop(who, None)
 
     def _break_body(self) -> None:
         """Handles invalid HTTP that arrives while a request waits for its body as a fault of that body. aiohttp would
@@ -363,33 +371,20 @@ class Server(web.Server):
         probes: Collection[str] = (),
     ) -> None:
         super().__init__(self._handle_at if probes else handle, handler_cancellation=True)
-        self._handle, self._probes = handle, probes
+        self._handle, self.probes = handle, probes
         self.is_stale = is_stale
         self.handle_broken = handle_broken
         self.patience = patience
         self.framing = FramingBudget(time.monotonic)
         self.slow_readers: dict[ServerConnection, None] = {}
-        self._bodies: dict[str, dict[ServerConnection, None]] = {}
-
-    def await_body(self, who: str, connection: ServerConnection) -> None:
-        """Registers a wait for a body of this caller; beyond the bound, the longest wait is refused."""
-        waiting = self._bodies.setdefault(who, {})
-        waiting[connection] = None
-        if len(waiting) > max(1, min(MAX_BODIES_PER_CALLER, self.patience.max_connections // 4)):
-            next(iter(waiting)).give_way()
-
-    def forget_body(self, who: str, connection: ServerConnection) -> None:
-        waiting = self._bodies[who]
-        waiting.pop(connection, None)
-        if not waiting:
-            del self._bodies[who]
+        self.bodies: dict[str, dict[ServerConnection, None]] = {}  # those waited for, by caller
 
     async def _handle_at(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handles requests on the places reserved for probes, which serve one probe and nothing else."""
         connection = request.protocol
         if not isinstance(connection, ServerConnection) or not connection.is_for_probes:
             return await self._handle(request)
-        is_probe = request.raw_path.partition("?")[0] in self._probes
+        is_probe = request.raw_path.partition("?")[0] in self.probes
         response = await self._handle(request) if is_probe else web.Response(status=503, headers=_BUSY)
         response.force_close()
         return response
@@ -403,9 +398,6 @@ class Server(web.Server):
             excess -= slowest.unread_bytes
             del self.slow_readers[slowest]
             slowest.abort()
-
-    def speaker(self, seat: Seat) -> ServerConnection:
-        return ServerConnection(self, seat, self._loop)
 
 
 @dataclass(slots=True)
@@ -426,22 +418,15 @@ class Listener:
         assert self._door is not None
         return self._door.seats
 
-    async def serve(
-        self,
-        handle: Handle,
-        handle_broken: HandleBroken,
-        patience: ListenerDeadlines,
-        tls: ssl.SSLContext | None = None,
-        is_stale: IsStale = never,
-        probes: Collection[str] = (),
-    ) -> None:
-        """Begins to accept. Some places are reserved for requests to `probes`."""
-        self._server = Server(handle, handle_broken, patience, is_stale, probes)
+    def serve(self, server: Server, tls: ssl.SSLContext | None = None) -> None:
+        """Begins to accept. Some places are reserved for requests to the server's `probes`."""
+        self._server, patience = server, server.patience
         local = isinstance(self.address, UnixAddress)
         seats = ConnectionLimits(patience.max_connections, 0 if local else patience.max_per_peer)
+        speaker = partial(ServerConnection, server, asyncio.get_running_loop())
         # The handshake precedes the first head, and has the same deadline.
-        kept = ConnectionLimits(PROBE_SEATS) if probes else None
-        self._door = Acceptor(self.sock, seats, self._server.speaker, tls, patience.header_timeout_s, kept)
+        kept = ConnectionLimits(PROBE_SEATS) if server.probes else None
+        self._door = Acceptor(self.sock, seats, speaker, tls, patience.header_timeout_s, kept)
         self._door.open()
 
     def part_with_stale(self) -> None:
@@ -465,34 +450,25 @@ class Listener:
 
 def open_listener(address: ListenAddress | UnixAddress) -> Listener:
     """Binds the address. Raises OSError."""
-    return Listener(address, _unix_socket(address.path) if isinstance(address, UnixAddress) else _tcp_socket(address))
-
-
-def _tcp_socket(address: ListenAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    if isinstance(address, UnixAddress):
+        family = socket.AF_UNIX
+    else:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
+        if isinstance(address, UnixAddress):
+            address.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _remove_dead(address.path)
+            sock.bind(str(address.path))
+            address.path.chmod(0o600)  # before listen(), so that no client connects with wider permissions
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address.host, address.port))
         sock.setblocking(False)
     except OSError:
         sock.close()
         raise
-    return sock
-
-
-def _unix_socket(path: Path) -> socket.socket:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_dead(path)
-        sock.bind(str(path))
-        path.chmod(0o600)  # before listen(), so that no client connects with wider permissions
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    return Listener(address, sock)
 
 
 def _remove_dead(path: Path) -> None:
