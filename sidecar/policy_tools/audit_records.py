@@ -196,9 +196,6 @@ def _word(value: object) -> str:
     return value
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Yield every record of a log, in constant memory, and the number of bytes read until then. The last of several
     files may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.

@@ -132,8 +132,6 @@ class _Trace:
             why=why,
         )
 
-    # --- links --------------------------------------------------------------------------------------------------------
-
     def _links(self, decision: Decision) -> tuple[Traced, ...]:
         denied = [link for link in decision.links if not link.allowed and not link.rules]
         sought = [self._sought(link) for link in denied]
@@ -170,8 +168,6 @@ class _Trace:
         outcome = "unknown" if source not in ("", "the record") else fact.outcome
         return Ran(self._texts[fact.condition], outcome, fact.inputs, source)
 
-    # --- shadow rules and limits --------------------------------------------------------------------------------------
-
     def _shadows(self, ids: Sequence[str]) -> tuple[Ground, ...]:
         first: dict[str, RuleRef] = {}
         for rule in self._source.rules if ids else ():
@@ -201,9 +197,6 @@ class _Trace:
         by_role = entry.pattern.startswith("role:")
         known_as = {one.name: self._engine.roles_of(one) if by_role else (one.name,) for one in self._chain}
         return [name for name, words in known_as.items() if any(glob(word, entry.pattern) for word in words)]
-
-
-# --- rows as written in their files -----------------------------------------------------------------------------------
 
 
 def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:

@@ -105,8 +105,6 @@ def _refuse(name: str, message: str, hint: str = "") -> NoReturn:
     raise SettingsError([fault_in(name, message, code="P001", hint=hint)])
 
 
-# --- git --------------------------------------------------------------------------------------------------------------
-
 _OPTIONS = ("--no-replace-objects", "--literal-pathspecs", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
 _QUIET: Mapping[str, str] = {
     "GIT_TERMINAL_PROMPT": "0",

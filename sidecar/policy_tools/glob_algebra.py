@@ -146,9 +146,6 @@ def classes(
                 yield met, natural
 
 
-# --- the search -------------------------------------------------------------------------------------------------------
-
-
 def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
     """Yield names that a person would choose: the only possible one, or the longest pattern, filled."""
     pattern = max(all_of, key=lambda pattern: (WILDCARD not in pattern, len(pattern)), default=WILDCARD)

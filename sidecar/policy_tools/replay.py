@@ -107,9 +107,6 @@ class Candidate:
         return ask(chain, asked.question._replace(arguments=ARGUMENTS), asked.at_s)
 
 
-# --- a whole file -----------------------------------------------------------------------------------------------------
-
-
 class ChangeKind(NamedTuple):
     """The values in which records of one group agree; one example stands for all of them."""
 

@@ -14,12 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from sidecar.policy import Engine, PolicySource
+from sidecar.policy.worker_process import load_policy_aside
+from sidecar.policy_tools.bench import ladder
 from sidecar.policy_tools.bench.ladder import SIZES, WILD, DrawnQuestion
+from sidecar.settings.shipped_files import shipped
 
 OURS = "sidecar"
 QUESTIONS = 20_000
@@ -74,7 +78,7 @@ def climbed(
     for share in wild:
         for rows in sizes:
             with TemporaryDirectory() as folder:
-                order = [sys.executable, "-m", "sidecar.policy_tools.bench"]
+                order = [sys.executable, "-m", "sidecar.policy_tools.bench.measurement"]
                 arguments = [folder, str(rows), str(share), str(questions)]
                 limits: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
                 limits["timeout"] = STEP_S + rows * 40e-6
@@ -88,3 +92,24 @@ def climbed(
                     said = getattr(error, "stderr", "") or str(error)
                     told["error"] = said.strip().rpartition("\n")[2][:200]
                 yield told
+
+
+def main() -> None:
+    """Do one step in this process. Generating is a separate one, so that its memory is not counted."""
+    step, folder, (rows, wild, questions) = sys.argv[1], Path(sys.argv[2]), map(float, sys.argv[3:6])
+    questions_file = folder / "questions.json"
+    if step == DRAW:
+        policy = ladder.drawn(int(rows), wild=wild)
+        (folder / "policies").mkdir()
+        ladder.write(policy, folder / "policies")
+        questions_file.write_text(json.dumps(list(islice(ladder.questions(policy, int(questions)), int(questions)))))
+        return
+    asked = [ladder.DrawnQuestion(*one) for one in json.loads(questions_file.read_text())]
+    began = time.perf_counter()
+    source = load_policy_aside(shipped("models"), folder / "policies")
+    told = measured(source, asked, time.perf_counter() - began, now_s=time.time())
+    sys.stdout.write(json.dumps({"wild": wild, **told}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

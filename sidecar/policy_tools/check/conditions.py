@@ -104,9 +104,6 @@ def _without_texts(text: str) -> str:
     return _TEXT.sub(lambda found: found[0][0] + " " * (len(found[0]) - 2) + found[0][0], text)
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P606: the rule is evaluated only where calls have no arguments."""
     for rule, condition in _conditioned(policy):
@@ -159,9 +156,6 @@ def _conditioned(policy: LintedPolicy) -> Iterator[tuple[RuleRef, Condition]]:
         condition = policy.source.conditions.get(rule.when) if rule.when else None
         if condition is not None:
             yield rule, condition
-
-
-# --- claims, texts, roles ---------------------------------------------------------------------------------------------
 
 
 def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:

@@ -84,9 +84,6 @@ def relative(file: str, root: Path) -> str:
     return (path.relative_to(top) if path.is_relative_to(top) else path).as_posix()
 
 
-# --- SARIF ------------------------------------------------------------------------------------------------------------
-
-
 def sarif(report: CheckReport, where: str, root: Path) -> str:
     codes = sorted({fault.code for fault in report.faults})
     rules = [_sarif_rule(code) for code in codes]
@@ -126,8 +123,6 @@ def _result(fault: Fault, index: int, root: Path) -> dict[str, Any]:
         "locations": [{"physicalLocation": location}],
     }
 
-
-# --- GitHub -----------------------------------------------------------------------------------------------------------
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 # As the runner unescapes a command (actions/toolkit, command.ts)

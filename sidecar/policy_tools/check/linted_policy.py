@@ -90,7 +90,6 @@ class LintedPolicy:
     members: Mapping[str, frozenset[str]] = field(init=False)
     elements: Mapping[str, frozenset[str]] = field(init=False)
     _asked: dict[tuple[PermissionKind, str, tuple[str, ...]], frozenset[str]] = field(default_factory=dict)
-    _above: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rules = tuple(self.source.rules)
@@ -100,14 +99,6 @@ class LintedPolicy:
         allows = (rule for rule in self.rules if rule.effect == "allow" and not rule.shadow and rule.kind in standard)
         self.allows = tuple(rule for rule in allows if self.asked(rule))
 
-    # --- subjects -----------------------------------------------------------------------------------------------------
-
-    def roles_above(self, name: str) -> frozenset[str]:
-        """Return every role that this principal or role has by `g` rows."""
-        if name not in self._above:
-            self._above[name] = self.source.roles.closure((name,)) if name in self.source.roles.parents else frozenset()
-        return self._above[name]
-
     def may_be_granted(self, role: str) -> bool:
         """Whether a token can grant this role, or one that is in it. A role without a `/` cannot be granted."""
         roles = [name for name in (role, *self.members.get(role, ())) if name.startswith("role:") and "/" in name]
@@ -116,8 +107,6 @@ class LintedPolicy:
     def people(self, role: str) -> list[str]:
         """Return the users and NHIs that `g` rows put into a role."""
         return [name for name in self.members.get(role, ()) if not name.startswith("role:")]
-
-    # --- objects ------------------------------------------------------------------------------------------------------
 
     def things(self, name: str) -> list[str]:
         """Return the objects that `g2` rows put into a set."""

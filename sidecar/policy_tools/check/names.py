@@ -22,7 +22,7 @@ def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P631, P632: filled by rows, but named by nothing that decides or counts."""
     roles = _used_roles(policy)
     for role in policy.members:
-        if role not in roles and not policy.roles_above(role) & roles:
+        if role not in roles and not policy.source.roles.closure((role,)) & roles:
             yield PolicyFinding("P631", f"no rule and no budget uses {shown(role)}", _UNUSED, name=role)
     sets = {rule.object for rule in policy.rules if rule.object.startswith("set:")}
     for name in policy.elements:
@@ -45,9 +45,6 @@ def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         says = any(line.strip() and not line.strip().startswith(("#", "version:", "---")) for line in lines)
         if str(path) not in filled and not says:
             yield PolicyFinding("P633", "no row stands in this file", "fill it, or remove it", file=str(path))
-
-
-# --- look-alikes ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

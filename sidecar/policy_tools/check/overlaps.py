@@ -113,12 +113,11 @@ class Covering:
         found = dict.fromkeys(self._subjects.covering(name))
         if name != ANONYMOUS:
             found.update(dict.fromkeys(("*", _ALL_OF.get(rule.kind, "*"))))
-            found.update(dict.fromkeys(self._policy.roles_above(name)))
+            found.update(dict.fromkeys(self._policy.source.roles.closure((name,))))
         return [subject for subject in found if subject in self._by_subject]
 
     def _wider_objects(self, obj: str, on: _OnObjects) -> set[str]:
-        above = self._policy.source.sets.closure((obj,)) if obj in self._policy.source.sets.parents else frozenset()
-        found = {obj, "*", *above}
+        found = {obj, "*", *self._policy.source.sets.closure((obj,))}
         if not obj.startswith("set:"):
             return found.union(on.patterns.covering(obj))
         if obj not in on.over_sets:
@@ -232,9 +231,6 @@ def _named(rule: RuleRef) -> str:
     return f'"{rule.id}" ({rule.file}:{rule.line})'
 
 
-# --- limits and budgets -----------------------------------------------------------------------------------------------
-
-
 def above_a_budget(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P613: a rule's limit is above what an entry of budgets.yaml permits in an hour."""
     ceilings = _Ceilings(policy)
@@ -262,18 +258,15 @@ class _Ceilings:
 
     def lowest(self, rule: RuleRef) -> tuple[int, BudgetRule] | None:
         """Return the tightest entry that always applies and counts at least the calls that the rule's limit counts."""
+        over = [] if rule.object.startswith("set:") else [f"tools:{one}" for one in self._objects.covering(rule.object)]
+        for name in (rule.subject, *self._policy.source.roles.closure((rule.subject,))):
+            patterns = self._subjects.covering(name)
+            is_role = name.startswith("role:")
+            over += [f"principals:{pattern}" for pattern in patterns if pattern.startswith("role:") is is_role]
         alone = "*" not in rule.subject and not rule.subject.startswith("role:")
-        found = [pair for pair in self._over(rule) if not pair[1].each or rule.per == "subject" or alone]
-        return min(found, key=lambda pair: pair[0], default=None)
-
-    def _over(self, rule: RuleRef) -> Iterator[tuple[int, BudgetRule]]:
-        for name in (rule.subject, *self._policy.roles_above(rule.subject)):
-            for pattern in self._subjects.covering(name):
-                if name.startswith("role:") == pattern.startswith("role:"):
-                    yield from self._entries.get(f"principals:{pattern}", ())
-        if not rule.object.startswith("set:"):
-            for pattern in self._objects.covering(rule.object):
-                yield from self._entries.get(f"tools:{pattern}", ())
+        found = [pair for key in over for pair in self._entries.get(key, ())]
+        counting = (pair for pair in found if not pair[1].each or rule.per == "subject" or alone)
+        return min(counting, key=lambda pair: pair[0], default=None)
 
 
 def _in_an_hour(cap: LimitCap) -> int | None:

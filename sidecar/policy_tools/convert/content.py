@@ -187,9 +187,6 @@ def _comment_in_yaml(line: str) -> str | None:
     return "# " + found[1:] if found.startswith("#:") else found
 
 
-# --- equivalence ---
-
-
 class DifferentError(Exception):
     """The result differs from the source: a bug in the converter. Nothing is written."""
 

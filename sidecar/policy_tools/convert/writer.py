@@ -21,9 +21,6 @@ MAX_WIDTH = 100  # a list on a longer line is split into one line per entry
 _NOTE_PLAIN = re.compile(r"[^\s\"]+")
 
 
-# --- CSV ------------------------------------------------------------------------------------------------------------
-
-
 def csv_of(content: Content) -> str:
     """Return the rows as a CSV file."""
     lines = [*content.head, ""] if content.head else []
@@ -43,9 +40,6 @@ def _csv_note(text: str) -> str:
 def _text(lines: Sequence[str]) -> str:
     """Join lines; of several empty lines, one is kept."""
     return "".join(f"{line}\n" for before, line in zip(["", *lines], lines, strict=False) if line or before)
-
-
-# --- YAML -----------------------------------------------------------------------------------------------------------
 
 
 def yaml_of(content: Content, columns: Columns) -> str:

@@ -116,9 +116,6 @@ def _smaller(one: RowTerm, other: RowTerm) -> RowTerm | None:
     return one if other.covers(one) else other if one.covers(other) else None
 
 
-# --- trimming ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Effort:
     """How many pairs of rows may still be compared."""
@@ -157,8 +154,6 @@ def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
         and (one.subject.covers(other.subject) or one.subject.covers(base.subject))
     )
 
-
-# --- limits -----------------------------------------------------------------------------------------------------------
 
 # Every matching allow row's limit applies, so removing a row may leave each answer unchanged and still lift a limit. A
 # limit is kept if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.

@@ -93,8 +93,6 @@ def _listed(match: re.Match[str]) -> frozenset[str]:
     return frozenset(re.findall("'([^']*)'", match[0]))
 
 
-# --- roles ------------------------------------------------------------------------------------------------------------
-
 HAS_ROLE = re.compile(r"(?<![.\w])has_role\(\s*\w+(?:\[\d+\])?\s*,\s*(?:'(role:[^'\"\\]*)'|\"(role:[^'\"\\]*)\")\s*\)")
 _PRINCIPAL = r"(?:principal|origin|chain\s*\[\s*\d+\s*\])"
 _FIELD = r"\s*(?:\.\s*\w+|\[\s*(?:'[^']*'|\"[^\"]*\")\s*\])"

@@ -109,8 +109,6 @@ def _listed(terms: tuple[RowTerm, ...], most: int = 6) -> str:
     return ", ".join(cut([term.label for term in terms], most))
 
 
-# --- merging ----------------------------------------------------------------------------------------------------------
-
 _SIDES = ("objects", "subjects", "actions")
 
 

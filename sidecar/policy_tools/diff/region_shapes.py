@@ -145,9 +145,6 @@ class RegionShaper:
             return False
 
 
-# --- the difference of boxes ------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Left:
     """What is left of a box while others are taken away."""

@@ -52,9 +52,6 @@ def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange])
     return _without_covered(shaped)
 
 
-# --- unknown ----------------------------------------------------------------------------------------------------------
-
-
 def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shaped]) -> list[Region]:
     """Mark as unknown what is both gained and lost under different guards, and remove it from the other regions."""
     if len(wider) * len(narrower) > MAX_COMPARED:
@@ -105,9 +102,6 @@ def _tells(one: Shaped, other: Shaped) -> bool:
         and all(any(term.covers(part) for term in region.subjects) for part in other.region.subjects)
         and all(any(term.covers(part) for term in region.objects) for part in other.region.objects)
     )
-
-
-# --- existing objects -------------------------------------------------------------------------------------------------
 
 
 def with_something_in_them(

@@ -91,8 +91,6 @@ class Search:
                 return Point(name, roles, found, _action(found, actions))
         return None
 
-    # --- subjects -----------------------------------------------------------------------------------------------------
-
     def _candidates(self, subjects: set[RowTerm], others: set[RowTerm]) -> Iterator[tuple[str, frozenset[str]]]:
         """Yield the callers that match all of `subjects`, in every way in which such a caller may match the others."""
         patterns = [term for term in subjects if term.pattern is not None]
@@ -124,8 +122,6 @@ class Search:
         wild = sorted({term.pattern for term in others if term.pattern and not term.exact} - {WILDCARD})
         found = classes(self._subject_shapes, patterns, wild, avoid)
         yield from (name for _, name in sorted(found, key=lambda item: len(item[0])))
-
-    # --- objects ------------------------------------------------------------------------------------------------------
 
     def _object(self, inside: frozenset[RowTerm], outside: frozenset[RowTerm]) -> str | None:
         """Return an object in all of `inside` and none of `outside`."""

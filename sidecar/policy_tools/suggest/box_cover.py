@@ -233,9 +233,6 @@ def _fit(grid: Grid, one: tuple[int, int, int], other: tuple[int, int, int]) -> 
     return not any(mask & ~rows[a][s] for a in {one[2], other[2]} for s in {one[0], other[0]})
 
 
-# --- the exact search -----------------------------------------------------------------------------------------------
-
-
 def _cells(box: Box) -> Iterator[tuple[int, int, int]]:
     return product(bits(box.subjects), bits(box.objects), bits(box.actions))
 

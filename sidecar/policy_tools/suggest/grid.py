@@ -175,9 +175,6 @@ def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[
     return list(found.values())
 
 
-# --- boxes that cannot grow -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BoxPool:
     """Boxes that together cover every cell; `complete` if there is no other box that cannot grow. `by_subject` and

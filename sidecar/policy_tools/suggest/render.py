@@ -63,9 +63,6 @@ def one_text(files: Mapping[str, str]) -> str:
     return "\n".join(f"# ---- {name} ----\n{text}" for name, text in files.items())
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def _rules(suggestion: Suggestion, present: Present) -> Iterator[ContentEntry]:
     before, begun = "", set[PermissionKind]()
     for rule in suggestion.carried.denies:
@@ -130,9 +127,6 @@ def _comments(rule: Suggested, present: Present) -> Iterator[str]:
         yield f"as {_some(rested)} asks" if rested else "as the present policy asks"
     for known in () if present.source else rested:
         yield f"rested on {_plain(known)}, whose terms are not carried over: {_plain(present.terms[known])}"
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import chain, count, zip_longest
 
 from sidecar.policy_tools.catalogue import Known
 from sidecar.policy_tools.suggest.evidence import KINDS, MAX_CITED, Trace, Triple, UsageEvidence
@@ -210,9 +210,6 @@ def _cited(traces: Iterable[Trace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(decision for rank in ranks for decision in rank if decision))[:MAX_CITED]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 def role_name(members: Names, taken: set[str]) -> str:
     """Return `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
     stem, what = _in_common([name.partition(":")[2] for name in members]), _what(members, _MEMBERS, "principals")
@@ -258,8 +255,8 @@ def _joined(stem: str, what: str) -> str:
 
 
 def _what(names: Collection[str], words: dict[str, str], mixed: str) -> str:
-    kinds = {name.partition(":")[0] for name in names}
-    return words.get(kinds.pop(), mixed) if len(kinds) == 1 else mixed
+    kinds = {words.get(name.partition(":")[0], mixed) for name in names}
+    return kinds.pop() if len(kinds) == 1 else mixed
 
 
 def _slug(text: str) -> str:
@@ -268,10 +265,8 @@ def _slug(text: str) -> str:
 
 def _free(word: str, stem: str, taken: set[str]) -> str:
     """Return the name, with a number if it is taken."""
-    name, number = f"{word}{stem or SUGGESTED}", 2 if stem else 1
-    free = name if stem and name not in taken else ""
-    while not free:
-        free = f"{name}-{number}" if f"{name}-{number}" not in taken else ""
-        number += 1
+    name = f"{word}{stem or SUGGESTED}"
+    numbered = (f"{name}-{number}" for number in count(2 if stem else 1))
+    free = next(one for one in chain([name] if stem else [], numbered) if one not in taken)
     taken.add(free)
     return free

@@ -212,9 +212,6 @@ def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iter
             todo += [member for member in children[container] if member in children]
 
 
-# --- the present policy -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Present:
     """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `terms` is what a rule requires

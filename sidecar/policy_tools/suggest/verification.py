@@ -111,11 +111,9 @@ def _ask(engine: Engine, expected: set[Triple], known: Known, actions: list[str]
     """Return how many questions the engine answered, all of them as expected."""
     end_s = time.monotonic() + ENGINE_S
     asked = 0
-    if cells <= MAX_CELLS:
-        questions = _in_turn(_every(known, actions), sorted(expected))
-    else:
-        questions = _in_turn(_some(known, actions), sorted(expected)[:: max(1, len(expected) // MAX_SAMPLED)])
-    for triple in questions:
+    every = cells <= MAX_CELLS
+    step = 1 if every else max(1, len(expected) // MAX_SAMPLED)
+    for triple in _in_turn(_every(known, actions) if every else _some(known, actions), sorted(expected)[::step]):
         decision = engine.decide((Principal(triple.subject),), question_of(triple), 0.0)
         if decision.allowed is not (triple in expected):
             raise ProofFailed(f"the engine {'allows' if decision.allowed else 'denies'} {triple}")
@@ -127,15 +125,14 @@ def _ask(engine: Engine, expected: set[Triple], known: Known, actions: list[str]
 
 def _every(known: Known, actions: list[str]) -> Iterator[Triple]:
     for kind in KINDS:
-        for subject, obj in product(known.subjects_of(kind), known.objects_of(kind)):
-            if _asks(kind, subject, obj):
-                yield from (Triple(kind, subject, obj, action) for action in actions)
+        cells = product(known.subjects_of(kind), known.objects_of(kind), actions)
+        yield from (Triple(kind, *cell) for cell in cells if _asks(kind, *cell[:2]))
 
 
 def _some(known: Known, actions: list[str]) -> Iterator[Triple]:
     chance = Random(0)  # noqa: S311 - a sample for a check, not a secret
     sides = [(kind, known.subjects_of(kind), known.objects_of(kind)) for kind in KINDS]
-    sides = [side for side in sides if side[1] and side[2]]
+    sides = [side for side in sides if all(side)]
     for _ in range(MAX_SAMPLED):
         kind, subjects, objects = chance.choice(sides)
         triple = Triple(kind, chance.choice(subjects), chance.choice(objects), chance.choice(actions))
@@ -154,9 +151,8 @@ def _in_turn(one: Iterable[Triple], other: list[Triple]) -> Iterator[Triple]:
 
 def _asks(kind: PermissionKind, subject: str, obj: str) -> bool:
     """Whether the engine would ask this permission kind such a question (CONTRACT 1.3)."""
-    if kind is PermissionKind.AGENT_TO_TOOL:
-        return True
-    return obj.startswith("nhi:") and (subject == ANONYMOUS or subject.startswith(("user:", "nhi:")))
+    called = obj.startswith("nhi:") and (subject == ANONYMOUS or subject.startswith(("user:", "nhi:")))
+    return kind is PermissionKind.AGENT_TO_TOOL or called
 
 
 def question_of(triple: Triple) -> Question:
@@ -165,9 +161,6 @@ def question_of(triple: Triple) -> Question:
     if word == "nhi":
         server, name = (rest if triple.kind is PermissionKind.AGENT_TO_TOOL else ""), ""
     return Question(triple.object, triple.action, server, name)
-
-
-# --- policy tests -----------------------------------------------------------------------------------------------------
 
 
 def suite_text(suggestion: Suggestion, evidence: UsageEvidence, known: Known, engine: Engine) -> str:

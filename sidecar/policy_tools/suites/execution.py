@@ -107,12 +107,10 @@ class DecidingRules:
 
 def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules:
     """Return how many of the rules were exercised, and which were not."""
-    ids: dict[str, RuleRef] = {}
-    for rule in rules:
-        ids.setdefault(rule.id, rule)
-    missing = [rule for name, rule in ids.items() if name not in exercised]
+    first = {rule.id: rule for rule in reversed(list(rules))}
+    missing = [rule for name, rule in first.items() if name not in exercised]
     missing.sort(key=lambda rule: (rule.file, rule.line, rule.id))
-    return CoveredRules(len(ids), len(ids) - len(missing), tuple(missing))
+    return CoveredRules(len(first), len(first) - len(missing), tuple(missing))
 
 
 @dataclass(slots=True)
@@ -132,18 +130,7 @@ class TestBench:
         if test.listing is not None:
             return self._list(test, test.listing)
         assert test.question is not None
-        wants_limits = test.repeat is not None or test.expect.limits is not None
-        return self._repeat(test, test.question) if wants_limits else self._call(test, test.question)
-
-    def _call(self, test: PolicyTest, question: Question) -> TestOutcome:
-        now_s = self._time_of(test)
-        decision = self._decided(test, question, now_s)
-        rests_on = self._grounds(test, decision, now_s)
-        return TestOutcome(decision.allowed, decision, now_s, decision.reason, rests_on=rests_on)
-
-    def _decided(self, test: PolicyTest, question: Question, now_s: float) -> Decision:
-        ask = self.engine.enter if test.session else self.engine.decide
-        return ask(test.chain, question, now_s)
+        return self._repeat(test, test.question)
 
     def _time_of(self, test: PolicyTest) -> float:
         return self.now_s if test.now_s is None else test.now_s
@@ -157,26 +144,25 @@ class TestBench:
             self.exercised |= found
         return found
 
-    # --- repeats ------------------------------------------------------------------------------------------------------
-
     def _repeat(self, test: PolicyTest, question: Question) -> TestOutcome:
-        """Make all calls, or as many as it takes until one is refused."""
+        """Make all calls, or as many as it takes until one is refused; by limits too, if the test is about them."""
         repeat, start_s = test.repeat or _ONCE, self._time_of(test)
-        ledger = _Ledger(repeat.takes)
+        limited = test.repeat is not None or test.expect.limits is not None
+        ledger, ask = _Ledger(repeat.takes), self.engine.enter if test.session else self.engine.decide
         call = Call("mcp", "", question.server, question.action, (question,), session=test.session)
         for index in range(repeat.times):
             now_s = start_s + index * repeat.every
-            decision = self._decided(test, question, now_s)
+            decision = ask(test.chain, question, now_s)
             rests_on = self._grounds(test, decision, now_s)
             if not decision.allowed:
-                return TestOutcome(False, decision, now_s, decision.reason, index + 1, (), rests_on)
+                return TestOutcome(False, decision, now_s, decision.reason, index + 1 if limited else 0, (), rests_on)
+            if not limited:
+                break
             plan = plan_charges(self.budgets, test.chain, self.engine.roles_of, call, decision)
             refusal = ledger.take(plan, now_s)
             if refusal is not None:
                 return TestOutcome(False, decision, now_s, refusal.reason, index + 1, ledger.limits, rests_on)
         return TestOutcome(True, decision, now_s, None, 0, ledger.limits, rests_on)
-
-    # --- lists --------------------------------------------------------------------------------------------------------
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
         """Decide the list itself as a session call, then each entry as the proxy does."""

@@ -126,9 +126,6 @@ def fault_of(result: TestResult) -> Fault:
     return Fault(span.file, span.line, span.column, "T201", message, result.hint, source, span.width)
 
 
-# --- expected and actual results --------------------------------------------------------------------------------------
-
-
 def _result(bench: TestBench, test: PolicyTest, source: PolicySource) -> TestResult:
     if test.skip:
         return TestResult(test)

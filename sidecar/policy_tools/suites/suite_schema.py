@@ -149,9 +149,6 @@ Names = Annotated[Many[Annotated[str, Field(min_length=1, max_length=2048)]], Fi
 NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}}
 
 
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
 class Repeat(Section):
     """The same call again and again, on a clock that only this test has, against the limits as they are."""
 
