@@ -315,7 +315,7 @@ def snapshot_of(
     with together.noted():
         beside = Beside.read(settings.policy.path, known.pins if known else NO_PINS)
     together.refuse()
-    from sidecar.policy_tools.suites import self_test  # imported only where a policy is loaded
+    from sidecar.policy_tools.suites.suite import self_test
 
     return snapshot_from(
         settings,

@@ -15,9 +15,7 @@ class UnwrittenError(Exception):
 
 
 def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
-    """Write each file beside its place; when all are written, rename each into place. Existing files are kept unless
-    `force`. Raises UnwrittenError.
-    """
+    """Write files, all or none; existing ones are kept unless `force`. Raises UnwrittenError."""
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""

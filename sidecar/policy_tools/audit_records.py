@@ -165,9 +165,7 @@ def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:
 
 
 def _granted(fields: Mapping[str, Any], size: int) -> tuple[list[tuple[list[str], list[str]]], bool]:
-    """Return roles and scopes by position in the chain, and whether they are known. Only tokens and API keys grant
-    any.
-    """
+    """Return roles and scopes by position in the chain, and whether they are known: only tokens and API keys grant."""
     granted = fields.get("granted")
     if granted:
         return [(entry["roles"], entry["scopes"]) for entry in granted], True

@@ -44,9 +44,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A condition, its outcome, and what it read. `source` is "" for a condition evaluated now, else `the record` or
-    why the outcome is unknown.
-    """
+    """A condition, its outcome, what it read, and the `source` if not evaluated now: `the record`, or why unknown."""
 
     text: str
     outcome: str
@@ -200,9 +198,7 @@ class _Trace:
 
 
 def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
-    """Return a function that gives the rows of these rules as written, or as they would be in a CSV file. Each file is
-    read once, and no further than needed.
-    """
+    """Return a function that gives these rules' rows as written, or as they would be. Each file is read once."""
     wanted: dict[str, set[int]] = {}
     for rule in rules:
         if rule.line and rule.file.endswith(".csv"):

@@ -55,9 +55,7 @@ def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
 
 
 def in_folder(folder: Path) -> PolicyLocation:
-    """Return the policy in a folder that contains `policies/` (and optionally `models/`), or rows itself. Missing
-    models are the built-in ones. Raises SettingsError.
-    """
+    """Return the policy in a folder with `policies/` and perhaps `models/`, or of rows. Raises SettingsError."""
     if not folder.is_dir():
         raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
     policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder

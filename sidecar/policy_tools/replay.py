@@ -169,9 +169,7 @@ def replay(
     until: str = "",
     progress: Callable[[int], object] = lambda read_bytes: None,
 ) -> Replay:
-    """Replay all records, in constant memory. `since` and `until` (exclusive) are times as in records; `progress` is
-    called with the number of bytes read. Raises UnreadableAuditLine.
-    """
+    """Replay records `since` a time and before `until`; `progress` gets the bytes read. Raises UnreadableAuditLine."""
     report = Replay()
 
     def torn(size: int) -> None:

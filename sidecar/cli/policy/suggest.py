@@ -20,18 +20,12 @@ from sidecar.cli.timestamps import Moment
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.catalogue import Known, KnownCatalogue, exact_names, read_catalogue
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, configured
-from sidecar.policy_tools.suggest import (
-    SUITE_FILE,
-    Present,
-    Suggestion,
-    SuggestQuery,
-    UsageEvidence,
-    prove,
-    read_back,
-    suite_text,
-)
-from sidecar.policy_tools.suggest import suggest as find
+from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from sidecar.policy_tools.suggest.render import YAML_FILE, as_data, csv_files, notes, one_text, yaml_text
+from sidecar.policy_tools.suggest.suggestion import Suggestion
+from sidecar.policy_tools.suggest.suggestion import suggest as find
+from sidecar.policy_tools.suggest.terms import Present
+from sidecar.policy_tools.suggest.verification import SUITE_FILE, prove, read_back, suite_text
 from sidecar.settings.shipped_files import shipped
 
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)

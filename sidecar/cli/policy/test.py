@@ -17,8 +17,9 @@ from sidecar.errors import ConfigError, visible_lines
 from sidecar.policy import Engine
 from sidecar.policy.patterns import glob
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
-from sidecar.policy_tools.suites import FOLDER, PolicyTest, read_suites, run_suites
+from sidecar.policy_tools.suites.loading import PolicyTest, read_suites
 from sidecar.policy_tools.suites.report import Telling, junit
+from sidecar.policy_tools.suites.suite import FOLDER, run_suites
 
 _MATTERS = (".csv", ".conf", ".yaml", ".yml")  # not the report that a run may write beside them
 

@@ -86,9 +86,7 @@ def questions(policy: DrawnPolicy, count: int, *, seed: int = 2) -> Iterator[Dra
 
 
 def own_questions(source: PolicySource, *, seed: int = 1) -> Iterator[DrawnQuestion]:
-    """Yield questions about a policy's own rows, without end: half are about a row's object, with a caller whom the row
-    can match; half mix two rows. Yields none if no kind has a row.
-    """
+    """Yield questions about a policy's rows without end: half match a row, half mix two; none without rows."""
     rng = random.Random(seed)
     kinds = [PermissionKind(kind) for kind, _ in _KINDS if len(source.tables[PermissionKind(kind)])]
     members = {role: member for member, roles in source.roles.parents.items() for role in roles}

@@ -58,9 +58,7 @@ class _Used:
 
 
 def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P634: names with differences that a reader cannot see, or that differ in one letter of a server's name. If the
-    upstreams are known, a server's name is compared with them instead (P121).
-    """
+    """P634: names that look the same, or whose server differs by a letter (compared with known upstreams by P121)."""
     for sort, names in _sorts(policy).items():
         if sort == "server" and policy.names is not None:
             continue

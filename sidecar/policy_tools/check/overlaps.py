@@ -143,9 +143,7 @@ def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P612: an allow rule that adds nothing. P613: its limit is above that of an allow that covers it. P614: another
-    rule's limit counts some of the same calls.
-    """
+    """P612: an allow that adds nothing. P613: a limit above that of a covering allow. P614: limits of common calls."""
     told = set[tuple[str, int, str, str]]()
     allows = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:

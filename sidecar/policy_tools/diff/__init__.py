@@ -130,9 +130,7 @@ def load(revision: Revision) -> ComparedPolicy:
 
 
 def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
-    """Return every difference between two policies. With `objects`, only answers about these and about objects that the
-    policies name are included, and only for callers that they name.
-    """
+    """Return all differences. With `objects`, regions that hold none of these and of the named callers are left out."""
     regions, notes, limits = _regions(old, new)
     if objects is not None:
         subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)

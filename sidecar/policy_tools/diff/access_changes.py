@@ -124,9 +124,7 @@ class Effort:
 
 
 def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
-    """Return a change without outside rows that take away no more than another one does; None if nothing is left of
-    it. Raises TooHard when too many pairs were compared.
-    """
+    """Return a change without outside rows that others make pointless; None if nothing is left. Raises TooHard."""
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
         return None

@@ -107,9 +107,7 @@ def _tells(one: Shaped, other: Shaped) -> bool:
 def with_something_in_them(
     regions: Iterable[Region], subjects: Iterable[str], objects: Iterable[str]
 ) -> tuple[Region, ...]:
-    """Return the regions that contain a point of these names, and those that were not worked out: rules can match names
-    that do not exist yet, which count only without a catalogue.
-    """
+    """Return the regions that contain a point of these names, and those that were not worked out."""
     callers, things = sorted(set(subjects)), sorted(set(objects))
     return tuple(region for region in regions if region.undecided or _holds(region, callers, things))
 

@@ -242,9 +242,7 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
 ) -> set[RuleRef]:
-    """Return what only one of the policies contains, and what both say of roles and sets whose members changed; of each
-    rule, only the fields that decide.
-    """
+    """Return the deciding fields of rules of one policy only, and of rules on roles and sets whose members changed."""
     before, after = (
         {RuleRef("", *rule[1:7], when=rule.when) for rule in rules if not rule.shadow} for rules in (old, new)
     )

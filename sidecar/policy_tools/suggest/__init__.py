@@ -8,22 +8,3 @@ terms          what the present policy contributes to it
 render         files and data
 verification   reads the result back and verifies it; tests that pin it
 """
-
-from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
-from sidecar.policy_tools.suggest.suggestion import Suggested, Suggestion, suggest
-from sidecar.policy_tools.suggest.terms import Present
-from sidecar.policy_tools.suggest.verification import SUITE_FILE, ProofFailed, prove, read_back, suite_text
-
-__all__ = [
-    "SUITE_FILE",
-    "Present",
-    "ProofFailed",
-    "SuggestQuery",
-    "Suggested",
-    "Suggestion",
-    "UsageEvidence",
-    "prove",
-    "read_back",
-    "suggest",
-    "suite_text",
-]

@@ -100,9 +100,7 @@ class _State:
 
 
 def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[Box]:
-    """Take boxes in the order of gain. Gains only fall: a box that still leads when its gain is recomputed has the
-    largest.
-    """
+    """Take boxes in the order of gain. Gains only fall: the first with an unchanged gain has the largest."""
     heap = [(-gain, at) for at, box in enumerate(candidates) if (gain := state.gain(left, box))]
     heapify(heap)
     chosen: list[Box] = []

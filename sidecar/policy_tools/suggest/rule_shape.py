@@ -119,9 +119,7 @@ class RuleShaper:
         return "", objects
 
     def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
-        """Return boxes of patterns that match up to `widen` unused known objects, for as many subjects as can share
-        one.
-        """
+        """Return boxes of patterns that match up to `widen` unused known objects, for all subjects that can share."""
         found: dict[Box, str] = {}
         single = [1 << a for a in range(len(grid.actions))]
         lists = list(dict.fromkeys([sum(single), *single]))
@@ -211,9 +209,7 @@ def common_head(names: Collection[str]) -> str:
 
 
 def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
-    """Return the smallest group that holds everything it must and nothing that it may not; the empty one if there is
-    none. One name needs no group.
-    """
+    """Return the smallest group, or single name, that holds all it must and nothing that it may not."""
     if len(must) == 1 or must in groups:
         return must
     one = next(iter(must))

@@ -127,9 +127,7 @@ def _order(draft: RuleDraft) -> tuple[int, list[str], list[str]]:
 
 
 def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
-    """Split the triples into parts that can be covered separately. A wide pattern may span all, except for `anonymous`,
-    which no role can hold.
-    """
+    """Split the triples into parts to be covered separately: a wide pattern may span all, but `anonymous`."""
     if not widen:
         return components(triples, lambda subject: subject == ANONYMOUS)
     parts = [[t for t in sorted(triples) if (t.subject == ANONYMOUS) is alone] for alone in (False, True)]
@@ -217,9 +215,7 @@ def role_name(members: Names, taken: set[str]) -> str:
 
 
 def set_name(objects: Names, subject: str, taken: set[str]) -> str:
-    """Return `set:github-get` for tools with that prefix, `set:planner-tools` for one subject's tools of several
-    servers.
-    """
+    """Return `set:github-get` for tools with that prefix, `set:planner-tools` for a subject's various tools."""
     rests = [name.partition(":")[2] for name in objects]
     what = _what(objects, _THINGS, "objects")
     servers = {rest.partition("/")[0] for rest in rests}

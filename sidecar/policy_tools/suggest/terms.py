@@ -55,9 +55,7 @@ PLAIN = Terms()
 
 @dataclass(slots=True)
 class Backed:
-    """The uses that are suggested under the same terms. `rows` are the present rows behind them, by subject; without
-    any, the suggestion has no upper bound.
-    """
+    """Uses under the same terms, and the present rows behind them, by subject; without any, there is no upper bound."""
 
     triples: list[Triple] = field(default_factory=list)
     rows: dict[str, set[RuleRef]] = field(default_factory=dict)
@@ -143,9 +141,7 @@ class Backing:
 
 
 def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
-    """Group the recorded use by terms. Uses that no row allows any more are removed from the evidence and counted
-    there, except those that passed in shadow mode, or were requested, without a row.
-    """
+    """Group the use by terms. Uses that no row allows any more leave the evidence, unless they passed without a row."""
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
     for triple, trace in list(evidence.traces.items()):
         held: Mapping[Terms, Collection[RuleRef]] = backing.terms_of(triple, trace) if backing else {}

@@ -51,9 +51,7 @@ class Proof:
 
 
 def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) -> PolicySource:
-    """Load the files as a policy. Raises ProofFailed unless each rule has its terms and only what is carried over
-    denies, and PolicyError if the files are not a valid policy.
-    """
+    """Load the files. Raises ProofFailed if terms or denies differ, PolicyError if they are no valid policy."""
     source = _loaded(files, models)
     said = {(rule.id, rule.terms[:4]) for rule in suggestion.rules}
     rules = [rule for rule in source.rules if rule.effect == "allow"]
@@ -67,9 +65,7 @@ def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) ->
 def prove(
     files: Mapping[str, str], models: Path, suggestion: Suggestion, evidence: UsageEvidence, known: Known
 ) -> Proof:
-    """Verify what the rules without their terms allow; `files` contain no terms. Raises ProofFailed with the first
-    wrong cell, and PolicyError if the files are not a valid policy.
-    """
+    """Verify what `files`, which contain no terms, allow. Raises ProofFailed with the first wrong cell, PolicyError."""
     source = _loaded(files, models)
     widened = {
         Triple(rule.kind, *cell)

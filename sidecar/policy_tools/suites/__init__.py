@@ -6,20 +6,3 @@ execution       runs one test; the rules that an answer rests on, and so the rul
 suite           all of them: read_suites, run_suites; self_test for a reload
 report          their results as text, JSON and JUnit XML
 """
-
-from sidecar.policy_tools.suites.execution import CoveredRules
-from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_suites
-from sidecar.policy_tools.suites.suite import FOLDER, SuiteReport, TestResult, fault_of, run_suites, self_test
-
-__all__ = [
-    "FOLDER",
-    "CoveredRules",
-    "PolicySuite",
-    "PolicyTest",
-    "SuiteReport",
-    "TestResult",
-    "fault_of",
-    "read_suites",
-    "run_suites",
-    "self_test",
-]

@@ -77,9 +77,7 @@ class PolicySuite:
 
 
 def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[PolicySuite]:
-    """Read the suites of some files and folders, each file once. Links must not lead out of a given folder or of
-    `inside`. Raises PolicyError with every fault of all of them.
-    """
+    """Read suites of files and folders. Links must not lead out of these, or of `inside`. Raises PolicyError."""
     suites: list[PolicySuite] = []
     faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
     for file in _files([] if faults else paths, faults):

@@ -21,8 +21,8 @@ from sidecar.cli.policy.diff import diff as policy_diff
 from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import Refusal, SettingsError
 from sidecar.policy_tools.catalogue import Known, read_catalogue
-from sidecar.policy_tools.suggest import SuggestQuery, UsageEvidence
 from sidecar.policy_tools.suggest import evidence as reading
+from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from sidecar.policy_tools.suggest.rule_shape import RuleDraft, pattern_of
 from sidecar.policy_tools.suggest.suggestion import role_name, rule_id, set_name
 from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Principal, Question

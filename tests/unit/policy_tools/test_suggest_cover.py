@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 
 from sidecar.policy import Engine, load_policy
 from sidecar.policy_tools.catalogue import Known
-from sidecar.policy_tools.suggest import Present, ProofFailed, Suggestion, UsageEvidence, prove, suggest
 from sidecar.policy_tools.suggest.box_cover import cover
-from sidecar.policy_tools.suggest.evidence import Trace, Triple
+from sidecar.policy_tools.suggest.evidence import Trace, Triple, UsageEvidence
 from sidecar.policy_tools.suggest.grid import Box, Grid, bits
 from sidecar.policy_tools.suggest.render import csv_files
+from sidecar.policy_tools.suggest.suggestion import Suggestion, suggest
+from sidecar.policy_tools.suggest.terms import Present
+from sidecar.policy_tools.suggest.verification import ProofFailed, prove
 from sidecar.vocabulary import PermissionKind, Principal, Question
 from tests.unit.policy.world import MODELS
 

@@ -9,7 +9,8 @@ from typing import Any
 from sidecar.errors import Fault, PolicyError
 from sidecar.limits import load_budgets
 from sidecar.policy import Engine, PolicySource, load_policy
-from sidecar.policy_tools.suites import SuiteReport, read_suites, run_suites, self_test
+from sidecar.policy_tools.suites.loading import read_suites
+from sidecar.policy_tools.suites.suite import SuiteReport, run_suites, self_test
 
 REPOSITORY = Path(__file__).parents[4]
 MODELS = REPOSITORY / "models"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sidecar.errors import PolicyError
 from sidecar.limits import Budgets
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.suites import read_suites, run_suites
+from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.policy_tools.suites.report import Telling, junit
+from sidecar.policy_tools.suites.suite import run_suites
 from tests.unit.policy_tools.suites.rig import NOW, policy, write
 
 _WORDS = [

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import Engine, load_policy
-from sidecar.policy_tools.suites import read_suites, run_suites
+from sidecar.policy_tools.suites.loading import read_suites
+from sidecar.policy_tools.suites.suite import run_suites
 from tests.unit.policy_tools.suites.rig import HEAD, NOW, REPOSITORY, one, policy, run, self_tested, write
 
 GET = "as: nhi:a, calls: tool:x/get_it"

@@ -10,7 +10,7 @@ import yaml
 
 from sidecar.cli.config import schema_of
 from sidecar.errors import PolicyError
-from sidecar.policy_tools.suites import read_suites
+from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.settings.yaml_document import read_document
 from tests.unit.policy_tools.suites.rig import HEAD, REPOSITORY, faults
 
