@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.policy import expression
 from sidecar.policy.expression import Name, Node, conjuncts
@@ -74,9 +74,22 @@ def guardrail_model() -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _ModelEntry:
+    """One `key = value`. `column` is where the value begins."""
+
     value: str
     line: SourceLine
     column: int
+    faults: Faults
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.value.split(","))
+
+    def refuse(self, code: str, message: str, hint: str = "", token: str = "") -> None:
+        """Report a fault of a token in the value, or of the whole value."""
+        column = self.line.text.find(token, self.column - 1) + 1 if token else 0
+        width = len(token) if column else max(1, len(self.value))
+        self.faults.error(code, message, self.line, column or self.column, width, hint)
 
 
 def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> Model | None:
@@ -86,17 +99,27 @@ def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> M
     for section, keys in _SECTIONS.items():
         if section != "role_definition" and keys[0] not in entries:
             faults.whole("P202", f"[{section}] with {keys[0]} = … is missing", file)
-    request = _names(entries, "r", REQUEST, "a request has exactly these fields", faults)
-    columns = _names(entries, "p", COLUMNS, "a row has exactly these columns", faults)
+    request = _names(entries, "r", REQUEST, "a request has exactly these fields")
+    columns = _names(entries, "p", COLUMNS, "a row has exactly these columns")
     groups = tuple(key for key in ("g", "g2") if key in entries)
-    by_domain = _check_groups(entries, request, faults)
-    effect = _effect(entries["e"], faults) if "e" in entries else ""
-    asks: tuple[Node, ...] = ()
+    by_domain = False
+    for key in groups:
+        # Domain patterns have granted access across tenants (threats K13): domains must be exact names.
+        if key == "g" and entries[key].parts == ("_", "_", "_") and DOMAIN in request:
+            by_domain = True
+        elif entries[key].parts != ("_", "_"):
+            hint = f"no link conditions; a domain for g alone, and with {DOMAIN} in the request: g = _, _, _"
+            entries[key].refuse("P202", f"{key} must be _, _", hint)
+    effects = {"".join(effect.split()): effect for effect in EFFECTS}
+    effect = effects.get("".join(entries["e"].value.split()), "") if "e" in entries else ""
+    if not effect and "e" in entries:
+        hint = f"others allow by default, or depend on more than the rows: e = {ALLOW_AND_DENY}"
+        entries["e"].refuse("P203", "this effect is refused", hint)
+    matcher = entries["m"].value if "m" in entries else ""
+    model = Model(kind, request, columns, groups, effect, matcher, (), by_domain)
     if "m" in entries:
-        asks = _checked_matcher(entries["m"], _KnownNames(request, columns, groups, by_domain), faults)
-    if len(faults.errors) > before:
-        return None
-    return Model(kind, request, columns, groups, effect, entries["m"].value, asks, by_domain)
+        model = replace(model, asks=_checked_matcher(entries["m"], model))
+    return model if len(faults.errors) == before else None
 
 
 def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
@@ -113,20 +136,15 @@ def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
             pending, start = pending + content[:-1].strip() + " ", line
             continue
         content, pending, start = pending + content, "", None
-        heading = _HEADING.fullmatch(content)
-        if heading:
-            section = _section(heading[1], line, faults)
+        if heading := _HEADING.fullmatch(content):
+            section = heading[1]
+            if section not in _SECTIONS:
+                faults.error("P201", f"section {shown(section)} is unknown", line, hint=meant(section, _SECTIONS))
         else:
             _keep_entry(section, content, line, entries, faults)
     if pending and start is not None:
         faults.error("P201", "the line that this one continues on is missing", start)
     return entries
-
-
-def _section(name: str, line: SourceLine, faults: Faults) -> str:
-    if name not in _SECTIONS:
-        faults.error("P201", f"section {shown(name)} is unknown", line, hint=meant(name, _SECTIONS))
-    return name
 
 
 def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str, _ModelEntry], faults: Faults) -> None:
@@ -142,112 +160,55 @@ def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str,
         faults.error("P201", f"{key} is there twice", line, column)
     else:
         start = line.text.find(value.strip()[:8], line.text.find("=") + 1)
-        entries[key] = _ModelEntry(value.strip(), line, max(0, start) + 1)
+        entries[key] = _ModelEntry(value.strip(), line, max(0, start) + 1, faults)
 
 
-def _names(
-    entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...], message: str, faults: Faults
-) -> tuple[str, ...]:
+def _names(entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...], message: str) -> tuple[str, ...]:
     """Return the names of a definition in order; `dom` may be among them."""
     if key not in entries:
         return needed
-    names = tuple(_split(entries[key].value))
-    if sorted(set(names) - {DOMAIN}) != sorted(needed) or len(set(names)) != len(names):
-        hint = f"write, in any order, {key} = {', '.join(needed)}; {DOMAIN} may be added"
-        faults.error("P202", message, entries[key].line, entries[key].column, hint=hint)
-        return needed
-    return names
-
-
-def _split(value: str) -> list[str]:
-    return [part.strip() for part in value.split(",")]
-
-
-def _check_groups(entries: Mapping[str, _ModelEntry], request: tuple[str, ...], faults: Faults) -> bool:
-    """Return whether roles have domains. Domain patterns have granted access across tenants (threats K13), so domains
-    must be exact names.
-    """
-    by_domain = False
-    for key in ("g", "g2"):
-        parts = _split(entries[key].value) if key in entries else ["_", "_"]
-        if key == "g" and parts == ["_", "_", "_"] and DOMAIN in request:
-            by_domain = True
-        elif parts != ["_", "_"]:
-            hint = f"no link conditions; a domain for g alone, and with {DOMAIN} in the request: g = _, _, _"
-            faults.error("P202", f"{key} must be _, _", entries[key].line, entries[key].column, hint=hint)
-    return by_domain
-
-
-def _effect(entry: _ModelEntry, faults: Faults) -> str:
-    written = "".join(entry.value.split())
-    known = {"".join(effect.split()): effect for effect in EFFECTS}
-    if written not in known:
-        hint = f"others allow by default, or depend on more than the rows: e = {ALLOW_AND_DENY}"
-        faults.error("P203", "this effect is refused", entry.line, entry.column, max(1, len(entry.value)), hint)
-    return known.get(written, "")
+    names = entries[key].parts
+    if sorted(set(names) - {DOMAIN}) == sorted(needed) and len(set(names)) == len(names):
+        return names
+    hint = f"write, in any order, {key} = {', '.join(needed)}; {DOMAIN} may be added"
+    entries[key].faults.error("P202", message, entries[key].line, entries[key].column, hint=hint)
+    return needed
 
 
 # --- the matcher ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownNames:
-    """The names that a matcher may use."""
-
-    request: tuple[str, ...]
-    columns: tuple[str, ...]
-    groups: tuple[str, ...]
-    by_domain: bool
-
-
-def _checked_matcher(entry: _ModelEntry, known: _KnownNames, faults: Faults) -> tuple[Node, ...]:
-    def refuse(code: str, message: str, hint: str = "", token: str = "") -> None:
-        column = entry.line.text.find(token, entry.column - 1) + 1 if token else 0
-        width = len(token) if column else max(1, len(entry.value))
-        faults.error(code, message, entry.line, column or entry.column, width, hint)
-
+def _checked_matcher(entry: _ModelEntry, model: Model) -> tuple[Node, ...]:
     tree, bad_parts = expression.read_matcher(entry.value)
     for bad in bad_parts:
         hint = meant(bad.token, expression.FUNCTIONS) if bad.message.startswith("function") else ""
-        refuse("P204", bad.message, hint or bad.hint, bad.token)
+        entry.refuse("P204", bad.message, hint or bad.hint, bad.token)
     if tree is None:
         return ()
-    for message, hint, token in _unknown_parts(tree, known):
-        refuse("P204", message, hint, token)
-    parts = conjuncts(tree)
-    calls = list(expression.calls_in(tree))
-    for needed, call in ((_LIVE, "live(p.expires_at, r.ctx)"), (_HOLDS, "holds(p.when, p.eft, r.ctx)")):
-        if parts.count(needed) != 1 or sum(found.function == needed.function for found in calls) != 1:
-            why = "else an expired row, or one whose condition failed, could match"
-            refuse("P205", f"{call} must be one part of the conjunction, and nowhere else", why)
+    names = {f"r.{name}" for name in model.request} | {f"p.{name}" for name in model.columns}
+    for written in dict.fromkeys(f"{name.side}.{name.field}" for name in expression.names_in(tree)):
+        if written not in names:
+            entry.refuse("P204", f"{shown(written)} is no name here", meant(written, names), written)
+    parts, calls, count = conjuncts(tree), list(expression.calls_in(tree)), 2 + model.by_domain
+    for call in calls:
+        if call.function in ("g", "g2") and call.function not in model.groups:
+            message, hint = f"function {shown(call.function)} is refused", f"define {call.function} = _, _"
+            entry.refuse("P204", message, hint, call.function)
+        elif call.function == "g" and len(call.arguments) != count:
+            entry.refuse("P204", f"g takes {count} arguments", "as many as its definition has", "g(")
+    for needed, form in ((_LIVE, "live(p.expires_at, r.ctx)"), (_HOLDS, "holds(p.when, p.eft, r.ctx)")):
+        if parts.count(needed) != 1 or sum(call.function == needed.function for call in calls) != 1:
+            hint = "else an expired row, or one whose condition failed, could match"
+            entry.refuse("P205", f"{form} must be one part of the conjunction, and nowhere else", hint)
     asks = _without_outcomes(tree)
     read = {name for part in asks for name in expression.names_in(part)}
-    for name in ("sub", "obj", "act"):
-        if Name("r", name) not in read:
-            refuse("P205", f"the matcher never reads r.{name}", "every row would match every one of them")
+    for field in ("sub", "obj", "act"):
+        if Name("r", field) not in read:
+            entry.refuse("P205", f"the matcher never reads r.{field}", "every row would match every one of them")
     if Name("r", "ctx") in read:
-        refuse("P205", "r.ctx is for live and holds only")
+        entry.refuse("P205", "r.ctx is for live and holds only")
     return asks
 
 
 def _without_outcomes(tree: Node) -> tuple[Node, ...]:
     return tuple(part for part in conjuncts(tree) if part not in (_LIVE, _HOLDS))
-
-
-def _unknown_parts(tree: Node, known: _KnownNames) -> list[tuple[str, str, str]]:
-    """Return names and functions that this model does not define, as (message, hint, text)."""
-    found = []
-    names = {f"r.{name}" for name in known.request} | {f"p.{name}" for name in known.columns}
-    for name in dict.fromkeys(expression.names_in(tree)):
-        written = f"{name.side}.{name.field}"
-        if written not in names:
-            found.append((f"{shown(written)} is no name here", meant(written, names), written))
-    for call in expression.calls_in(tree):
-        if call.function in ("g", "g2") and call.function not in known.groups:
-            found.append(
-                (f"function {shown(call.function)} is refused", f"define {call.function} = _, _", call.function)
-            )
-        elif call.function == "g" and (len(call.arguments) == 3) is not known.by_domain:
-            count = 3 if known.by_domain else 2
-            found.append((f"g takes {count} arguments", "as many as its definition has", "g("))
-    return found
