@@ -22,8 +22,18 @@ from sidecar.errors import PolicyError
 from sidecar.limits.amounts import MOST, in_units, millionths, path_of
 from sidecar.limits.plan import BudgetRule, Budgets, CallCost, Kind, LimitCap
 from sidecar.settings.agent_endpoints import AgentOffer
-from sidecar.settings.field_types import SLUG, Count, Many, Seconds, Section
-from sidecar.settings.rates import PerSecond, Quota, burst_of, interval_us, rate_faults
+from sidecar.settings.field_types import (
+    SLUG,
+    Count,
+    Many,
+    PerSecond,
+    Quota,
+    Seconds,
+    Section,
+    burst_of,
+    interval_us,
+    rate_faults,
+)
 from sidecar.settings.uris import normal_object
 from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_document import read_document

@@ -5,11 +5,10 @@ One collector serves a whole load, so that all faults are reported together (CON
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sidecar.errors import Fault, visible
+from sidecar.settings.validation_errors import meant as meant
 
 MAX_FAULTS = 200  # a wrong separator makes every row wrong; this many faults show it
 
@@ -46,12 +45,6 @@ class Faults:
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
         """Report a fault of a whole file: missing, unknown or empty."""
         self.error(code, message, SourceLine(file, 0, ""), hint=hint)
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean "tools/call"?`, or "" when no known word is near."""
-    near = difflib.get_close_matches(word[:128], list(known), n=1, cutoff=0.6)
-    return f'did you mean "{near[0]}"?' if near else ""
 
 
 def shown(text: str) -> str:

@@ -64,6 +64,13 @@ class Evaluation:
         outcome, read = condition.run(scene, self.purse)
         return outcome, Fact(condition.digest, outcome, read)
 
+    def run_all(
+        self, conditions: Iterable[Condition], place: int, lends: bool
+    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
+        """Evaluate each condition once; return the outcomes and what was read."""
+        ran = [self.run(condition, place, lends) for condition in conditions]
+        return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
+
 
 class LinkAnswer(NamedTuple):
     """One link's answer. `roles` are the roles through which its rules match the subject; `limited` are the rules whose
@@ -135,12 +142,7 @@ class KindPolicy:
         if case is None:
             case = self._case(asker, obj, act)
             self._remember(key, case)
-        outcomes: tuple[Outcome, ...] = ()
-        facts: tuple[Fact, ...] = ()
-        if case.asking:  # each condition is run once
-            ran = [evaluation.run(condition, place, lends) for condition in case.asking]
-            outcomes = tuple([outcome for outcome, _ in ran])
-            facts = tuple([fact for _, fact in ran if fact is not None])
+        outcomes, facts = evaluation.run_all(case.asking, place, lends) if case.asking else ((), ())
         now_s = evaluation.now_s
         came_out = (outcomes, tuple([now_s < end for end in case.ends])) if case.ends else (outcomes, ())
         answer = case.answers.get(came_out)

@@ -14,9 +14,8 @@ from sidecar.policy.faults import shown
 from sidecar.policy.grammar import NONE, USE
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.rows import CsvField, CsvRow, hidden_character
-from sidecar.policy.yaml_offsets import YamlField, same_place
 from sidecar.policy.yaml_seed import prefixed
-from sidecar.policy.yaml_values import Values
+from sidecar.policy.yaml_values import Values, YamlField, same_place
 from sidecar.settings.yaml_nodes import YamlNode
 from sidecar.vocabulary import PermissionKind
 

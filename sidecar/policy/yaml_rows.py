@@ -33,9 +33,8 @@ from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.rows import CsvField, CsvRow, hidden_character
 from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, LinkReader
-from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, same_place
 from sidecar.policy.yaml_seed import permission_from, with_kind
-from sidecar.policy.yaml_values import Values
+from sidecar.policy.yaml_values import ScalarOffsets, Values, YamlField, same_place
 from sidecar.settings.yaml_nodes import YamlNode, compose, lines_of
 from sidecar.vocabulary import DELEGATE, PermissionKind
 

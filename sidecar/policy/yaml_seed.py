@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from sidecar.policy.yaml_offsets import ScalarOffsets, YamlField, same_place
-from sidecar.policy.yaml_values import Values
+from sidecar.policy.yaml_values import ScalarOffsets, Values, YamlField, same_place
 from sidecar.settings.yaml_nodes import YamlNode
 from sidecar.vocabulary import PermissionKind
 

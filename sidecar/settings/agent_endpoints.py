@@ -14,8 +14,19 @@ from uuid import UUID
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from sidecar.settings.credentials import RESERVED_HEADERS
-from sidecar.settings.field_types import Count, HeaderName, Many, NhiName, PathField, Section, VariableName, named
-from sidecar.settings.rates import PerSecond, Quota, rate_faults
+from sidecar.settings.field_types import (
+    Count,
+    HeaderName,
+    Many,
+    NhiName,
+    PathField,
+    PerSecond,
+    Quota,
+    Section,
+    VariableName,
+    named,
+    rate_faults,
+)
 from sidecar.settings.secrets import fault_of_secret, read_secret
 from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_nodes import Loc

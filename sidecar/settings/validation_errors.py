@@ -48,12 +48,16 @@ def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Find
             yield from _translated(detail, model)
 
 
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean "tools/call"?`, or "" when no known word is near."""
+    near = get_close_matches(word[:128], list(known), n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else ""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The hint for a word: the most similar known one, or the list of known ones if it is short."""
     choices = sorted(known)
-    if near := get_close_matches(word, choices, n=1, cutoff=0.6):
-        return f'did you mean "{near[0]}"?'
-    return f"known here: {', '.join(choices)}" if choices and len(choices) <= 24 else ""
+    return meant(word, choices) or (f"known here: {', '.join(choices)}" if 0 < len(choices) <= 24 else "")
 
 
 def nothing_like(what: str, word: str, known: Iterable[str]) -> str:

@@ -24,9 +24,9 @@ from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, Stored
 from sidecar.app.policy_sources.tarball import HostileArchive, members, write_member
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings
+from sidecar.settings.policy import GitSource
 from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import read_secret
-from sidecar.settings.sources import GitSource
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
 from sidecar.upstreams.processes import Processes, Program, StartFailed, output_of
 

@@ -15,8 +15,8 @@ from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevis
 from sidecar.http.client import EgressError
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
 from sidecar.settings import Settings
+from sidecar.settings.policy import BundleSource
 from sidecar.settings.secrets import read_secret
-from sidecar.settings.sources import BundleSource
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
 
 MAX_BYTES: Final = 64 * 2**20

@@ -16,8 +16,8 @@ from sidecar.policy.files import GUARDRAILS, KINDS, ROLES, STEMS, read_text
 from sidecar.policy.model import COLUMNS, parse_model
 from sidecar.policy.rows import CsvField, CsvRow, decoded, parse_rows
 from sidecar.policy.yaml_links import Columns
-from sidecar.policy.yaml_offsets import YamlField
 from sidecar.policy.yaml_rows import MAX_BYTES, parse_yaml
+from sidecar.policy.yaml_values import YamlField
 from sidecar.vocabulary import PermissionKind
 
 Comment = Callable[[str], str | None]

@@ -19,8 +19,8 @@ from sidecar.errors import Fault, PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.grammar import ACTIONS, USE, USED
 from sidecar.policy.rows import CsvRow, parse_rows
-from sidecar.policy.yaml_offsets import YamlField
 from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml, policy_schema
+from sidecar.policy.yaml_values import YamlField
 from sidecar.vocabulary import PermissionKind
 from tests.unit.policy.world import REPOSITORY, source
 
