@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,12 @@ POLICY = {"policies/nhi_to_nhi.csv": ROWS, "asks.sh": ASKS}
 MORE = SETTINGS + AGENTS
 
 
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as made:
+        yield made
+
+
 def commands(folder: Path, *line: str, stdin: str | None = None) -> Any:
     arguments = [*line, "-c", str(folder / "sidecar.yaml")]
     return asyncio.to_thread(CliRunner().invoke, main, arguments, input=stdin)
@@ -112,29 +118,28 @@ async def at_work(running: World, run_id: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_run_is_ordered_heard_and_looked_at(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        heard = await did(running, "agent", "run", "echo", "hello")
-        assert heard.stdout == "hello\nand more\n"
-        assert (await did(running, "agent", "run", "echo", "-", stdin="from a pipe")).stdout.startswith("from a pipe\n")
-        newest, oldest = (await told(running, "agent", "runs"))["runs"]
-        assert (oldest["agent"], oldest["status"], oldest["state"]) == ("echo", "success", "idle")
-        assert oldest["caller"] == ["nhi:operator"] and oldest["exit_code"] == 0 and newest["id"] != oldest["id"]
-        shown = (await did(running, "agent", "show", oldest["id"])).stdout
-        for word in ("success", "nhi:operator", "    hello", "    and more", "completed", "cleanup", "s of CPU"):
-            assert word in shown, shown
-        assert (await did(running, "agent", "logs", oldest["id"])).stdout == heard.stdout
-        assert (await did(running, "agent", "logs", "-f", oldest["id"])).stdout == heard.stdout
-        listed = (await did(running, "agent", "list")).stdout
-        assert re.search(r"^echo +task +read-only +0 of 4 +0 +success ", listed, re.MULTILINE), listed
-        assert re.search(r"^closed .* disabled ", listed, re.MULTILINE)
-        servers = (await did(running, "mcp", "list")).stdout.splitlines()
-        assert [line.split()[0] for line in servers] == ["github"], "an agent is no server"
-        ordered = [one for one in controls(running) if one["what"] == "run-ordered"]
-        assert [(one["agent"], one["principal"]) for one in ordered] == [("echo", "nhi:operator")] * 2
-        assert all(one["by"].startswith("local:uid=") for one in ordered)
-        (decided, *_) = [one for one in running.records() if one["event"] == "decision"]
-        assert decided["chain"] == ["nhi:operator"] and decided["request_id"] == ordered[0]["task"]
+async def test_a_run_is_ordered_heard_and_looked_at(running: World) -> None:
+    heard = await did(running, "agent", "run", "echo", "hello")
+    assert heard.stdout == "hello\nand more\n"
+    assert (await did(running, "agent", "run", "echo", "-", stdin="from a pipe")).stdout.startswith("from a pipe\n")
+    newest, oldest = (await told(running, "agent", "runs"))["runs"]
+    assert (oldest["agent"], oldest["status"], oldest["state"]) == ("echo", "success", "idle")
+    assert oldest["caller"] == ["nhi:operator"] and oldest["exit_code"] == 0 and newest["id"] != oldest["id"]
+    shown = (await did(running, "agent", "show", oldest["id"])).stdout
+    for word in ("success", "nhi:operator", "    hello", "    and more", "completed", "cleanup", "s of CPU"):
+        assert word in shown, shown
+    assert (await did(running, "agent", "logs", oldest["id"])).stdout == heard.stdout
+    assert (await did(running, "agent", "logs", "-f", oldest["id"])).stdout == heard.stdout
+    listed = (await did(running, "agent", "list")).stdout
+    assert re.search(r"^echo +task +read-only +0 of 4 +0 +success ", listed, re.MULTILINE), listed
+    assert re.search(r"^closed .* disabled ", listed, re.MULTILINE)
+    servers = (await did(running, "mcp", "list")).stdout.splitlines()
+    assert [line.split()[0] for line in servers] == ["github"], "an agent is no server"
+    ordered = [one for one in controls(running) if one["what"] == "run-ordered"]
+    assert [(one["agent"], one["principal"]) for one in ordered] == [("echo", "nhi:operator")] * 2
+    assert all(one["by"].startswith("local:uid=") for one in ordered)
+    (decided, *_) = [one for one in running.records() if one["event"] == "decision"]
+    assert decided["chain"] == ["nhi:operator"] and decided["request_id"] == ordered[0]["task"]
 
 
 async def test_what_no_rule_allows_is_refused_with_the_row_that_would(tmp_path: Path) -> None:
@@ -150,39 +155,37 @@ async def test_what_no_rule_allows_is_refused_with_the_row_that_would(tmp_path: 
         assert [one["agent"] for one in controls(running) if one["what"] == "run-ordered"] == ["echo"] * 3
 
 
-async def test_a_program_that_fails_says_so_and_its_output_stands(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        failed = await did(running, "agent", "run", "fails", code=1)
-        assert failed.stdout == "half\n" and "failure: agent: exit code 3: no luck" in failed.stderr
-        whole = await told(running, "agent", "run", "fails", code=1)
-        assert (whole["status"], whole["exit_code"], whole["error"]["category"]) == ("failure", 3, "agent")
-        assert [run["status"] for run in (await told(running, "agent", "runs", "--status", "failure"))["runs"]] == [
-            "failure"
-        ] * 2
-        assert (await told(running, "agent", "runs", "--status", "success"))["runs"] == []
-        assert (await did(running, "agent", "run", "nobody", code=1)).stderr.startswith("No such server")
-        assert (await did(running, "agent", "run", "closed", code=1)).stderr != ""
-        assert 'did you mean "echo"?' in (await did(running, "agent", "run", "ecko", code=1)).stderr
-        for verb in ("show", "logs", "cancel", "answer"):
-            assert (await did(running, "agent", verb, "0199", code=1)).stderr == "No such task: no run has this id\n"
-        assert (await did(running, "agent", "logs", "-f", "0199", code=1)).stderr.endswith("no run has this id\n")
-        over = (await did(running, "agent", "cancel", whole["id"], code=1)).stderr
-        assert over == "The task cannot be cancelled: it is over\n"
+async def test_a_program_that_fails_says_so_and_its_output_stands(running: World) -> None:
+    failed = await did(running, "agent", "run", "fails", code=1)
+    assert failed.stdout == "half\n" and "failure: agent: exit code 3: no luck" in failed.stderr
+    whole = await told(running, "agent", "run", "fails", code=1)
+    assert (whole["status"], whole["exit_code"], whole["error"]["category"]) == ("failure", 3, "agent")
+    assert [run["status"] for run in (await told(running, "agent", "runs", "--status", "failure"))["runs"]] == [
+        "failure"
+    ] * 2
+    assert (await told(running, "agent", "runs", "--status", "success"))["runs"] == []
+    assert (await did(running, "agent", "run", "nobody", code=1)).stderr.startswith("No such server")
+    assert (await did(running, "agent", "run", "closed", code=1)).stderr != ""
+    assert 'did you mean "echo"?' in (await did(running, "agent", "run", "ecko", code=1)).stderr
+    for verb in ("show", "logs", "cancel", "answer"):
+        assert (await did(running, "agent", verb, "0199", code=1)).stderr == "No such task: no run has this id\n"
+    assert (await did(running, "agent", "logs", "-f", "0199", code=1)).stderr.endswith("no run has this id\n")
+    over = (await did(running, "agent", "cancel", whole["id"], code=1)).stderr
+    assert over == "The task cannot be cancelled: it is over\n"
 
 
-async def test_a_call_chooses_what_its_definition_lets_it(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        chosen = ("agent", "run", "choosy", "--param", "language=de", "--env", "COLOUR=red")
-        assert (await did(running, *chosen)).stdout == "--language de red\n"
-        for wrong in (
-            ("--param", "language=fr"),
-            ("--param", "-c=x"),
-            ("--env", "COLOUR=RED"),
-            ("--env", "PATH=/tmp"),
-            ("--folder", "/tmp"),
-        ):
-            no = await did(running, "agent", "run", "choosy", *wrong, code=1)
-            assert no.stdout == "" and not set(wrong[1].split("=")[1:]) & set(no.stderr.split()), no.stderr
+async def test_a_call_chooses_what_its_definition_lets_it(running: World) -> None:
+    chosen = ("agent", "run", "choosy", "--param", "language=de", "--env", "COLOUR=red")
+    assert (await did(running, *chosen)).stdout == "--language de red\n"
+    for wrong in (
+        ("--param", "language=fr"),
+        ("--param", "-c=x"),
+        ("--env", "COLOUR=RED"),
+        ("--env", "PATH=/tmp"),
+        ("--folder", "/tmp"),
+    ):
+        no = await did(running, "agent", "run", "choosy", *wrong, code=1)
+        assert no.stdout == "" and not set(wrong[1].split("=")[1:]) & set(no.stderr.split()), no.stderr
 
 
 async def test_what_an_agent_does_not_take_is_answered_as_refused(tmp_path: Path) -> None:
@@ -218,43 +221,41 @@ async def test_what_an_agent_does_not_take_is_answered_as_refused(tmp_path: Path
             await did(running, "agent", "cancel", run["id"])
 
 
-async def test_a_conversation_goes_on_for_who_began_it_and_for_nobody_else(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        first = await told(running, "agent", "run", "echo", "one")
-        again = ("agent", "run", "echo", "two", "--context", first["context"])
-        assert (await told(running, *again))["context"] == first["context"]
-        anothers = (await told(running, *again, "--as", "nhi:planner"))["context"]
-        assert anothers != first["context"] and anothers.endswith(f"~{first['context']}")
-        assert (await told(running, "agent", "run", "echo", "three", "--context", anothers, "--as", "nhi:planner"))[
-            "context"
-        ] == anothers
-        assert (await told(running, "agent", "run", "echo", "--context", "mine"))["context"] == "mine"
+async def test_a_conversation_goes_on_for_who_began_it_and_for_nobody_else(running: World) -> None:
+    first = await told(running, "agent", "run", "echo", "one")
+    again = ("agent", "run", "echo", "two", "--context", first["context"])
+    assert (await told(running, *again))["context"] == first["context"]
+    anothers = (await told(running, *again, "--as", "nhi:planner"))["context"]
+    assert anothers != first["context"] and anothers.endswith(f"~{first['context']}")
+    assert (await told(running, "agent", "run", "echo", "three", "--context", anothers, "--as", "nhi:planner"))[
+        "context"
+    ] == anothers
+    assert (await told(running, "agent", "run", "echo", "--context", "mine"))["context"] == "mine"
 
 
-async def test_one_that_is_given_up_ends_with_all_of_its_processes(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        run_id = (await did(running, "agent", "run", "slow", "--detach")).stdout.strip()
-        following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
-        await at_work(running, run_id)
-        await did(running, "agent", "run", "echo", "over")
-        active = await told(running, "agent", "runs", "--active")
-        assert [one["id"] for one in active["runs"]] == [run_id] and active["next_offset"] is None
-        cancelled = await did(running, "agent", "cancel", run_id, "--reason", "enough")
-        assert cancelled.stdout == f"{run_id} of slow: cancelled\n"
-        assert '"status":"cancelled"' in (await following)[1].rstrip().splitlines()[-1]
-        assert (await did(running, "agent", "logs", run_id)).stdout == BEGUN, "into a pipe it goes as it is"
-        assert await told(running, "agent", "logs", run_id) == {"run": run_id, "output": BEGUN}
-        lines = (await did(running, "agent", "logs", "-f", run_id, "--json")).stdout.splitlines()
-        events = {one["event"]: one["data"] for one in map(json.loads, lines)}
-        assert (events["output"]["text"], events["end"]["status"]) == (BEGUN, "cancelled")
-        assert (await told(running, "agent", "runs", "--active"))["runs"] == []
-        assert r"    begun\u001b[2J\u0007" in (await did(running, "agent", "show", run_id)).stdout
-        assert (await did(running, "agent", "cancel", run_id, code=1)).stderr.startswith("The task cannot be cancelled")
-        (given_up,) = [one for one in controls(running) if one["what"] == "run-cancelled"]
-        assert (given_up["run"], given_up["agent"], given_up["why"]) == (run_id, "slow", "enough")
-        whole = await told(running, "agent", "show", run_id)
-        assert [one["state"] for one in whole["transitions"]][-3:] == ["cancelled", "cleanup", "idle"]
-        assert running.app.executions.standing("slow").running == 0
+async def test_one_that_is_given_up_ends_with_all_of_its_processes(running: World) -> None:
+    run_id = (await did(running, "agent", "run", "slow", "--detach")).stdout.strip()
+    following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
+    await at_work(running, run_id)
+    await did(running, "agent", "run", "echo", "over")
+    active = await told(running, "agent", "runs", "--active")
+    assert [one["id"] for one in active["runs"]] == [run_id] and active["next_offset"] is None
+    cancelled = await did(running, "agent", "cancel", run_id, "--reason", "enough")
+    assert cancelled.stdout == f"{run_id} of slow: cancelled\n"
+    assert '"status":"cancelled"' in (await following)[1].rstrip().splitlines()[-1]
+    assert (await did(running, "agent", "logs", run_id)).stdout == BEGUN, "into a pipe it goes as it is"
+    assert await told(running, "agent", "logs", run_id) == {"run": run_id, "output": BEGUN}
+    lines = (await did(running, "agent", "logs", "-f", run_id, "--json")).stdout.splitlines()
+    events = {one["event"]: one["data"] for one in map(json.loads, lines)}
+    assert (events["output"]["text"], events["end"]["status"]) == (BEGUN, "cancelled")
+    assert (await told(running, "agent", "runs", "--active"))["runs"] == []
+    assert r"    begun\u001b[2J\u0007" in (await did(running, "agent", "show", run_id)).stdout
+    assert (await did(running, "agent", "cancel", run_id, code=1)).stderr.startswith("The task cannot be cancelled")
+    (given_up,) = [one for one in controls(running) if one["what"] == "run-cancelled"]
+    assert (given_up["run"], given_up["agent"], given_up["why"]) == (run_id, "slow", "enough")
+    whole = await told(running, "agent", "show", run_id)
+    assert [one["state"] for one in whole["transitions"]][-3:] == ["cancelled", "cleanup", "idle"]
+    assert running.app.executions.standing("slow").running == 0
 
 
 async def test_what_cannot_be_sent_or_taken_is_said_so(tmp_path: Path) -> None:
@@ -311,145 +312,136 @@ OF_AGENTS = dict.fromkeys(one.path for one in ROUTES if re.match("/api/(agents|r
 POSTED = [one.path for one in ROUTES if one.method == "POST"]
 
 
-async def test_viewers_see_operators_act_and_strangers_learn_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        for path in OF_AGENTS:
-            filled = path.format(name="echo", id="echo")
-            verbs = [one.method for one in ROUTES if one.path == path]
-            for verb in verbs:
-                assert (await sent(running, filled, secret="", verb=verb))[0] == 401
-                seen = (await sent(running, filled, secret=VIEW, verb=verb))[0]
-                assert seen in (200, 404) if verb == "GET" else seen == 403, (path, verb)
-                bare = 400 if (path, verb) == ("/api/schedules", "POST") else 404  # it says nothing of a schedule
-                assert (await sent(running, filled, verb=verb))[0] in (200, 201, bare), (path, verb)
-            status, problem, headers = await sent(running, filled, verb="PUT")
-            assert status == 405 and headers["Allow"] == ", ".join(verbs)
-            assert problem["error"] and headers["Content-Type"] == "application/problem+json"
+async def test_viewers_see_operators_act_and_strangers_learn_nothing(running: World) -> None:
+    for path in OF_AGENTS:
+        filled = path.format(name="echo", id="echo")
+        verbs = [one.method for one in ROUTES if one.path == path]
+        for verb in verbs:
+            assert (await sent(running, filled, secret="", verb=verb))[0] == 401
+            seen = (await sent(running, filled, secret=VIEW, verb=verb))[0]
+            assert seen in (200, 404) if verb == "GET" else seen == 403, (path, verb)
+            bare = 400 if (path, verb) == ("/api/schedules", "POST") else 404  # it says nothing of a schedule
+            assert (await sent(running, filled, verb=verb))[0] in (200, 201, bare), (path, verb)
+        status, problem, headers = await sent(running, filled, verb="PUT")
+        assert status == 405 and headers["Allow"] == ", ".join(verbs)
+        assert problem["error"] and headers["Content-Type"] == "application/problem+json"
 
 
-async def test_no_body_brings_in_what_nobody_listens_to(tmp_path: Path) -> None:
+async def test_no_body_brings_in_what_nobody_listens_to(running: World) -> None:
     """BL-029: neither a program nor its arguments, environment or folder come by a request."""
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        for path in POSTED:
-            filled = path.format(name="echo", id="echo", any="github" if "upstreams" in path else "nhi:echo")
-            bodies = [{word: value} for word in POISON for value in ("x", {"x": "y"}, None)]
-            for body in [*bodies, [], "x", b"{", b"\xff", b'{"a":1,"a":2}', b"[" * 5_000]:
-                status, problem, _ = await sent(running, filled, body)
-                assert status == 400 and problem["error"], (path, body, status)
-            assert (await sent(running, filled, io.BytesIO(b" " * (2**20 + 1))))[0] in (400, 413)
-        assert not [one for one in controls(running) if one["what"] not in ("start", "mode")]
+    for path in POSTED:
+        filled = path.format(name="echo", id="echo", any="github" if "upstreams" in path else "nhi:echo")
+        bodies = [{word: value} for word in POISON for value in ("x", {"x": "y"}, None)]
+        for body in [*bodies, [], "x", b"{", b"\xff", b'{"a":1,"a":2}', b"[" * 5_000]:
+            status, problem, _ = await sent(running, filled, body)
+            assert status == 400 and problem["error"], (path, body, status)
+        assert (await sent(running, filled, io.BytesIO(b" " * (2**20 + 1))))[0] in (400, 413)
+    assert not [one for one in controls(running) if one["what"] not in ("start", "mode")]
 
 
-async def test_answers_are_as_described_and_act_for_nobody_else(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        ordered = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
-        check_described("/api/agents/{name}/runs", "post", *ordered)
-        run_id = ordered[1]["run_id"]
-        assert ordered[0] == 201 and ordered[2]["Location"] == f"/api/runs/{run_id}"
-        status, text, _ = await sent(running, f"/api/runs/{run_id}/output?follow=true", secret=VIEW)
-        assert status == 200 and "event: output\n" in text and text.rstrip().splitlines()[-2] == "event: end"
-        for path, described in {
-            "/api/agents": "/api/agents",
-            "/api/agents/echo": "/api/agents/{name}",
-            "/api/agents/echo/runs": "/api/agents/{name}/runs",
-            "/api/runs?owner=nhi:operator&limit=1": "/api/runs",
-            f"/api/runs/{run_id}": "/api/runs/{id}",
-            f"/api/runs/{run_id}/output": "/api/runs/{id}/output",
-            "/api/runs?who=x": "/api/runs",
-            "/api/agents/nobody": "/api/agents/{name}",
-        }.items():
-            check_described(described, "get", *await sent(running, path, secret=VIEW))
-        no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi", "principal": "nhi:planner"})
-        check_described("/api/agents/{name}/runs", "post", *no)
-        assert no[0] == 403 and "control socket" in no[1]["error"]
-        await did(running, "agent", "run", "echo", "--as", "nhi:planner")
-        mine = (await sent(running, "/api/runs?owner=nhi:planner"))[1]["runs"]
-        assert [run["caller"] for run in mine] == [["nhi:planner"]]
-        status, tasks, _ = await sent(running, "/api/agents/echo", secret=VIEW)
-        assert tasks["executable"] == "/bin/sh" and "args" not in tasks and "and more" not in json.dumps(tasks)
+async def test_answers_are_as_described_and_act_for_nobody_else(running: World) -> None:
+    ordered = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
+    check_described("/api/agents/{name}/runs", "post", *ordered)
+    run_id = ordered[1]["run_id"]
+    assert ordered[0] == 201 and ordered[2]["Location"] == f"/api/runs/{run_id}"
+    status, text, _ = await sent(running, f"/api/runs/{run_id}/output?follow=true", secret=VIEW)
+    assert status == 200 and "event: output\n" in text and text.rstrip().splitlines()[-2] == "event: end"
+    for path, described in {
+        "/api/agents": "/api/agents",
+        "/api/agents/echo": "/api/agents/{name}",
+        "/api/agents/echo/runs": "/api/agents/{name}/runs",
+        "/api/runs?owner=nhi:operator&limit=1": "/api/runs",
+        f"/api/runs/{run_id}": "/api/runs/{id}",
+        f"/api/runs/{run_id}/output": "/api/runs/{id}/output",
+        "/api/runs?who=x": "/api/runs",
+        "/api/agents/nobody": "/api/agents/{name}",
+    }.items():
+        check_described(described, "get", *await sent(running, path, secret=VIEW))
+    no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi", "principal": "nhi:planner"})
+    check_described("/api/agents/{name}/runs", "post", *no)
+    assert no[0] == 403 and "control socket" in no[1]["error"]
+    await did(running, "agent", "run", "echo", "--as", "nhi:planner")
+    mine = (await sent(running, "/api/runs?owner=nhi:planner"))[1]["runs"]
+    assert [run["caller"] for run in mine] == [["nhi:planner"]]
+    status, tasks, _ = await sent(running, "/api/agents/echo", secret=VIEW)
+    assert tasks["executable"] == "/bin/sh" and "args" not in tasks and "and more" not in json.dumps(tasks)
 
 
 async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
-        await at_work(running, run_id)
+    run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
+    await at_work(running, run_id)
 
-        async def full(what: str, by: str, **facts: object) -> None:
-            raise Refusal(Reason.AUDIT_UNAVAILABLE)
+    async def full(what: str, by: str, **facts: object) -> None:
+        raise Refusal(Reason.AUDIT_UNAVAILABLE)
 
-        monkeypatch.setattr(running.app.desk, "witness", full)
-        no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
-        assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
-        given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
-        check_described("/api/runs/{id}/cancel", "post", *given_up)
-        assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
-        assert [(run["agent"], run["status"]) for run in (await sent(running, "/api/runs"))[1]["runs"]] == [
-            ("slow", "cancelled")
-        ]
+    monkeypatch.setattr(running.app.desk, "witness", full)
+    no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
+    assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
+    given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
+    check_described("/api/runs/{id}/cancel", "post", *given_up)
+    assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
+    assert [(run["agent"], run["status"]) for run in (await sent(running, "/api/runs"))[1]["runs"]] == [
+        ("slow", "cancelled")
+    ]
 
 
-async def test_runs_are_found_page_by_page(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        for number in range(5):
-            await sent(running, "/api/agents/echo/runs", {"prompt": str(number)})
-        await did(running, "agent", "run", "echo", "--as", "nhi:planner", "p")
+async def test_runs_are_found_page_by_page(running: World) -> None:
+    for number in range(5):
+        await sent(running, "/api/agents/echo/runs", {"prompt": str(number)})
+    await did(running, "agent", "run", "echo", "--as", "nhi:planner", "p")
+    seen, offset = [], 0
+    while offset is not None:
+        page = (await sent(running, f"/api/runs?owner=nhi:operator&limit=2&offset={offset}"))[1]
+        seen += [run["id"] for run in page["runs"]]
+        offset = page["next_offset"]
+    assert len(seen) == len(set(seen)) == 5
+    assert len((await sent(running, "/api/runs?limit=200"))[1]["runs"]) == 6
+    first = (await did(running, "agent", "runs", "--limit", "4")).stdout.splitlines()
+    assert first[-1] == "and more: --offset 4" and len(first) == 6
+    assert len((await did(running, "agent", "runs", "--offset", "4")).stdout.splitlines()) == 3
+
+
+async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other(running: World) -> None:
+    """Another version wrote them, or something damaged them."""
+    ids = [(await sent(running, "/api/agents/echo/runs", {}))[1]["run_id"] for _ in range(6)]
+    unread, read = {ids[2], ids[3], ids[5]}, [ids[4], ids[1], ids[0]]
+    with closing(sqlite3.connect(running.folder / "data" / "records.sqlite")) as kept, kept:
+        await until(
+            lambda: kept.execute("SELECT count(*) FROM records WHERE kind = 'agent-runs' AND done").fetchone() == (6,)
+        )
+        kept.execute("UPDATE records SET body = ? WHERE id IN (?, ?, ?)", (b'{"id": "odd", "future": 1}', *unread))
+    for size, standing in ((1, ""), (2, ""), (3, "&status=success"), (200, "")):
         seen, offset = [], 0
         while offset is not None:
-            page = (await sent(running, f"/api/runs?owner=nhi:operator&limit=2&offset={offset}"))[1]
+            page = (await sent(running, f"/api/runs?limit={size}&offset={offset}{standing}"))[1]
             seen += [run["id"] for run in page["runs"]]
             offset = page["next_offset"]
-        assert len(seen) == len(set(seen)) == 5
-        assert len((await sent(running, "/api/runs?limit=200"))[1]["runs"]) == 6
-        first = (await did(running, "agent", "runs", "--limit", "4")).stdout.splitlines()
-        assert first[-1] == "and more: --offset 4" and len(first) == 6
-        assert len((await did(running, "agent", "runs", "--offset", "4")).stdout.splitlines()) == 3
+        assert seen == read, size
+    owner, wire = (await running.app.executions.get(ids[0])), running.app.live.current.agent("echo").wire
+    assert owner is not None
+    tasks, token = [], "0"
+    while token:
+        asked = OutgoingOperation(LIST, {"pageSize": 2, "pageToken": token}, owner.caller, 5.0)
+        answer = await wire.ask(asked)
+        assert isinstance(answer, dict)
+        tasks += [task["id"] for task in answer["tasks"]]
+        token = answer["nextPageToken"]
+    assert sorted(tasks) == sorted(read)  # of a page, what changed last is first
+    why = "a run cannot be read: it was damaged, or another version wrote it"
+    assert why in (await did(running, "agent", "show", ids[5], code=1)).stderr
 
 
-async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other(tmp_path: Path) -> None:
-    """Another version wrote them, or something damaged them."""
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        ids = [(await sent(running, "/api/agents/echo/runs", {}))[1]["run_id"] for _ in range(6)]
-        unread, read = {ids[2], ids[3], ids[5]}, [ids[4], ids[1], ids[0]]
-        with closing(sqlite3.connect(running.folder / "data" / "records.sqlite")) as kept, kept:
-            await until(
-                lambda: (
-                    kept.execute("SELECT count(*) FROM records WHERE kind = 'agent-runs' AND done").fetchone() == (6,)
-                )
-            )
-            kept.execute("UPDATE records SET body = ? WHERE id IN (?, ?, ?)", (b'{"id": "odd", "future": 1}', *unread))
-        for size, standing in ((1, ""), (2, ""), (3, "&status=success"), (200, "")):
-            seen, offset = [], 0
-            while offset is not None:
-                page = (await sent(running, f"/api/runs?limit={size}&offset={offset}{standing}"))[1]
-                seen += [run["id"] for run in page["runs"]]
-                offset = page["next_offset"]
-            assert seen == read, size
-        owner, wire = (await running.app.executions.get(ids[0])), running.app.live.current.agent("echo").wire
-        assert owner is not None
-        tasks, token = [], "0"
-        while token:
-            asked = OutgoingOperation(LIST, {"pageSize": 2, "pageToken": token}, owner.caller, 5.0)
-            answer = await wire.ask(asked)
-            assert isinstance(answer, dict)
-            tasks += [task["id"] for task in answer["tasks"]]
-            token = answer["nextPageToken"]
-        assert sorted(tasks) == sorted(read)  # of a page, what changed last is first
-        why = "a run cannot be read: it was damaged, or another version wrote it"
-        assert why in (await did(running, "agent", "show", ids[5], code=1)).stderr
-
-
-async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
-        following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
-        await at_work(running, run_id)
-        await running.app.pipeline.drain(0)
-        async with asyncio.timeout(10):
-            text = (await following)[1]
-        assert "begun" in text and "event: end" not in text
-        await running.app.desk.cancel(run_id, "", "test")
+async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(running: World) -> None:
+    run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
+    following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
+    await at_work(running, run_id)
+    await running.app.pipeline.drain(0)
+    async with asyncio.timeout(10):
+        text = (await following)[1]
+    assert "begun" in text and "event: end" not in text
+    await running.app.desk.cancel(run_id, "", "test")
 
 
 # --- at a terminal ----------------------------------------------------------------------------------------------------
@@ -479,15 +471,14 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-async def test_at_a_terminal_it_is_seen_how_a_run_stands_and_an_interrupt_gives_it_up(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
-        seen_to_run = r"begun\S+\r\n.* s  running"
-        code, seen = await at_terminal(running.folder, "agent", "run", "slow", interrupted_at=seen_to_run)
-        assert code == 1 and r"begun\u001b[2J\u0007" in seen and "\x1b[2J" not in seen, seen
-        assert re.search(r": cancelled\r\n$", seen), seen
-        (run,) = (await told(running, "agent", "runs"))["runs"]
-        assert (run["agent"], run["status"], run["is_over"]) == ("slow", "cancelled", True)
-        assert running.app.executions.standing("slow").running == 0
+async def test_at_a_terminal_it_is_seen_how_a_run_stands_and_an_interrupt_gives_it_up(running: World) -> None:
+    seen_to_run = r"begun\S+\r\n.* s  running"
+    code, seen = await at_terminal(running.folder, "agent", "run", "slow", interrupted_at=seen_to_run)
+    assert code == 1 and r"begun\u001b[2J\u0007" in seen and "\x1b[2J" not in seen, seen
+    assert re.search(r": cancelled\r\n$", seen), seen
+    (run,) = (await told(running, "agent", "runs"))["runs"]
+    assert (run["agent"], run["status"], run["is_over"]) == ("slow", "cancelled", True)
+    assert running.app.executions.standing("slow").running == 0
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------

@@ -96,6 +96,12 @@ async def sidecar(
         await app.stop()
 
 
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    async with sidecar(tmp_path) as made:
+        yield made
+
+
 def message(text: str, **more: Any) -> dict[str, Any]:
     """What a send is about."""
     return {"message": {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": text}], **more}}
@@ -143,52 +149,48 @@ async def state_now(world: AgentWorld, task: Mapping[str, Any], who: Mapping[str
     return state_of(task_in(await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, who, "slow")))
 
 
-async def test_it_answers_in_every_version_and_binding(tmp_path: Path) -> None:
+async def test_it_answers_in_every_version_and_binding(world: AgentWorld) -> None:
     """BL-009: what one made another reads."""
-    async with sidecar(tmp_path) as world:
-        for (version, binding), other in zip(SPOKEN, (*SPOKEN[1:], SPOKEN[0]), strict=True):
-            said = f"héllo {version} {binding}"
-            task = task_in(await ask(world, version, binding, "message/send", message(said), agent="echo"))
-            assert (state_of(task), output_of(task)) == ("completed", said)
-            again = task_in(await ask(world, *other, "tasks/get", {"id": task["id"]}, agent="echo"))
-            assert (again["id"], output_of(again)) == (task["id"], said)
-            streamed = await ask(world, version, binding, "message/stream", message(said), agent="echo")
-            kinds = [next(iter(event)) for event in streamed.results]
-            assert (kinds[0], kinds[-1]) == ("task", "statusUpdate")
-            chunks = [one["artifactUpdate"]["artifact"] for one in streamed.results if "artifactUpdate" in one]
-            assert output_of(streamed.results[0]["task"]) + output_of({"artifacts": chunks}) == said
-            assert state_of(streamed.results[-1]["statusUpdate"]) == "completed"
-        listed = (await ask(world, "1.0", "http_json", "tasks/list", {"includeArtifacts": True}, agent="echo")).results
-        assert len(listed[0]["tasks"]) == 2 * len(SPOKEN)
+    for (version, binding), other in zip(SPOKEN, (*SPOKEN[1:], SPOKEN[0]), strict=True):
+        said = f"héllo {version} {binding}"
+        task = task_in(await ask(world, version, binding, "message/send", message(said), agent="echo"))
+        assert (state_of(task), output_of(task)) == ("completed", said)
+        again = task_in(await ask(world, *other, "tasks/get", {"id": task["id"]}, agent="echo"))
+        assert (again["id"], output_of(again)) == (task["id"], said)
+        streamed = await ask(world, version, binding, "message/stream", message(said), agent="echo")
+        kinds = [next(iter(event)) for event in streamed.results]
+        assert (kinds[0], kinds[-1]) == ("task", "statusUpdate")
+        chunks = [one["artifactUpdate"]["artifact"] for one in streamed.results if "artifactUpdate" in one]
+        assert output_of(streamed.results[0]["task"]) + output_of({"artifacts": chunks}) == said
+        assert state_of(streamed.results[-1]["statusUpdate"]) == "completed"
+    listed = (await ask(world, "1.0", "http_json", "tasks/list", {"includeArtifacts": True}, agent="echo")).results
+    assert len(listed[0]["tasks"]) == 2 * len(SPOKEN)
 
 
-async def test_who_may_not_is_denied_and_nothing_runs(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        for version, binding in SPOKEN:
-            answered = await ask(world, version, binding, "message/send", message("hi"), OTHER, "echo")
-            assert (answered.status, answered.reason) == (403, "no-matching-rule")
-        assert world.app.executions.standing("echo")[:2] == (0, 0)
-        assert {end["reason"] for end in world.ends()} == {"no-matching-rule"}
-        assert task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), ALICE, "echo"))
-        assert world.records("outcome")[-1]["action"] == "message/send"
-        assert world.records("decision")[-1]["object"] == "nhi:echo"
+async def test_who_may_not_is_denied_and_nothing_runs(world: AgentWorld) -> None:
+    for version, binding in SPOKEN:
+        answered = await ask(world, version, binding, "message/send", message("hi"), OTHER, "echo")
+        assert (answered.status, answered.reason) == (403, "no-matching-rule")
+    assert world.app.executions.standing("echo")[:2] == (0, 0)
+    assert {end["reason"] for end in world.ends()} == {"no-matching-rule"}
+    assert task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), ALICE, "echo"))
+    assert world.records("outcome")[-1]["action"] == "message/send"
+    assert world.records("decision")[-1]["object"] == "nhi:echo"
 
 
-async def test_its_calls_are_counted_by_the_same_limits(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        seen = [await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), PLANNER, "echo") for _ in range(3)]
-        assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
+async def test_its_calls_are_counted_by_the_same_limits(world: AgentWorld) -> None:
+    seen = [await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), PLANNER, "echo") for _ in range(3)]
+    assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
 
 
-async def test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over(tmp_path: Path) -> None:
+async def test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over(world: AgentWorld) -> None:
     """BL-071, threats G1."""
-    async with sidecar(tmp_path) as world:
-        task, _ = await begun(world)
-        await as_none(world, task)
-        assert await state_now(world, task) == "working"
-        await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
-        await as_none(world, task)
-        assert await state_now(world, task) == "canceled"
+    task, _ = await begun(world)
+    await as_none(world, task)
+    assert await state_now(world, task) == "working"
+    await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
+    await as_none(world, task)
+    assert await state_now(world, task) == "canceled"
 
 
 async def as_none(world: AgentWorld, task: Mapping[str, Any]) -> None:
@@ -212,35 +214,31 @@ async def as_none(world: AgentWorld, task: Mapping[str, Any]) -> None:
     assert listed["tasks"] == []
 
 
-async def test_cancelling_ends_its_program_and_a_second_time_is_refused(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        task, pid = await begun(world)
-        cancelled = task_in(
-            await ask(world, "1.0", "grpc", "tasks/cancel", {"id": task["id"], "tenant": "slow"}, agent="slow")
-        )
-        assert state_of(cancelled) == "canceled"
-        assert is_gone(pid)
-        for version, binding in SPOKEN[:4]:
-            answered = await ask(world, version, binding, "tasks/cancel", {"id": task["id"]}, agent="slow")
-            assert answered.error is not None
-            assert "cannot be canceled" in answered.error["message"]
+async def test_cancelling_ends_its_program_and_a_second_time_is_refused(world: AgentWorld) -> None:
+    task, pid = await begun(world)
+    cancelled = task_in(
+        await ask(world, "1.0", "grpc", "tasks/cancel", {"id": task["id"], "tenant": "slow"}, agent="slow")
+    )
+    assert state_of(cancelled) == "canceled"
+    assert is_gone(pid)
+    for version, binding in SPOKEN[:4]:
+        answered = await ask(world, version, binding, "tasks/cancel", {"id": task["id"]}, agent="slow")
+        assert answered.error is not None
+        assert "cannot be canceled" in answered.error["message"]
 
 
-async def test_a_stream_is_taken_up_again_and_ends_with_the_task(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        task, _ = await begun(world)
-        hearing = asyncio.create_task(
-            ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow")
-        )
-        await until(lambda: bool(world.app.pipeline.exchanges.streams))
-        await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
-        heard = await hearing
-        pieces = [one["artifactUpdate"]["artifact"] for one in heard.results if "artifactUpdate" in one]
-        assert output_of(heard.results[0]["task"]) + output_of({"artifacts": pieces}) == "begun"
-        assert state_of(heard.results[-1]["statusUpdate"]) == "canceled"
-        over = await ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow")
-        assert over.error is not None
-        assert over.error["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
+async def test_a_stream_is_taken_up_again_and_ends_with_the_task(world: AgentWorld) -> None:
+    task, _ = await begun(world)
+    hearing = asyncio.create_task(ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow"))
+    await until(lambda: bool(world.app.pipeline.exchanges.streams))
+    await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
+    heard = await hearing
+    pieces = [one["artifactUpdate"]["artifact"] for one in heard.results if "artifactUpdate" in one]
+    assert output_of(heard.results[0]["task"]) + output_of({"artifacts": pieces}) == "begun"
+    assert state_of(heard.results[-1]["statusUpdate"]) == "canceled"
+    over = await ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow")
+    assert over.error is not None
+    assert over.error["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
 
 
 @pytest.mark.parametrize("store", ["file", "memory"])
@@ -256,30 +254,28 @@ async def test_of_many_conversations_the_oldest_give_way_and_no_task_with_its_en
         assert answered.error is not None
 
 
-async def test_who_hangs_up_ends_nothing(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        waiting = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="slow"))
-        await until(lambda: (tmp_path / "work" / "pid").exists())
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await until(lambda: any(end["reason"] == "caller-gone" for end in world.ends()))
-        [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, agent="slow")).results
-        [task] = listed["tasks"]
-        assert task["status"]["state"] not in OVER
+async def test_who_hangs_up_ends_nothing(world: AgentWorld, tmp_path: Path) -> None:
+    waiting = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="slow"))
+    await until(lambda: (tmp_path / "work" / "pid").exists())
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await until(lambda: any(end["reason"] == "caller-gone" for end in world.ends()))
+    [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, agent="slow")).results
+    [task] = listed["tasks"]
+    assert task["status"]["state"] not in OVER
 
 
-async def test_what_runs_for_somebody_ends_with_their_permission(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        task, pid = await begun(world)
-        await world.app.disable("user:alice", reason="gone", until=None, by="operator")
-        await until(lambda: is_gone(pid))
-        await world.app.enable("user:alice", by="operator")
-        assert await state_now(world, task) == "canceled"
-        _, pid = await begun(world)
-        (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:*, use, -, -, -, allow\n")
-        await world.app.reload("operator")
-        world.app.executions.review()  # as every second
-        await until(lambda: is_gone(pid))
+async def test_what_runs_for_somebody_ends_with_their_permission(world: AgentWorld, tmp_path: Path) -> None:
+    task, pid = await begun(world)
+    await world.app.disable("user:alice", reason="gone", until=None, by="operator")
+    await until(lambda: is_gone(pid))
+    await world.app.enable("user:alice", by="operator")
+    assert await state_now(world, task) == "canceled"
+    _, pid = await begun(world)
+    (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:*, use, -, -, -, allow\n")
+    await world.app.reload("operator")
+    world.app.executions.review()  # as every second
+    await until(lambda: is_gone(pid))
 
 
 async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) -> None:
@@ -295,58 +291,56 @@ async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) 
         assert ends == ["its caller may not have it any more: principal-disabled"]
 
 
-async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        task, pid = await begun(world)
-        before = world.app.live.current.agents
-        write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("printf begun", "printf other")))
+async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(
+    world: AgentWorld, tmp_path: Path
+) -> None:
+    task, pid = await begun(world)
+    before = world.app.live.current.agents
+    write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("printf begun", "printf other")))
+    await world.app.reload("operator")
+    now = world.app.live.current.agents
+    assert (now["echo"] is before["echo"], now["slow"] is before["slow"]) == (True, False)
+    assert await state_now(world, task) == "working"
+    assert not is_gone(pid)
+    write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("slow: {", "slow: {enabled: false, ")))
+    await world.app.reload("operator")
+    answered = await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="slow")
+    assert (answered.status, answered.reason) == (404, "upstream-unknown")
+    assert not is_gone(pid)
+    write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("{grpc_port: 0}", "{grpc_port: 9}")))
+    await world.app.reload("operator")
+    now = world.app.live.current
+    assert now.agents["echo"].grpc_port == 0, "at the other nobody listens"
+    assert now.waiting == ("agents.echo.a2a.grpc_port",)
+
+
+async def test_a_reload_takes_variables_anew(world: AgentWorld, tmp_path: Path) -> None:
+    for token, size in (("four", "4"), ("fourteen", "8")):
+        (tmp_path / "secret.env").write_text(f"TOKEN={token}\n")
         await world.app.reload("operator")
-        now = world.app.live.current.agents
-        assert (now["echo"] is before["echo"], now["slow"] is before["slow"]) == (True, False)
-        assert await state_now(world, task) == "working"
-        assert not is_gone(pid)
-        write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("slow: {", "slow: {enabled: false, ")))
-        await world.app.reload("operator")
-        answered = await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="slow")
-        assert (answered.status, answered.reason) == (404, "upstream-unknown")
-        assert not is_gone(pid)
-        write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("{grpc_port: 0}", "{grpc_port: 9}")))
-        await world.app.reload("operator")
-        now = world.app.live.current
-        assert now.agents["echo"].grpc_port == 0, "at the other nobody listens"
-        assert now.waiting == ("agents.echo.a2a.grpc_port",)
+        task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="secret"))
+        assert output_of(task).strip() == size
 
 
-async def test_a_reload_takes_variables_anew(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        for token, size in (("four", "4"), ("fourteen", "8")):
-            (tmp_path / "secret.env").write_text(f"TOKEN={token}\n")
-            await world.app.reload("operator")
-            task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="secret"))
-            assert output_of(task).strip() == size
+async def test_a_conversation_is_a_process_of_its_caller_alone(world: AgentWorld) -> None:
+    first = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), agent="counts"))
+    goes_on = message("two", contextId=first["contextId"])
+    second = task_in(await ask(world, "0.3", "http_json", "message/send", goes_on, agent="counts"))
+    other = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), BOB, "counts"))
+    assert [output_of(task) for task in (first, second, other)] == ["1 one", "2 two", "1 one"]
+    assert second["id"] != first["id"]
+    for said in ("1 two", "2 two"):  # the same words are a conversation of his own
+        his = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, BOB, "counts"))
+        assert (output_of(his), his["contextId"]) == (said, first["contextId"])
+    third = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, agent="counts"))
+    assert output_of(third) == "3 two"
 
 
-async def test_a_conversation_is_a_process_of_its_caller_alone(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        first = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), agent="counts"))
-        goes_on = message("two", contextId=first["contextId"])
-        second = task_in(await ask(world, "0.3", "http_json", "message/send", goes_on, agent="counts"))
-        other = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), BOB, "counts"))
-        assert [output_of(task) for task in (first, second, other)] == ["1 one", "2 two", "1 one"]
-        assert second["id"] != first["id"]
-        for said in ("1 two", "2 two"):  # the same words are a conversation of his own
-            his = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, BOB, "counts"))
-            assert (output_of(his), his["contextId"]) == (said, first["contextId"])
-        third = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, agent="counts"))
-        assert output_of(third) == "3 two"
-
-
-async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        wire, alice = world.app.live.current.agents["slow"].wire, Caller((Principal("user:alice", "api-key"),), ())
-        answer = await wire.ask(OutgoingOperation(SEND, message("go"), alice, deadline_s=1.0))
-        assert not isinstance(answer, AgentError)
-        assert state_of(answer["task"]) == "working"
+async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(world: AgentWorld) -> None:
+    wire, alice = world.app.live.current.agents["slow"].wire, Caller((Principal("user:alice", "api-key"),), ())
+    answer = await wire.ask(OutgoingOperation(SEND, message("go"), alice, deadline_s=1.0))
+    assert not isinstance(answer, AgentError)
+    assert state_of(answer["task"]) == "working"
 
 
 async def test_the_task_api_orders_it_too(tmp_path: Path) -> None:
@@ -364,31 +358,28 @@ async def test_the_task_api_orders_it_too(tmp_path: Path) -> None:
         assert output_of(shown["result"]) == "hello"
 
 
-async def test_a_question_is_answered_into_its_task(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        asked = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="asks"))
-        assert (state_of(asked), asked["status"]["message"]["parts"]) == ("input_required", [{"text": "which?"}])
-        into = {"taskId": asked["id"], "contextId": asked["contextId"]}
-        again = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("that", **into), agent="asks"))
-        assert (again["id"], [one["role"] for one in again["history"]]) == (
-            asked["id"],
-            ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"],
-        )
-        hearing = asyncio.create_task(
-            ask(world, "1.0", "jsonrpc", "tasks/resubscribe", {"id": asked["id"]}, agent="asks")
-        )
-        await until(lambda: bool(world.app.pipeline.exchanges.streams))
-        await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": asked["id"]}, agent="asks")
-        states = [state_of(one.get("task") or one["statusUpdate"]) for one in (await hearing).results]
-        assert (states[0], states[-1]) == ("input_required", "canceled")
-        done = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo"))
-        for into, reason in (
-            ({"taskId": done["id"]}, "UNSUPPORTED_OPERATION"),
-            ({"taskId": done["id"], "contextId": asked["contextId"]}, "TASK_NOT_FOUND"),
-        ):
-            answered = await ask(world, "1.0", "jsonrpc", "message/send", message("more", **into), agent="echo")
-            assert answered.error is not None
-            assert answered.error["message"] and reason
+async def test_a_question_is_answered_into_its_task(world: AgentWorld) -> None:
+    asked = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="asks"))
+    assert (state_of(asked), asked["status"]["message"]["parts"]) == ("input_required", [{"text": "which?"}])
+    into = {"taskId": asked["id"], "contextId": asked["contextId"]}
+    again = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("that", **into), agent="asks"))
+    assert (again["id"], [one["role"] for one in again["history"]]) == (
+        asked["id"],
+        ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"],
+    )
+    hearing = asyncio.create_task(ask(world, "1.0", "jsonrpc", "tasks/resubscribe", {"id": asked["id"]}, agent="asks"))
+    await until(lambda: bool(world.app.pipeline.exchanges.streams))
+    await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": asked["id"]}, agent="asks")
+    states = [state_of(one.get("task") or one["statusUpdate"]) for one in (await hearing).results]
+    assert (states[0], states[-1]) == ("input_required", "canceled")
+    done = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo"))
+    for into, reason in (
+        ({"taskId": done["id"]}, "UNSUPPORTED_OPERATION"),
+        ({"taskId": done["id"], "contextId": asked["contextId"]}, "TASK_NOT_FOUND"),
+    ):
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", message("more", **into), agent="echo")
+        assert answered.error is not None
+        assert answered.error["message"] and reason
 
 
 async def test_who_subscribes_to_a_task_that_asks_hears_it_to_its_end(tmp_path: Path) -> None:
@@ -469,17 +460,16 @@ async def test_one_that_fails_says_its_last_words_to_its_caller_and_is_no_fault_
     assert not any("no such thing" in line for line in told)  # they may repeat what its caller told it
 
 
-async def test_its_card_is_ours_and_tells_no_path(tmp_path: Path) -> None:
-    async with sidecar(tmp_path) as world:
-        async with world.http.get(f"{world.url}/agents/slow/.well-known/agent-card.json", headers=ALICE) as response:
-            assert not {"sh", "work", "sleep"} & set(re.findall(r"\w+", await response.text()))
-        async with world.http.get(f"{world.url}/agents/echo/.well-known/agent-card.json", headers=ALICE) as response:
-            card = await response.json()
-        assert (card["name"], card["description"]) == ("echo", "Says what it is told.")
-        assert card["capabilities"]["streaming"] is True
-        assert [skill["id"] for skill in card["skills"]] == ["echo"]
-        async with world.http.get(f"{world.url}/agents/unused/.well-known/agent-card.json", headers=ALICE) as response:
-            assert response.status == 404
+async def test_its_card_is_ours_and_tells_no_path(world: AgentWorld) -> None:
+    async with world.http.get(f"{world.url}/agents/slow/.well-known/agent-card.json", headers=ALICE) as response:
+        assert not {"sh", "work", "sleep"} & set(re.findall(r"\w+", await response.text()))
+    async with world.http.get(f"{world.url}/agents/echo/.well-known/agent-card.json", headers=ALICE) as response:
+        card = await response.json()
+    assert (card["name"], card["description"]) == ("echo", "Says what it is told.")
+    assert card["capabilities"]["streaming"] is True
+    assert [skill["id"] for skill in card["skills"]] == ["echo"]
+    async with world.http.get(f"{world.url}/agents/unused/.well-known/agent-card.json", headers=ALICE) as response:
+        assert response.status == 404
 
 
 async def test_a_stop_ends_what_runs_and_the_next_start_says_so(tmp_path: Path) -> None:

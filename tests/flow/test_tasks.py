@@ -129,6 +129,12 @@ async def stage(folder: Path, server: TaskServer | None = None, **more: Any) -> 
         yield Stage(running, server)
 
 
+@pytest.fixture
+async def on(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with stage(tmp_path) as made:
+        yield made
+
+
 async def op(talk: Talk, method: str, task_id: str) -> Answer:
     more = {"inputResponses": {}} if method == "tasks/update" else {}
     return await talk.ask(method, {"taskId": task_id, **more})
@@ -147,74 +153,69 @@ def bare(answer: Answer) -> Any:
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("state", ["working", "completed", "expired"])
-async def test_a_task_answers_its_owner_and_nobody_else(state: str, era: Era, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", era)
-        task_id = await on.create(owner)
-        if state == "expired":
-            on.expire()
-        else:
-            on.server.state = state
-            await op(owner, "tasks/get", task_id)
-        on.server.seen.clear()
-        for method in OPS[era]:
-            for talk, owns in (
-                (owner, state != "expired"),
-                (on.talk("nhi:planner", era, age_s=60), state != "expired"),  # a refreshed token, another session
-                (on.talk("nhi:other", era), False),
-                (on.talk("anonymous", era), False),
-            ):
-                answer = await op(talk, method, task_id)
-                reached = len(on.server.calls(method))
-                on.server.seen.clear()
-                assert (reason_of(answer), reached) == (("", 1) if owns else ("task-unknown", 0)), method
-                if not owns:
-                    assert answer[0] == (404 if era == "stateless" else 200), "a session goes on"
-                    assert answer[1]["error"]["code"] == -32602
-                    assert bare(answer) == bare(await op(talk, method, "nobodys")), "another's is as none"
+async def test_a_task_answers_its_owner_and_nobody_else(state: str, era: Era, on: Stage) -> None:
+    owner = on.talk("nhi:planner", era)
+    task_id = await on.create(owner)
+    if state == "expired":
+        on.expire()
+    else:
+        on.server.state = state
+        await op(owner, "tasks/get", task_id)
+    on.server.seen.clear()
+    for method in OPS[era]:
+        for talk, owns in (
+            (owner, state != "expired"),
+            (on.talk("nhi:planner", era, age_s=60), state != "expired"),  # a refreshed token, another session
+            (on.talk("nhi:other", era), False),
+            (on.talk("anonymous", era), False),
+        ):
+            answer = await op(talk, method, task_id)
+            reached = len(on.server.calls(method))
+            on.server.seen.clear()
+            assert (reason_of(answer), reached) == (("", 1) if owns else ("task-unknown", 0)), method
+            if not owns:
+                assert answer[0] == (404 if era == "stateless" else 200), "a session goes on"
+                assert answer[1]["error"]["code"] == -32602
+                assert bare(answer) == bare(await op(talk, method, "nobodys")), "another's is as none"
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_a_server_hears_is_what_was_asked(era: Era, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", era)
-        task_id = await on.create(owner)
-        assert on.server.calls()[-1]["params"].get("task") == ({"ttl": 60_000} if era == "session" else None)
-        await op(owner, "tasks/cancel", task_id)
-        headers, message = on.server.seen[-1]
-        assert message["params"]["taskId"] == task_id
-        assert headers.get("Mcp-Name") == (task_id if era == "stateless" else None)
+async def test_what_a_server_hears_is_what_was_asked(era: Era, on: Stage) -> None:
+    owner = on.talk("nhi:planner", era)
+    task_id = await on.create(owner)
+    assert on.server.calls()[-1]["params"].get("task") == ({"ttl": 60_000} if era == "session" else None)
+    await op(owner, "tasks/cancel", task_id)
+    headers, message = on.server.seen[-1]
+    assert message["params"]["taskId"] == task_id
+    assert headers.get("Mcp-Name") == (task_id if era == "stateless" else None)
 
 
-async def test_a_list_shows_its_callers_tasks_and_goes_on(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        mine, other = on.talk("nhi:planner", "session"), on.talk("nhi:other", "session")
-        ids = [await on.create(talk) for talk in (mine, other, mine)]
-        on.server.made.append("nobodys")
-        for talk, shown in ((mine, [ids[0], ids[2]]), (other, [ids[1]]), (on.talk("anonymous", "session"), [])):
-            listed = (await talk.ask("tasks/list", {"cursor": "c"}))[1]["result"]
-            assert ([task["taskId"] for task in listed["tasks"]], listed["nextCursor"]) == (shown, "more")
+async def test_a_list_shows_its_callers_tasks_and_goes_on(on: Stage) -> None:
+    mine, other = on.talk("nhi:planner", "session"), on.talk("nhi:other", "session")
+    ids = [await on.create(talk) for talk in (mine, other, mine)]
+    on.server.made.append("nobodys")
+    for talk, shown in ((mine, [ids[0], ids[2]]), (other, [ids[1]]), (on.talk("anonymous", "session"), [])):
+        listed = (await talk.ask("tasks/list", {"cursor": "c"}))[1]["result"]
+        assert ([task["taskId"] for task in listed["tasks"]], listed["nextCursor"]) == (shown, "more")
 
 
 @pytest.mark.parametrize("method", ["tasks/list", "tasks/result"])
-async def test_the_stateless_era_has_no_such_method(method: str, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        assert (await on.talk("nhi:planner", "stateless").ask(method, {"taskId": "t"}))[1]["error"]["code"] == -32601
+async def test_the_stateless_era_has_no_such_method(method: str, on: Stage) -> None:
+    assert (await on.talk("nhi:planner", "stateless").ask(method, {"taskId": "t"}))[1]["error"]["code"] == -32601
 
 
 # --- who may create ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_anonymous_caller_creates_no_task(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        talk = on.talk("anonymous", "session")
-        opened = (await talk.open())[1]["result"]
-        assert "tasks" not in opened["capabilities"]
-        answer = await talk.ask("tools/call", {"name": "search_code", "arguments": GOOD, "task": {}})
-        assert (answer[0], reason_of(answer)) == (401, "unauthenticated")
-        plain = await on.talk("anonymous", "stateless").call("search_code", GOOD)
-        assert plain[1]["result"]["content"], "a server that hears of no tasks answers as if there were none"
-        assert on.server.made == []
+async def test_an_anonymous_caller_creates_no_task(on: Stage) -> None:
+    talk = on.talk("anonymous", "session")
+    opened = (await talk.open())[1]["result"]
+    assert "tasks" not in opened["capabilities"]
+    answer = await talk.ask("tools/call", {"name": "search_code", "arguments": GOOD, "task": {}})
+    assert (answer[0], reason_of(answer)) == (401, "unauthenticated")
+    plain = await on.talk("anonymous", "stateless").call("search_code", GOOD)
+    assert plain[1]["result"]["content"], "a server that hears of no tasks answers as if there were none"
+    assert on.server.made == []
 
 
 async def test_a_server_that_creates_tasks_for_who_cannot_have_them_is_refused(tmp_path: Path) -> None:
@@ -233,29 +234,25 @@ async def _now(response: web.StreamResponse) -> web.StreamResponse:
     return response
 
 
-async def test_a_method_of_the_extension_is_for_who_declares_it(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        talk = on.talk("nhi:planner", "stateless")
-        task_id = await on.create(talk)
-        routing = {"Mcp-Method": "tasks/get", "Mcp-Name": task_id, "MCP-Protocol-Version": "2026-07-28", **talk.headers}
-        for asked in (task_id, "nobodys"):
-            routing["Mcp-Name"] = asked
-            status, body, _ = await on.running.post(stateless("tasks/get", {"taskId": asked}), headers=routing)
-            assert (status, body["error"]["code"]) == (400, -32021)
-            assert body["error"]["data"]["requiredCapabilities"] == {
-                "extensions": {"io.modelcontextprotocol/tasks": {}}
-            }
+async def test_a_method_of_the_extension_is_for_who_declares_it(on: Stage) -> None:
+    talk = on.talk("nhi:planner", "stateless")
+    task_id = await on.create(talk)
+    routing = {"Mcp-Method": "tasks/get", "Mcp-Name": task_id, "MCP-Protocol-Version": "2026-07-28", **talk.headers}
+    for asked in (task_id, "nobodys"):
+        routing["Mcp-Name"] = asked
+        status, body, _ = await on.running.post(stateless("tasks/get", {"taskId": asked}), headers=routing)
+        assert (status, body["error"]["code"]) == (400, -32021)
+        assert body["error"]["data"]["requiredCapabilities"] == {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
 @pytest.mark.parametrize("name", [None, "another", "TASK-1"])
-async def test_the_mirrored_name_must_be_the_tasks(name: str | None, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        talk = on.talk("nhi:planner", "stateless")
-        await on.create(talk)
-        message = {"taskId": "task-1"}
-        routing = {"Mcp-Name": name} if name else {"Mcp-Name": ""}
-        answer = await talk.ask("tasks/get", message, headers=routing)
-        assert (answer[0], answer[1]["error"]["code"]) == (400, -32020)
+async def test_the_mirrored_name_must_be_the_tasks(name: str | None, on: Stage) -> None:
+    talk = on.talk("nhi:planner", "stateless")
+    await on.create(talk)
+    message = {"taskId": "task-1"}
+    routing = {"Mcp-Name": name} if name else {"Mcp-Name": ""}
+    answer = await talk.ask("tasks/get", message, headers=routing)
+    assert (answer[0], answer[1]["error"]["code"]) == (400, -32020)
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -274,30 +271,29 @@ async def test_the_address_of_all_servers_has_no_tasks(era: Era, tmp_path: Path)
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_who_may_not_do_any_more_what_created_it_has_lost_it(era: Era, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", era)
-        task_id = await on.create(owner)
-        rules = on.running.folder / "policies" / "agent_to_tool.csv"
-        changes = {
-            "p, nhi:planner, tool:github/get_file, use, -, -, -, allow\n": "no-matching-rule",
-            RULES + "p, *, tool:github/search_code, tools/call, -, -, -, deny\n": "denied-by-rule",
-            RULES + f"p, *, nhi:github, {OPS[era][0]}, -, -, -, deny\n": "denied-by-rule",
-            RULES: "",
-        }
-        for text, reason in changes.items():
-            rules.write_text(text)
-            await on.running.app.reload("test")
-            on.server.seen.clear()
-            assert reason_of(await op(owner, OPS[era][0], task_id)) == reason
-            assert len(on.server.calls(OPS[era][0])) == (not reason)
-        links = on.running.ends()[-1]["links"]
-        assert [(link["action"], link["decision"]) for link in links] == [
-            (OPS[era][0], "allow"),
-            ("tools/call", "allow"),
-        ]
-        await on.running.app.disable("nhi:planner", reason="", until=None, by="test")
-        assert reason_of(await op(owner, OPS[era][0], task_id)) == "principal-disabled"
+async def test_who_may_not_do_any_more_what_created_it_has_lost_it(era: Era, on: Stage) -> None:
+    owner = on.talk("nhi:planner", era)
+    task_id = await on.create(owner)
+    rules = on.running.folder / "policies" / "agent_to_tool.csv"
+    changes = {
+        "p, nhi:planner, tool:github/get_file, use, -, -, -, allow\n": "no-matching-rule",
+        RULES + "p, *, tool:github/search_code, tools/call, -, -, -, deny\n": "denied-by-rule",
+        RULES + f"p, *, nhi:github, {OPS[era][0]}, -, -, -, deny\n": "denied-by-rule",
+        RULES: "",
+    }
+    for text, reason in changes.items():
+        rules.write_text(text)
+        await on.running.app.reload("test")
+        on.server.seen.clear()
+        assert reason_of(await op(owner, OPS[era][0], task_id)) == reason
+        assert len(on.server.calls(OPS[era][0])) == (not reason)
+    links = on.running.ends()[-1]["links"]
+    assert [(link["action"], link["decision"]) for link in links] == [
+        (OPS[era][0], "allow"),
+        ("tools/call", "allow"),
+    ]
+    await on.running.app.disable("nhi:planner", reason="", until=None, by="test")
+    assert reason_of(await op(owner, OPS[era][0], task_id)) == "principal-disabled"
 
 
 # --- lies -------------------------------------------------------------------------------------------------------------
@@ -320,20 +316,19 @@ async def test_an_id_that_is_taken_does_not_change_hands(era: Era, tmp_path: Pat
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("lie", ["another's", "unknown", "no string", "another case", "related"])
-async def test_an_answer_about_another_task_is_refused(lie: str, era: Era, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", era)
-        task_id = await on.create(owner)
-        others = await on.create(on.talk("nhi:other", era))
-        said = {
-            "another's": {"taskId": others},
-            "unknown": {"taskId": "nobodys"},
-            "no string": {"taskId": 1},
-            "another case": {"taskId": task_id, "taskID": others},
-            "related": {"taskId": task_id, "_meta": {RELATED_TASK: {"taskId": others}}},
-        }[lie]
-        on.server.script["tasks/get"] = lambda request, message: _now(result(message, {"secret": 1, **said}))
-        assert reason_of(await op(owner, "tasks/get", task_id)) == "response-refused"
+async def test_an_answer_about_another_task_is_refused(lie: str, era: Era, on: Stage) -> None:
+    owner = on.talk("nhi:planner", era)
+    task_id = await on.create(owner)
+    others = await on.create(on.talk("nhi:other", era))
+    said = {
+        "another's": {"taskId": others},
+        "unknown": {"taskId": "nobodys"},
+        "no string": {"taskId": 1},
+        "another case": {"taskId": task_id, "taskID": others},
+        "related": {"taskId": task_id, "_meta": {RELATED_TASK: {"taskId": others}}},
+    }[lie]
+    on.server.script["tasks/get"] = lambda request, message: _now(result(message, {"secret": 1, **said}))
+    assert reason_of(await op(owner, "tasks/get", task_id)) == "response-refused"
 
 
 ODD = {"empty": "", "long": "x" * 1025, "10 KB": "x" * 10_240}
@@ -364,20 +359,18 @@ async def test_an_odd_id_is_refused_or_works(case: str, era: Era, tmp_path: Path
 
 
 @pytest.mark.parametrize("task_id", [None, 1, True, ["t"], {"a": 1}])
-async def test_an_id_is_a_text(task_id: Any, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        answer = await on.talk("nhi:planner", "session").ask("tasks/get", {"taskId": task_id})
-        assert (answer[0], answer[1]["error"]["code"]) == (200, -32602)
+async def test_an_id_is_a_text(task_id: Any, on: Stage) -> None:
+    answer = await on.talk("nhi:planner", "session").ask("tasks/get", {"taskId": task_id})
+    assert (answer[0], answer[1]["error"]["code"]) == (200, -32602)
 
 
-async def test_a_caller_binds_nothing_to_anothers_task(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        others = await on.create(on.talk("nhi:other", "session"))
-        talk = on.talk("nhi:planner", "session")
-        related = {"_meta": {RELATED_TASK: {"taskId": others}}}
-        answer = await talk.ask("tools/call", {"name": "search_code", "arguments": GOOD, **related})
-        assert reason_of(answer) == "task-unknown"
-        assert len(on.server.calls()) == 1
+async def test_a_caller_binds_nothing_to_anothers_task(on: Stage) -> None:
+    others = await on.create(on.talk("nhi:other", "session"))
+    talk = on.talk("nhi:planner", "session")
+    related = {"_meta": {RELATED_TASK: {"taskId": others}}}
+    answer = await talk.ask("tools/call", {"name": "search_code", "arguments": GOOD, **related})
+    assert reason_of(answer) == "task-unknown"
+    assert len(on.server.calls()) == 1
 
 
 # --- what a task asks of its owner ------------------------------------------------------------------------------------
@@ -405,26 +398,25 @@ def status_of(task_id: str, method: str = "notifications/tasks/status") -> dict[
     return {"jsonrpc": "2.0", "method": method, "params": {"taskId": task_id, "status": "working"}}
 
 
-async def test_a_sessions_stream_tells_of_its_owners_tasks_only(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", "session")
-        mine, others = await on.create(owner), await on.create(on.talk("nhi:other", "session"))
-        url, headers = f"{on.running.url}/mcp/github", {**owner.headers, **owner.in_session}
-        async with hearing(on.running.http, url, headers) as ear:
-            await until(lambda: bool(on.server.emitter.open.get("upstream-1")))
-            progress = {"jsonrpc": "2.0", "method": "notifications/progress"}
-            for message in (
-                status_of(others),
-                status_of("nobodys"),
-                {"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {}},
-                {**progress, "params": {"progress": 1, "_meta": {RELATED_TASK: {"taskId": others}}}},
-                {**progress, "params": {"progress": 2, "_meta": {RELATED_TASK: {"taskId": mine}}}},
-                status_of(mine),
-            ):
-                await on.server.emitter.emit("upstream-1", event(message))
-            heard = [await ear.message() for _ in range(2)]
-            assert [message["method"] for message in heard] == ["notifications/progress", "notifications/tasks/status"]
-            assert heard[1]["params"]["taskId"] == mine
+async def test_a_sessions_stream_tells_of_its_owners_tasks_only(on: Stage) -> None:
+    owner = on.talk("nhi:planner", "session")
+    mine, others = await on.create(owner), await on.create(on.talk("nhi:other", "session"))
+    url, headers = f"{on.running.url}/mcp/github", {**owner.headers, **owner.in_session}
+    async with hearing(on.running.http, url, headers) as ear:
+        await until(lambda: bool(on.server.emitter.open.get("upstream-1")))
+        progress = {"jsonrpc": "2.0", "method": "notifications/progress"}
+        for message in (
+            status_of(others),
+            status_of("nobodys"),
+            {"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {}},
+            {**progress, "params": {"progress": 1, "_meta": {RELATED_TASK: {"taskId": others}}}},
+            {**progress, "params": {"progress": 2, "_meta": {RELATED_TASK: {"taskId": mine}}}},
+            status_of(mine),
+        ):
+            await on.server.emitter.emit("upstream-1", event(message))
+        heard = [await ear.message() for _ in range(2)]
+        assert [message["method"] for message in heard] == ["notifications/progress", "notifications/tasks/status"]
+        assert heard[1]["params"]["taskId"] == mine
 
 
 class Listened:
@@ -450,40 +442,38 @@ def subscription(*task_ids: Any) -> dict[str, Any]:
     return message
 
 
-async def test_a_subscription_is_to_ones_own_tasks(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", "stateless")
-        mine, others = await on.create(owner), await on.create(on.talk("nhi:other", "stateless"))
-        routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS, **owner.headers}
-        on.server.script["subscriptions/listen"] = Listened(
-            [mine, others], status_of(others, "notifications/tasks"), status_of(mine, "notifications/tasks")
-        )
-        for refused in ((others,), (mine, others), ("nobodys",)):
-            answer = await on.running.post(subscription(*refused), headers=routing)
-            assert (answer[0], reason_of(answer)) == (404, "task-unknown")
-        too_many = await on.running.post(subscription(*map(str, range(101))), headers=routing)
-        assert (too_many[0], too_many[1]["error"]["code"]) == (400, -32602)
-        assert on.server.calls("subscriptions/listen") == []
-        async with hearing(on.running.http, f"{on.running.url}/mcp/github", routing, subscription(mine)) as ear:
-            acknowledged, status, end = await ear.rest()
-        assert acknowledged["params"]["notifications"] == {"taskIds": [mine]}
-        assert (status["method"], status["params"]["taskId"]) == ("notifications/tasks", mine)
-        assert end["result"] == {"resultType": "complete"}
+async def test_a_subscription_is_to_ones_own_tasks(on: Stage) -> None:
+    owner = on.talk("nhi:planner", "stateless")
+    mine, others = await on.create(owner), await on.create(on.talk("nhi:other", "stateless"))
+    routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS, **owner.headers}
+    on.server.script["subscriptions/listen"] = Listened(
+        [mine, others], status_of(others, "notifications/tasks"), status_of(mine, "notifications/tasks")
+    )
+    for refused in ((others,), (mine, others), ("nobodys",)):
+        answer = await on.running.post(subscription(*refused), headers=routing)
+        assert (answer[0], reason_of(answer)) == (404, "task-unknown")
+    too_many = await on.running.post(subscription(*map(str, range(101))), headers=routing)
+    assert (too_many[0], too_many[1]["error"]["code"]) == (400, -32602)
+    assert on.server.calls("subscriptions/listen") == []
+    async with hearing(on.running.http, f"{on.running.url}/mcp/github", routing, subscription(mine)) as ear:
+        acknowledged, status, end = await ear.rest()
+    assert acknowledged["params"]["notifications"] == {"taskIds": [mine]}
+    assert (status["method"], status["params"]["taskId"]) == ("notifications/tasks", mine)
+    assert end["result"] == {"resultType": "complete"}
 
 
-async def test_what_a_notified_task_asks_needs_a_row_as_well(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", "stateless")
-        mine = await on.create(owner)
-        routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS, **owner.headers}
-        asks = status_of(mine, "notifications/tasks")
-        asks["params"]["inputRequests"] = {"a": {"method": "sampling/createMessage"}}
-        on.server.script["subscriptions/listen"] = Listened([mine], asks)
-        async with hearing(on.running.http, f"{on.running.url}/mcp/github", routing, subscription(mine)) as ear:
-            assert [message.get("method", "end") for message in await ear.rest()] == [
-                "notifications/subscriptions/acknowledged",
-                "end",
-            ]
+async def test_what_a_notified_task_asks_needs_a_row_as_well(on: Stage) -> None:
+    owner = on.talk("nhi:planner", "stateless")
+    mine = await on.create(owner)
+    routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS, **owner.headers}
+    asks = status_of(mine, "notifications/tasks")
+    asks["params"]["inputRequests"] = {"a": {"method": "sampling/createMessage"}}
+    on.server.script["subscriptions/listen"] = Listened([mine], asks)
+    async with hearing(on.running.http, f"{on.running.url}/mcp/github", routing, subscription(mine)) as ear:
+        assert [message.get("method", "end") for message in await ear.rest()] == [
+            "notifications/subscriptions/acknowledged",
+            "end",
+        ]
 
 
 # --- tasks that a server asks of its client ---------------------------------------------------------------------------
@@ -510,23 +500,22 @@ async def test_a_client_is_never_asked_for_a_task_of_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_without_the_store_nobody_has_a_task_and_other_calls_go_on(era: Era, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        owner = on.talk("nhi:planner", era)
-        task_id = await on.create(owner)
-        await on.running.app.shared.records.close()  # its thread is gone, as with a disk that hangs
-        wish = {"task": {}} if era == "session" else {}
-        for answer in (
-            await op(owner, "tasks/get", task_id),
-            await owner.ask("tools/call", {"name": "search_code", "arguments": GOOD, **wish}),
-        ):
-            assert (answer[0], reason_of(answer)) == (503 if era == "stateless" else 200, "store-unavailable")
-        if era == "session":
-            assert len(on.server.calls()) == 1, "what could not be owned is not asked for"
-        owner.tasks = False
-        assert reason_of(await owner.call("search_code", GOOD)) == ""
-        ready, why = on.running.app.readiness()
-        assert ready and why["reasons"] == {"task-store-out": 1}
+async def test_without_the_store_nobody_has_a_task_and_other_calls_go_on(era: Era, on: Stage) -> None:
+    owner = on.talk("nhi:planner", era)
+    task_id = await on.create(owner)
+    await on.running.app.shared.records.close()  # its thread is gone, as with a disk that hangs
+    wish = {"task": {}} if era == "session" else {}
+    for answer in (
+        await op(owner, "tasks/get", task_id),
+        await owner.ask("tools/call", {"name": "search_code", "arguments": GOOD, **wish}),
+    ):
+        assert (answer[0], reason_of(answer)) == (503 if era == "stateless" else 200, "store-unavailable")
+    if era == "session":
+        assert len(on.server.calls()) == 1, "what could not be owned is not asked for"
+    owner.tasks = False
+    assert reason_of(await owner.call("search_code", GOOD)) == ""
+    ready, why = on.running.app.readiness()
+    assert ready and why["reasons"] == {"task-store-out": 1}
 
 
 async def test_a_memory_store_may_be_asked_for(tmp_path: Path) -> None:
@@ -563,13 +552,12 @@ async def test_an_owner_is_known_after_a_kill_and_so_is_everybody_else(tmp_path:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_the_record_of_a_call_names_its_task(era: Era, tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        talk = on.talk("nhi:planner", era)
-        task_id = await on.create(talk)
-        await op(talk, "tasks/get", task_id)
-        await op(talk, "tasks/get", "nobodys")
-        told = {(record["event"], record["action"]): record["task_id"] for record in on.running.records()}
-        assert told["decision", "tools/call"] is None and told["outcome", "tools/call"] == task_id
-        assert told["decision", "tasks/get"] == told["outcome", "tasks/get"] == task_id
-        assert told["refusal", "tasks/get"] is None
+async def test_the_record_of_a_call_names_its_task(era: Era, on: Stage) -> None:
+    talk = on.talk("nhi:planner", era)
+    task_id = await on.create(talk)
+    await op(talk, "tasks/get", task_id)
+    await op(talk, "tasks/get", "nobodys")
+    told = {(record["event"], record["action"]): record["task_id"] for record in on.running.records()}
+    assert told["decision", "tools/call"] is None and told["outcome", "tools/call"] == task_id
+    assert told["decision", "tasks/get"] == told["outcome", "tasks/get"] == task_id
+    assert told["refusal", "tasks/get"] is None

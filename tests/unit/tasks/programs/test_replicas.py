@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Reason
 from sidecar.limits import open_store
 from sidecar.limits.topology import PREFIX
 from sidecar.settings.store import StoreSettings
@@ -25,6 +25,7 @@ from sidecar.tasks.programs.run_record import RUNS, Category, Execution, Failure
 from sidecar.tasks.programs.write_leases import KEY, STOOD_STILL
 from sidecar.upstreams.processes import Exit
 from tests.flow.world import PATIENCE_S
+from tests.refusals import refused
 from tests.unit.tasks.programs.staging import (
     ALICE,
     BOB,
@@ -255,9 +256,8 @@ async def test_another_replicas_run_is_seen_followed_and_cancelled_there(valkey:
         assert (run.status, work.there) == (RunStatus.CANCELLED, set())
         told = [event for event in await following if event]
         assert [one["task"]["status"]["state"] for one in told] == ["TASK_STATE_WORKING", "TASK_STATE_CANCELED"]
-        with pytest.raises(Refusal) as late:
+        with refused(Reason.NOT_CANCELABLE):
             await there.executions.cancel(execution_id, "again")
-        assert late.value.reason is Reason.NOT_CANCELABLE
 
 
 async def test_a_run_that_waits_for_its_caller_goes_on_at_another_replica(valkey: Valkey) -> None:
@@ -392,9 +392,8 @@ async def test_a_store_that_is_out_ends_no_run_and_hears_its_end_when_it_is_back
             told = await following
             assert told[-1] is not None
             assert told[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
-            with pytest.raises(Refusal) as out:
+            with refused(Reason.STORE_UNAVAILABLE):
                 await stage.begin()
-            assert out.value.reason is Reason.STORE_UNAVAILABLE
             with pytest.raises(RecordStoreOut):
                 await stage.store.get(execution_id)
         assert (await stage.over(execution_id)).status is RunStatus.SUCCESS
@@ -411,9 +410,8 @@ class Unheard(MemoryRecordStore[Execution]):
 async def test_what_was_refused_for_a_store_that_kept_it_all_the_same_never_runs() -> None:
     work = Working()
     async with running(staged(work, store=Unheard())) as stage:
-        with pytest.raises(Refusal) as out:
+        with refused(Reason.STORE_UNAVAILABLE):
             await stage.begin()
-        assert out.value.reason is Reason.STORE_UNAVAILABLE
         (kept,), _ = await stage.executions.page(None, ("writer",), None, 10, 0)
         run = await stage.over(kept.id)
         assert run.failure is not None

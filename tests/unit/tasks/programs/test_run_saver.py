@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -44,6 +45,12 @@ class Watched:
         return found
 
 
+@pytest.fixture
+async def one() -> AsyncIterator[Watched]:
+    async with Watched() as made:
+        yield made
+
+
 class Out(MemoryRecordStore[Execution]):
     """One that cannot be written."""
 
@@ -62,30 +69,28 @@ async def settled(saving: RunSaver) -> None:
         await saving.settle()
 
 
-async def test_what_it_says_waits_and_each_state_does_not() -> None:
-    async with Watched() as one:
-        one.saving.spoke()
-        await settled(one.saving)
-        one.record = one.record._replace(output="more")
-        one.saving.spoke()
-        await asyncio.sleep(0.02)
-        assert (await one.kept()).output == ""
-        one.record = one.record.moved(RunState.STARTING, 1.0)
-        one.saving.moved()
-        await settled(one.saving)
-        assert ((await one.kept()).output, (await one.kept()).state) == ("more", RunState.STARTING)
+async def test_what_it_says_waits_and_each_state_does_not(one: Watched) -> None:
+    one.saving.spoke()
+    await settled(one.saving)
+    one.record = one.record._replace(output="more")
+    one.saving.spoke()
+    await asyncio.sleep(0.02)
+    assert (await one.kept()).output == ""
+    one.record = one.record.moved(RunState.STARTING, 1.0)
+    one.saving.moved()
+    await settled(one.saving)
+    assert ((await one.kept()).output, (await one.kept()).state) == ("more", RunState.STARTING)
 
 
-async def test_a_reply_that_got_lost_is_no_fault_and_who_asks_to_give_it_up_is_heard() -> None:
-    async with Watched() as one:
-        revision = one.record.revision
-        await one.store.replace(one.record._replace(revision=revision + 1))  # it was ours, and we did not hear of it
-        one.saving.moved()
-        await settled(one.saving)
-        await one.store.replace((await one.kept())._replace(revision=revision + 3, cancel_requested=True))
-        one.saving.moved()
-        await settled(one.saving)
-        assert (one.asked, one.lost, (await one.kept()).revision) == (1, [], revision + 4)
+async def test_a_reply_that_got_lost_is_no_fault_and_who_asks_to_give_it_up_is_heard(one: Watched) -> None:
+    revision = one.record.revision
+    await one.store.replace(one.record._replace(revision=revision + 1))  # it was ours, and we did not hear of it
+    one.saving.moved()
+    await settled(one.saving)
+    await one.store.replace((await one.kept())._replace(revision=revision + 3, cancel_requested=True))
+    one.saving.moved()
+    await settled(one.saving)
+    assert (one.asked, one.lost, (await one.kept()).revision) == (1, [], revision + 4)
 
 
 async def test_a_store_that_is_out_is_told_once_of_each_run_and_when_it_is_kept_again(
@@ -106,34 +111,29 @@ async def test_a_store_that_is_out_is_told_once_of_each_run_and_when_it_is_kept_
     assert said == [("a run cannot be kept right now", "1"), ("a run is kept again", "1")]
 
 
-async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again() -> None:
-    async with Watched() as one:
-        theirs = one.record.moved(RunState.FAILED, 5.0, "the sidecar stopped")._replace(
-            revision=one.record.revision + 1
-        )
-        await one.store.replace(theirs)
-        for _ in range(2):
-            one.saving.moved()
-            await settled(one.saving)
-        assert (one.lost, await one.kept()) == ([theirs], theirs)
+async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again(one: Watched) -> None:
+    theirs = one.record.moved(RunState.FAILED, 5.0, "the sidecar stopped")._replace(revision=one.record.revision + 1)
+    await one.store.replace(theirs)
+    for _ in range(2):
+        one.saving.moved()
+        await settled(one.saving)
+    assert (one.lost, await one.kept()) == ([theirs], theirs)
 
 
-async def test_what_the_store_forgot_is_kept_anew_and_goes_on() -> None:
-    async with Watched() as one:
-        one.store = one.held.store = MemoryRecordStore[Execution]()
-        for state in (RunState.STARTING, RunState.RUNNING):
-            one.record = one.record.moved(state, 1.0)
-            one.saving.moved()
-            await settled(one.saving)
-            assert (one.lost, (await one.kept()).state) == ([], state)
+async def test_what_the_store_forgot_is_kept_anew_and_goes_on(one: Watched) -> None:
+    one.store = one.held.store = MemoryRecordStore[Execution]()
+    for state in (RunState.STARTING, RunState.RUNNING):
+        one.record = one.record.moved(state, 1.0)
+        one.saving.moved()
+        await settled(one.saving)
+        assert (one.lost, (await one.kept()).state) == ([], state)
 
 
 @pytest.mark.parametrize("why", ["others may have ended it", "there is no room"])
-async def test_what_may_not_be_kept_anew_is_lost(why: str) -> None:
-    async with Watched() as one:
-        one.store = one.held.store = MemoryRecordStore[Execution]()
-        one.saving.doubted = why == "others may have ended it"
-        one.bounds = RecordBounds(total=0) if why == "there is no room" else RecordBounds()
-        one.saving.moved()
-        await settled(one.saving)
-        assert (one.lost, await one.store.get("1")) == ([None], None)
+async def test_what_may_not_be_kept_anew_is_lost(one: Watched, why: str) -> None:
+    one.store = one.held.store = MemoryRecordStore[Execution]()
+    one.saving.doubted = why == "others may have ended it"
+    one.bounds = RecordBounds(total=0) if why == "there is no room" else RecordBounds()
+    one.saving.moved()
+    await settled(one.saving)
+    assert (one.lost, await one.store.get("1")) == ([None], None)

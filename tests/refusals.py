@@ -1,0 +1,17 @@
+"""What is refused, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+
+
+@contextmanager
+def refused(reason: Reason, match: str = "") -> Iterator[None]:
+    with pytest.raises(Refusal, match=match) as found:
+        yield
+    assert found.value.reason is reason
