@@ -11,7 +11,7 @@ from sidecar.errors import Reason, Refusal
 
 
 @contextmanager
-def refused(reason: Reason, match: str = "") -> Iterator[None]:
+def refused(reason: Reason, match: str | None = None) -> Iterator[None]:
     with pytest.raises(Refusal, match=match) as found:
         yield
     assert found.value.reason is reason

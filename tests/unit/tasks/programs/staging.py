@@ -40,6 +40,16 @@ def prompt(text: str = "say") -> Prompt:
     return Prompt(text, {}, {}, None, message)
 
 
+def saying(*events: Event) -> Script:
+    """A program of which that is heard, whatever it is told."""
+
+    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
+        for event in events:
+            yield event
+
+    return script
+
+
 async def says(order: ProgramOrder) -> AsyncGenerator[Event]:
     """It says what it is told and ends well."""
     yield Started(100)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -27,17 +28,25 @@ from tests.unit.tasks.programs.staging import (
     BOB,
     DONE,
     SORRY,
+    Script,
     Stage,
     Working,
     agent,
     failing,
     prompt,
     running,
+    saying,
     says,
     staged,
 )
 
 QUICK = {"max": 2, "backoff_s": 0.01}
+
+
+async def ran(script: Script, *, text: str = "say", **settings: Any) -> Execution:
+    """A run at its end."""
+    async with running(staged(script, **settings)) as stage:
+        return await stage.over(await stage.begin(text))
 
 
 def task_state(run: Execution) -> str:
@@ -56,8 +65,7 @@ def way(run: Execution) -> str:
 
 
 async def test_a_run_goes_from_its_order_to_its_end_and_the_store_has_it() -> None:
-    async with running(staged(says)) as stage:
-        run = await stage.over(await stage.begin("hello"))
+    run = await ran(says, text="hello")
     assert way(run) == "idle starting running completed cleanup idle"
     assert (run.status, run.exit_code, run.pid, run.output, run.output_bytes) == (RunStatus.SUCCESS, 0, 100, "hello", 5)
     assert (task_state(run), words(run)) == ("TASK_STATE_COMPLETED", "hello")
@@ -129,8 +137,7 @@ async def test_what_runs_and_what_waits_for_who_may_not_have_it_any_more_ends() 
 
 
 async def test_what_is_kept_of_prompt_and_answer_has_no_secrets_and_the_task_is_its_callers_own() -> None:
-    async with running(staged(says)) as stage:
-        run = await stage.over(await stage.begin("use password=hunter2 today"))
+    run = await ran(says, text="use password=hunter2 today")
     assert (run.input, run.output) == ("use password=[redacted] today",) * 2
     assert words(run) == "use password=hunter2 today"
 
@@ -142,17 +149,14 @@ async def test_of_a_long_output_the_record_keeps_the_end_and_the_task_all() -> N
             yield OutputChunk(f"{n:03}" + "ä" * 997)
         yield DONE
 
-    async with running(staged(script)) as stage:
-        run = await stage.over(await stage.begin())
+    run = await ran(script)
     assert (len(run.output), run.output_bytes) == (MAX_OUTPUT_CHARS, 100 * (3 + 2 * 997))
     assert words(run).endswith(run.output)
     assert len(words(run)) == 100_000
 
 
 async def test_a_program_that_never_begins_and_ends_well_has_run() -> None:
-    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
-        yield DONE
-
+    script = saying(DONE)
     async with running(staged(script)) as stage:
         assert way(await stage.over(await stage.begin())) == "idle starting running completed cleanup idle"
 
@@ -194,8 +198,7 @@ async def test_what_may_be_gone_the_next_time_is_tried_again_and_the_tries_befor
 
 
 async def test_after_the_last_try_it_has_failed() -> None:
-    async with running(staged(failing(9), retries=QUICK)) as stage:
-        run = await stage.over(await stage.begin())
+    run = await ran(failing(9), retries=QUICK)
     assert (run.status, run.retry_count, run.failure) == (RunStatus.FAILURE, 2, SORRY)
     assert task_state(run) == "TASK_STATE_FAILED"
 
@@ -208,20 +211,15 @@ async def test_what_will_be_the_same_the_next_time_is_not_tried_again(category: 
 
 async def test_its_last_words_are_its_callers_and_are_kept_without_secrets() -> None:
     said = Failure(Category.AGENT, "exit code 1: no such token=hunter2")
-    async with running(staged(failing(1, said))) as stage:
-        run = await stage.over(await stage.begin())
+    run = await ran(failing(1, said))
     assert run.task["status"]["message"]["parts"] == [{"text": said.message}]
     kept = "exit code 1: no such token=[redacted]"
     assert run.failure is not None and (run.failure.message, run.transitions[3].why) == (kept, kept)
 
 
 async def test_a_timeout_is_not_tried_again() -> None:
-    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
-        yield Started(1)
-        yield AttemptEnd(Exit(signal=9), Usage(), SORRY, timed_out=True)
-
-    async with running(staged(script, retries=QUICK)) as stage:
-        run = await stage.over(await stage.begin())
+    script = saying(Started(1), AttemptEnd(Exit(signal=9), Usage(), SORRY, timed_out=True))
+    run = await ran(script, retries=QUICK)
     assert (way(run), run.status) == ("idle starting running timeout cleanup idle", RunStatus.TIMEOUT)
     assert task_state(run) == "TASK_STATE_FAILED"
 
@@ -229,8 +227,7 @@ async def test_a_timeout_is_not_tried_again() -> None:
 @pytest.mark.parametrize("again", [False, True])
 async def test_what_writes_is_tried_again_only_where_its_definition_says_so(again: bool) -> None:
     retries = {**QUICK, "retry_read_write": again}
-    async with running(staged(failing(1), access_type="read-write", retries=retries)) as stage:
-        run = await stage.over(await stage.begin())
+    run = await ran(failing(1), access_type="read-write", retries=retries)
     assert run.status is (RunStatus.SUCCESS if again else RunStatus.FAILURE)
 
 
@@ -343,8 +340,7 @@ async def test_two_who_cancel_hear_the_same() -> None:
 async def test_a_program_that_does_not_end_at_its_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.tasks.programs.run_lifecycle.OVERTIME_S", 0.01)
     work = Working()
-    async with running(staged(work, timeout=0.02)) as stage:
-        run = await stage.over(await stage.begin())
+    run = await ran(work, timeout=0.02)
     assert (run.status, run.failure) == (RunStatus.TIMEOUT, Failure(Category.AGENT, "it did not end within 0.02 s"))
     assert not work.there
 
