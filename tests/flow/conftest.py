@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
+from tests.flow.forks import bin_in
 from tests.flow.guests import gateway, gone
 from tests.flow.streams import Emitter
 from tests.flow.world import Upstream, World, world
@@ -25,3 +27,10 @@ async def house(tmp_path: Path) -> AsyncIterator[World]:
     upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
     async with gateway(tmp_path, upstream=upstream) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for PATH whose `sidecar` starts at once."""
+    with bin_in(tmp_path_factory.mktemp("forks")) as folder:
+        yield folder

@@ -44,14 +44,14 @@ def script_of(blocks: list[Block]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def run(script: str, folder: Path) -> tuple[int, str]:
+def run(script: str, folder: Path, commands: Path) -> tuple[int, str]:
     """The exit code and all that was printed, with the pages' own ports in it."""
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     home = folder / "home"
     home.mkdir()
     output = folder / "output"
     here = {name: os.environ[name] for name in ("TMPDIR", "LANG") if name in os.environ}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     with output.open("wb") as printed:
         process = subprocess.Popen(
             ["bash", "-c", _PORT.sub(lambda found: ports[found[0]], script)],
@@ -112,9 +112,9 @@ def check_claims(blocks: list[Block], text: str, name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path) -> None:
+def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path, commands: Path) -> None:
     blocks = list(blocks_of((ROOT / name).read_text("utf-8")))
-    code, text = run(script_of(blocks), tmp_path)
+    code, text = run(script_of(blocks), tmp_path, commands)
     assert code == 0, f"{name} ended with {code}:\n{text}"
     check_claims(blocks, text, name)
 
@@ -147,6 +147,8 @@ def test_a_claimed_line_is_found_only_where_it_was_printed(printed: str, claimed
     ("text", "good"),
     [("```sh\nfalse\n```\n", False), ("```sh exit=3\ntrue\n```\n", False), ("```sh\ntrue\n```\n", True)],
 )
-def test_a_block_that_does_not_end_as_it_says_fails_the_page(text: str, good: bool, tmp_path: Path) -> None:
-    code, _ = run(script_of(list(blocks_of(text))), tmp_path)
+def test_a_block_that_does_not_end_as_it_says_fails_the_page(
+    text: str, good: bool, tmp_path: Path, commands: Path
+) -> None:
+    code, _ = run(script_of(list(blocks_of(text))), tmp_path, commands)
     assert (code == 0) is good

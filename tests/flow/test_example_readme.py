@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ AUTHOR = ("-c", "user.name=you", "-c", "user.email=you@acme.example")
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_the_readme_of_an_example_does_what_it_says(readme: Path, tmp_path: Path) -> None:
+def test_the_readme_of_an_example_does_what_it_says(readme: Path, tmp_path: Path, commands: Path) -> None:
     blocks = list(blocks_of(readme.read_text("utf-8")))
     # `run` moves each second port to a free one.
     moved = " ".join(f"-e 's/{port[:-1]}[{port[-1]}]/{port}/'" for port in PORTS)
@@ -37,7 +36,7 @@ def test_the_readme_of_an_example_does_what_it_says(readme: Path, tmp_path: Path
         f"find . -maxdepth 1 -name '*.*' -type f -exec sed -i {moved} {{}} +\n"
         f"export PYTHONPATH='{ROOT}'\n"
     )
-    code, text = run(copied + script_of(blocks), tmp_path)
+    code, text = run(copied + script_of(blocks), tmp_path, commands)
     assert code == 0, f"ended with {code}:\n{text}"
     check_claims(blocks, text, readme.relative_to(ROOT).as_posix())
 
@@ -52,7 +51,9 @@ def test_what_the_readme_of_an_example_links_to_is_there(readme: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "codes"), [(True, [0, 0, 6]), (False, [0, 0, 0])], ids=["the pull request", "nothing changed"]
 )
-def test_the_workflow_stops_what_is_wider_and_nothing_else(changed: bool, codes: list[int], tmp_path: Path) -> None:
+def test_the_workflow_stops_what_is_wider_and_nothing_else(
+    changed: bool, codes: list[int], tmp_path: Path, commands: Path
+) -> None:
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     for words in (
         ("init", "-q", "-b", "main"),
@@ -67,6 +68,7 @@ def test_the_workflow_stops_what_is_wider_and_nothing_else(changed: bool, codes:
     (job,) = workflow["jobs"].values()
     assert job["defaults"] == {"run": {"shell": "bash"}}, "without pipefail a pipe hides what the diff says"
     env = {name: value.replace("${{ github.base_ref }}", "main") for name, value in job["env"].items()}
+    env["PATH"] = f"{commands}:{os.environ['PATH']}"
     steps = [step["run"] for step in job["steps"] if "run" in step and not step["run"].startswith(ELSEWHERE)]
     ended = [bash(step, tmp_path, env) for step in steps]
     assert [step.returncode for step in ended] == codes, "\n".join(step.stdout for step in ended)
@@ -84,11 +86,10 @@ def handed_out() -> Any:
 
 def bash(step: str, folder: Path, env: dict[str, str], *, good: bool = False) -> subprocess.CompletedProcess[str]:
     """Run one step as GitHub runs `shell: bash`."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step],
         cwd=folder,
-        env={**env, "PATH": path, "HOME": str(folder)},
+        env={"PATH": os.environ["PATH"], **env, "HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=60,

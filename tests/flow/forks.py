@@ -1,0 +1,165 @@
+"""Starts `sidecar` and `python -m sidecar...` without importing it again: a process that has imported it forks.
+
+A page of the documentation starts many commands, and importing is most of what each of them does. `bin_in` makes a
+folder for PATH: its `sidecar` and `python` hand their arguments, folder, environment and standard streams to a process
+of this module, which forks, and pass on signals and the exit code. What runs is the real command in a process of its
+own.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidecar.cli import main
+
+PRELOADED = ("sidecar.app.application", "mcp.server", "a2a.server.request_handlers", "uvicorn", "mcp", "a2a.client")
+CLIENT = """\
+#!{python} -SE
+import _socket, os, signal, sys
+name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+if name == "python" and not (words[:1] == ["-m"] and words[1].startswith("sidecar")):
+    os.execv({python!r}, [{python!r}, *words])
+line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+line.connect({path!r})
+order = repr((name, words, os.getcwd(), dict(os.environ))).encode()
+fds = b"".join(fd.to_bytes(4, sys.byteorder) for fd in range(3))
+line.sendmsg([len(order).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)])
+while order:
+    order = order[line.send(order):]
+pid = int.from_bytes(line.recv(4), "big")
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int.from_bytes(line.recv(4) or b"\\0\\0\\0\\1", "big", signed=True)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+@contextmanager
+def bin_in(folder: Path) -> Iterator[Path]:
+    """A folder for PATH, and the process that forks."""
+    path = folder / "forks.sock"
+    for name in ("sidecar", "python"):
+        client = folder / "bin" / name
+        client.parent.mkdir(exist_ok=True)
+        client.write_text(CLIENT.format(python=sys.executable, path=str(path)))
+        client.chmod(0o755)
+    words = [sys.executable, "-m", "tests.flow.forks", str(path)]
+    # It ends when its standard input does.
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield folder / "bin"
+
+
+def serve(path: str) -> None:
+    """Fork for each connection, until standard input ends."""
+    for module in PRELOADED:
+        import_module(module)
+    load(main, click.Context(main))
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as waiting:
+        listener.bind(path)
+        listener.listen(16)
+        waiting.register(0, selectors.EVENT_READ, "stop")
+        waiting.register(listener, selectors.EVENT_READ, "new")
+        print("ready", flush=True)
+        while True:
+            for key, _ in waiting.select():
+                match key.data:
+                    case "stop":
+                        return
+                    case "new":
+                        begin(listener.accept()[0], waiting)
+                    case pid, line, pidfd:
+                        end(pid, line, pidfd, waiting)
+
+
+def load(group: click.Group, context: click.Context) -> None:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            load(command, context)
+
+
+def begin(line: socket.socket, waiting: selectors.BaseSelector) -> None:
+    size, fds, _, _ = socket.recv_fds(line, 4, 3)
+    order = b""
+    while len(order) < int.from_bytes(size, "big"):
+        order += line.recv(65536)
+    pid = os.fork()
+    if not pid:
+        run(fds, *ast.literal_eval(order.decode()))
+    for fd in fds:
+        os.close(fd)
+    line.sendall(pid.to_bytes(4, "big"))
+    pidfd = os.pidfd_open(pid)
+    for one in (line, pidfd):
+        waiting.register(one, selectors.EVENT_READ, (pid, line, pidfd))
+
+
+def end(pid: int, line: socket.socket, pidfd: int, waiting: selectors.BaseSelector) -> None:
+    """The child has ended, or its client has, which then takes it along."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    with line:
+        try:
+            line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+        except OSError:
+            pass
+        waiting.unregister(line)
+    waiting.unregister(pidfd)
+    os.close(pidfd)
+
+
+def run(fds: list[int], name: str, words: list[str], folder: str, environ: dict[str, str]) -> None:
+    """The child: becomes the command, and never returns."""
+    code: Any = 1
+    try:
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+        os.closerange(3, 256)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environ)
+        sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+        if name == "sidecar":
+            sys.argv = [name, *words]
+            if words[:1] == ["demo"]:  # its server and its agent start at once, too
+                sys.executable = f"{environ['PATH'].partition(':')[0]}/python"
+            main(prog_name=name)
+        else:
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            pass
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
