@@ -87,7 +87,7 @@ async def test_why_one_cannot_be_started_is_told_whoever_checks_it(folder: Path)
     settings = folder / "sidecar.yaml"
     settings.write_text(settings.read_text().replace("executable: sleep", f"executable: {program}"))
     lines = (await look(folder, "sleeps")).stdout.splitlines()
-    why = f"  why           {program} is no program: has it a first line that names its interpreter?"
+    why = f"  why           {program} cannot be executed: its first line must name its interpreter"
     assert lines[0] == "sleeps  not well" and why in lines
     assert not any(line.startswith("  ended") for line in lines), "it never began"
 

@@ -151,7 +151,7 @@ TROUBLES = [
     ("crash", "its program ended: signal 11 (SIGSEGV)"),
     ("partial_line", "its program ended: exit code 0"),
     ("close_output", "its program ended: it closed its output"),
-    ("flood_noise", "what it writes is not JSON-RPC"),
+    ("flood_noise", "its output is not JSON-RPC"),
     ("flood_line", "it sent a line beyond the size bound"),
 ]
 

@@ -205,7 +205,7 @@ def _cursor_in(result: Mapping[str, Any]) -> str | None:
     if cursor is None or cursor == "":
         return None
     if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_CHARS:
-        raise refused("its cursor is no string, or too long")
+        raise refused("its cursor is not a string, or is too long")
     return cursor
 
 

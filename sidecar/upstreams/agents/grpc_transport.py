@@ -221,7 +221,7 @@ def _given_up() -> BaseException:
 
 def _unsendable() -> Refusal:
     """The refusal of a call that grpc rejects: the connection is closed, or a header is invalid."""
-    return Refusal(Reason.UPSTREAM_FAILED, "it cannot be called")
+    return Refusal(Reason.UPSTREAM_FAILED, "the call cannot be sent over gRPC")
 
 
 def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:

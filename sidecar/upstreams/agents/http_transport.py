@@ -84,7 +84,7 @@ class HttpAgent(ABC):
             answer = await self._whole(sent)
         if isinstance(answer, AgentError):
             return answer
-        raise _refused("it answers whole where a stream was asked for")
+        raise _refused("it answered in one body where a stream was requested")
 
     async def _send(
         self, verb: str, path: str, body: bytes | None, outgoing: OutgoingOperation, version: Version, media_type: str
@@ -260,14 +260,14 @@ def _rpc_event(number: int, said: Any) -> Any | AgentError:
     if isinstance(said, dict) and said.get("result") is not None and said.get("error", said) is None:
         said = {name: value for name, value in said.items() if name != "error"}  # some libraries write both
     if not isinstance(said, dict) or ("result" in said and "error" in said):
-        raise _refused("its answer is no JSON-RPC response")
+        raise _refused("its answer is not a JSON-RPC response")
     if said.get("id") is not None and str(said["id"]) != str(number):
-        raise _refused("its answer is to another request")
+        raise _refused("its answer has the id of another request")
     if "error" not in said:
         return said.get("result")  # the official 0.3 SDK omits a result that is null
     error = said["error"]
     if not isinstance(error, dict) or type(error.get("code")) is not int:  # a bool is one to isinstance
-        raise _refused("its error is no JSON-RPC error")
+        raise _refused("its error is not a JSON-RPC error")
     return AgentError(error["code"], _text(error.get("message")), tuple(_details(error.get("data"))))
 
 

@@ -24,7 +24,9 @@ Result = dict[str, Any]
 
 def unsaid(error: UnreadableMessage) -> Unsent:
     """The refusal of parameters that this agent's version cannot express; nothing was sent."""
-    return Unsent(Reason.MALFORMED_CALL, f"this agent cannot be told: {error}", code=INVALID_PARAMS)
+    return Unsent(
+        Reason.MALFORMED_CALL, f"the agent's version of A2A cannot express the request: {error}", code=INVALID_PARAMS
+    )
 
 
 def written(form: WireForm, outgoing: OutgoingOperation) -> Result:

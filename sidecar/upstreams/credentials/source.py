@@ -87,5 +87,5 @@ def bearer(token: str) -> Header:
 def token_of(caller: Caller) -> str:
     """The caller's own token. Raises Unsent(UNAUTHENTICATED)."""
     if not caller.token:
-        raise Unsent(Reason.UNAUTHENTICATED, "this server is called with an access token of the caller's own only")
+        raise Unsent(Reason.UNAUTHENTICATED, "this server accepts only an access token of the caller's own")
     return caller.token

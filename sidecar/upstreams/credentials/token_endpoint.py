@@ -137,7 +137,7 @@ def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
         raise _failed("its token endpoint gave a token that is no access token")
     life_s = _life_s(said.get("expires_in"))
     if life_s <= 0:
-        raise _failed("its token endpoint gave a token that is over")
+        raise _failed("its token endpoint gave a token that has expired")
     return GrantedToken(token, min(life_s, MAX_LIFE_S))
 
 

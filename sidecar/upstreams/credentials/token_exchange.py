@@ -100,4 +100,4 @@ def _key_of(caller: Caller | None) -> bytes:
 
 
 def _refuses_us(denied: DeniedError) -> Unsent:
-    return Unsent(Reason.UPSTREAM_FAILED, f"its token endpoint refuses us ({denied.code})")
+    return Unsent(Reason.UPSTREAM_FAILED, f"its token endpoint refuses the sidecar ({denied.code})")

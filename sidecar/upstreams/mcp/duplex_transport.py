@@ -375,7 +375,7 @@ class DuplexTransport:
     # --- from the server ----------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        failure, taken = Refusal(Reason.UPSTREAM_FAILED, "it hung up"), 0
+        failure, taken = Refusal(Reason.UPSTREAM_FAILED, "it closed the connection"), 0
         try:
             async with aclosing(self._wire.messages()) as messages:
                 async for raw in messages:
@@ -396,7 +396,7 @@ class DuplexTransport:
         if not isinstance(message, dict):
             self.noise += 1
             if self.noise > MAX_NOISE:
-                raise Refusal(Reason.RESPONSE_REFUSED, "what it writes is not JSON-RPC")
+                raise Refusal(Reason.RESPONSE_REFUSED, "its output is not JSON-RPC")
             return
         self.noise = 0
         if not isinstance(message.get("method"), str):

@@ -66,7 +66,7 @@ class SseWire(DuplexWire):
                 path = _path_of(event.data or "", self._address)
                 self._form = self._address.form("POST", path, [("Accept", JSON), ("Content-Type", JSON)])
                 return
-        raise Refusal(Reason.UPSTREAM_FAILED, "it hung up before it told its endpoint")
+        raise Refusal(Reason.UPSTREAM_FAILED, "it closed the stream before it sent its endpoint")
 
     async def send(self, message: bytes, caller: Caller | None) -> None:
         self._caller = caller or self._caller
@@ -76,7 +76,7 @@ class SseWire(DuplexWire):
         with await self._address.send(self._form, (), message, self._caller, self._timeout_s) as taken:
             await body_of(taken, MAX_ACKNOWLEDGEMENT_BYTES)
         if taken.status in (404, 410):  # the server lost the session, so its further messages are of no use
-            self._failure = Refusal(Reason.UPSTREAM_FAILED, "it forgot the session")
+            self._failure = Refusal(Reason.UPSTREAM_FAILED, "it no longer knows the session")
             self._stream.close()
         if not 200 <= taken.status < 300:
             raise refusal_of(taken)
@@ -104,7 +104,7 @@ class SseWire(DuplexWire):
                     if self._form is not None:
                         self._parser.max_event_bytes = self._max_message_bytes
                     elif heard > MAX_PROLOGUE_BYTES:
-                        raise Refusal(Reason.RESPONSE_REFUSED, "it says much, and not its endpoint")
+                        raise Refusal(Reason.RESPONSE_REFUSED, "it sent too much before its endpoint")
         except EgressError as failure:
             raise self._failure or refusal_from(failure) from failure
 
@@ -116,7 +116,7 @@ def _path_of(endpoint: str, address: HttpAddress) -> str:
             raise ValueError
         told = parse_origin(urljoin(address.url, endpoint))
     except ValueError:
-        raise Refusal(Reason.RESPONSE_REFUSED, "its endpoint is no address") from None
+        raise Refusal(Reason.RESPONSE_REFUSED, "its endpoint is not a valid address") from None
     if (told.scheme, told.host, told.port) != (address.origin.scheme, address.origin.host, address.origin.port):
         raise Refusal(Reason.RESPONSE_REFUSED, "its endpoint is at another origin")
     return told.path
@@ -158,7 +158,7 @@ class SseUpstream(LineTransport):
             async with asyncio.timeout(self.timeout_s):
                 return await self._streaming(caller)
         except TimeoutError:
-            raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not tell its endpoint in time") from None
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not send its endpoint in time") from None
 
     async def _streaming(self, caller: Caller | None) -> SseWire:
         form = self._address.form("GET", self._address.origin.path, [("Accept", EVENT_STREAM)])

@@ -182,7 +182,7 @@ class LineTransport(McpTransport):
             async with asyncio.timeout(deadline_s):
                 return await opening
         except TimeoutError:
-            raise Refusal(Reason.UPSTREAM_TIMEOUT, "it was not there in time") from None
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "it was not started or connected in time") from None
 
     def _opened(self, key: str, task: asyncio.Task[DuplexTransport]) -> None:
         self._opening.pop(key, None)
@@ -209,7 +209,7 @@ class LineTransport(McpTransport):
     def _make_room(self, owner: str) -> None:
         """Raises Refusal(TOO_MANY_CONCURRENT) if no room can be made without closing a line in use."""
         if self._closed:
-            raise Refusal(Reason.UPSTREAM_FAILED, "it is being taken away")
+            raise Refusal(Reason.UPSTREAM_FAILED, "it is being removed from the configuration")
         if owner == "":
             return  # the sidecar's few: without them no call is possible
         idle = [line for line in self._lines if not line.busy]

@@ -195,7 +195,7 @@ class OwnConversation:
     async def changes(self) -> AsyncIterator[None]:
         """One item for each announced change of the list, while the stream lasts. Raises Refusal."""
         if not self.version:
-            raise _failed("there is no conversation to listen in")
+            raise _failed("no conversation with it has begun")
         with await self._subscribe() as answer:
             if answer.status != 200 or answer.media_type != EVENT_STREAM:
                 raise _failed("it offers no stream")
@@ -251,7 +251,7 @@ class OwnConversation:
             raise refusal_of(reply)
         version = reply.result.get("protocolVersion")
         if version not in SESSION_VERSIONS:
-            raise _failed("its revision is not known here")
+            raise _failed("it agreed on an unsupported revision")
         self.version, self._session_id = version, reply.headers.get(SESSION_ID)
         with await self._send(Notification("notifications/initialized", {}), within_s) as answer:
             if not 200 <= answer.status < 300:
@@ -274,9 +274,9 @@ class OwnConversation:
             if cursor is None or cursor == "":
                 return ToolListing(entries, min(ttls))
             if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_CHARS:
-                raise _failed("its cursor is no string, or too long")
+                raise _failed("its cursor is not a string, or is too long")
             if cursor in cursors or len(cursors) + 1 >= MAX_PAGES or len(entries) > MAX_TOOLS:
-                raise _failed(f"its list of {kind} is too long, or goes round in circles")
+                raise _failed(f"its list of {kind} is too long, or repeats a cursor")
             cursors.add(cursor)
             page = await self._call(_METHODS[kind], {"cursor": cursor})
 
@@ -373,7 +373,7 @@ def _line(word: str) -> str:
 def _entries(kind: str, result: Mapping[str, Any]) -> list[object]:
     entries = result.get(kind)
     if not isinstance(entries, list) or len(entries) > MAX_TOOLS:
-        raise _failed(f"its list of {kind} is no list, or too long")
+        raise _failed(f"its list of {kind} is not a list, or is too long")
     return entries
 
 

@@ -75,18 +75,18 @@ class ProgramWire(DuplexWire):
         """See `DuplexWire.send`. A program gets no credential of its caller."""
         stdin = self._process.stdin
         if stdin.is_closing():
-            raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more")
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program has closed its input")
         if stdin.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             raise Refusal(Reason.UPSTREAM_FAILED, "its program does not read what it is sent")
         stdin.write(message + b"\n")
         try:
             await stdin.drain()
         except OSError:
-            raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more") from None
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program has closed its input") from None
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
         """Each line that is not blank."""
-        how = "it was of no use"
+        how = "nothing reads its output any more"
         try:
             rest = bytearray()
             while chunk := await self._process.stdout.read(_READ_BYTES):

@@ -282,7 +282,7 @@ class Processes:
     async def _with_warden(self) -> socket.socket:
         """The line to the warden, started if needed."""
         if self._closed:
-            raise StartFailed("the sidecar is ending")
+            raise StartFailed("the sidecar is shutting down")
         if self._orders is not None and self._warden is not None and self._warden.returncode is None:
             return self._orders
         self._forget_warden()
@@ -401,9 +401,9 @@ def _pid_in(line: bytes) -> int:
         return int(answer["started"])
     number, where = answer.get("failed"), answer.get("where")
     if not isinstance(number, int):
-        raise StartFailed("its keeper went away")
+        raise StartFailed("the process that keeps it ended")
     if number == errno.ENOEXEC:
-        raise StartFailed(f"{where} is no program: has it a first line that names its interpreter?", number)
+        raise StartFailed(f"{where} cannot be executed: its first line must name its interpreter", number)
     if number == errno.ENOENT and isinstance(where, str) and (why := _interpreter_of(where)):
         raise StartFailed(f"{where}: {why}", number)
     raise StartFailed(f"{where or 'nothing can be started'}: {os.strerror(number)}", number)
@@ -421,11 +421,11 @@ def _interpreter_of(program: str) -> str:
     if first is None:
         return ""
     if not first.startswith(b"#!"):
-        return "it is there, and the loader that it names is not: was it built for another system?"
+        return "the loader that it names does not exist: it was built for another system"
     if first.endswith(b"\r\n"):
-        return "its first line ends with a carriage return: write it with line ends of Unix"
+        return "its first line ends with a carriage return: use Unix line ends"
     named = first.removeprefix(b"#!").strip().split(b" ")[0].decode("utf-8", "backslashreplace")
-    return f"its first line names {named}, which is not there"
+    return f"its first line names {named}, which does not exist"
 
 
 async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:

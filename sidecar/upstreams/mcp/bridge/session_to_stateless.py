@@ -118,7 +118,7 @@ class SessionToStateless:
         if response is None or answer.status != 200 or not speaks_stateless(response):
             if passes_on(refusal := refusal_of(answer)):
                 raise refusal
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it does not say what it is: {words_of(answer)}")
+            raise Refusal(Reason.UPSTREAM_FAILED, f"its answer to server/discover cannot be used: {words_of(answer)}")
         version = translation.agreed(params.get("protocolVersion"))
         result = translation.initialized(response.result, version, self._inner.name)
         now_s = asyncio.get_running_loop().time()

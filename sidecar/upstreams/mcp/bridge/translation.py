@@ -244,10 +244,10 @@ def questions_in(result: Mapping[str, Any]) -> dict[str, Any]:
     asked = result.get("inputRequests", {})
     messages.asked_of_client(result)
     if len(asked) > MAX_QUESTIONS:
-        raise Refusal(Reason.RESPONSE_REFUSED, "it asks too much at once")
+        raise Refusal(Reason.RESPONSE_REFUSED, "it sent too many input requests at once")
     state = result.get("requestState")
     if not (state is None or isinstance(state, str)) or (not asked and state is None):
-        raise Refusal(Reason.RESPONSE_REFUSED, "it requires input and does not say which")
+        raise Refusal(Reason.RESPONSE_REFUSED, "it requires input, but sent neither inputRequests nor requestState")
     return dict(asked)
 
 

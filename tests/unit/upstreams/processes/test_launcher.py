@@ -87,8 +87,8 @@ async def test_what_cannot_be_started_says_why(processes: Processes, program: Pr
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"no first line", "is no program: has it a first line that names its interpreter"),
-        (b"#! /usr/bin/nobody -u\nx\n", "text: its first line names /usr/bin/nobody, which is not there"),
+        (b"no first line", "cannot be executed: its first line must name its interpreter"),
+        (b"#! /usr/bin/nobody -u\nx\n", "text: its first line names /usr/bin/nobody, which does not exist"),
         (b"#!/bin/sh\r\necho\r\n", "text: its first line ends with a carriage return"),
     ],
 )
