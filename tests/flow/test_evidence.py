@@ -1,6 +1,6 @@
 """Is exactly what happened on record, and nothing that must not be?
 
-Four thousand requests of every kind against a real process, two hundred at once; then the clients' journal, the
+Fifteen hundred requests of every kind against a real process, two hundred at once; then the clients' journal, the
 upstream's journal, the audit, the metrics and the log are laid side by side.
 """
 
@@ -30,7 +30,7 @@ from tests.flow.process import Served, recompute, served
 from tests.flow.talk import decision_id_of
 from tests.flow.world import ACCEPT, SESSION, STATELESS, Upstream, listening, request, stateless
 
-REQUESTS, AT_ONCE = 4_000, 200
+REQUESTS, AT_ONCE = 1_500, 200
 RULES = """\
 p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow
 p, nhi:planner, tool:github/get_file, use, -, -, -, allow
@@ -514,7 +514,7 @@ async def test_every_kind_of_request_was_among_them(aftermath: Aftermath) -> Non
 
 
 async def test_every_answered_request_has_exactly_one_terminal_record(aftermath: Aftermath) -> None:
-    """BL-008: whatever became of it, four times the traffic of the report."""
+    """BL-008: whatever became of it, more traffic than in the report."""
     ends = Counter(record["run_id"] for record in aftermath.terminal())
     broken = ends.pop(None, 0)
     wrong = {run: ends[run] for run in aftermath.answered() if ends[run] != 1 and not unread(aftermath, run)}

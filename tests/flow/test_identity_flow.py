@@ -70,58 +70,37 @@ def token(running: World, subject: str, *actors: str, **more: Any) -> str:
 # --- chains ---------------------------------------------------------------------------------------------------------
 
 Headers = Callable[[World], dict[str, str]]
+
+
+def shows(*names: str, key: str = "", signer: Any = None, **more: Any) -> Headers:
+    """A token of a subject and its actors, and perhaps an API key beside it."""
+    beside, own = {"X-API-Key": key} if key else {}, {"key": signer} if signer else {}
+    return lambda w: bearer(token(w, *names, **more, **own)) | beside
+
+
+def of_apps(**claims: str) -> Headers:
+    return shows("alice", issuer=APPS, claims={**claims, "is": "user"})
+
+
+LENT = {"aud": "nhi:researcher"}
+NO_RULE = "no-matching-rule"
+ALICE, BOB, PLANNER, RESEARCHER = "user:alice", "user:bob", "nhi:planner", "nhi:researcher"
 # what is presented → the chain that it proves, and what policy says to search_code
 CHAINS: dict[str, tuple[Headers, list[str], str]] = {
-    "a user's token": (lambda w: bearer(token(w, "user:alice")), ["user:alice"], "no-matching-rule"),
-    "a workload's token": (lambda w: bearer(token(w, "nhi:planner")), ["nhi:planner"], ""),
-    "a workload's key": (lambda w: bearer(PLANNER_KEY), ["nhi:planner"], ""),
-    "a workload's key in its own header": (lambda w: {"X-API-Key": PLANNER_KEY}, ["nhi:planner"], ""),
-    "one actor": (lambda w: bearer(token(w, "user:alice", "nhi:planner")), ["user:alice", "nhi:planner"], ""),
-    "two actors, the outermost the newest": (
-        lambda w: bearer(token(w, "user:alice", "nhi:planner", "nhi:researcher")),
-        ["user:alice", "nhi:planner", "nhi:researcher"],
-        "",
-    ),
-    "a user who lends nothing": (
-        lambda w: bearer(token(w, "user:bob", "nhi:planner")),
-        ["user:bob", "nhi:planner"],
-        "no-matching-rule",
-    ),
-    "a link that may not lend": (
-        lambda w: bearer(token(w, "user:alice", "nhi:researcher")),
-        ["user:alice", "nhi:researcher"],
-        "no-matching-rule",
-    ),
-    "actors in the other order": (
-        lambda w: bearer(token(w, "user:alice", "nhi:researcher", "nhi:planner")),
-        ["user:alice", "nhi:researcher", "nhi:planner"],
-        "no-matching-rule",
-    ),
-    "a user's token with a workload's key": (
-        lambda w: bearer(token(w, "user:alice")) | {"X-API-Key": PLANNER_KEY},
-        ["user:alice", "nhi:planner"],
-        "",
-    ),
-    "the token's actor with its own key": (
-        lambda w: bearer(token(w, "user:alice", "nhi:planner")) | {"X-API-Key": PLANNER_KEY},
-        ["user:alice", "nhi:planner"],
-        "",
-    ),
-    "a token lent to who presents it": (
-        lambda w: bearer(token(w, "user:alice", "nhi:planner", aud="nhi:researcher")) | {"X-API-Key": RESEARCHER_KEY},
-        ["user:alice", "nhi:planner", "nhi:researcher"],
-        "",
-    ),
-    "a client of the table": (
-        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"azp": "planner-app", "is": "user"})),
-        ["user:apps/alice", "nhi:planner"],
-        "no-matching-rule",
-    ),
-    "a person's own program": (
-        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"azp": "vscode", "is": "user"})),
-        ["user:apps/alice"],
-        "no-matching-rule",
-    ),
+    "a user's token": (shows(ALICE), [ALICE], NO_RULE),
+    "a workload's token": (shows(PLANNER), [PLANNER], ""),
+    "a workload's key": (lambda w: bearer(PLANNER_KEY), [PLANNER], ""),
+    "a workload's key in its own header": (lambda w: {"X-API-Key": PLANNER_KEY}, [PLANNER], ""),
+    "one actor": (shows(ALICE, PLANNER), [ALICE, PLANNER], ""),
+    "two actors, the outermost the newest": (shows(ALICE, PLANNER, RESEARCHER), [ALICE, PLANNER, RESEARCHER], ""),
+    "a user who lends nothing": (shows(BOB, PLANNER), [BOB, PLANNER], NO_RULE),
+    "a link that may not lend": (shows(ALICE, RESEARCHER), [ALICE, RESEARCHER], NO_RULE),
+    "actors in the other order": (shows(ALICE, RESEARCHER, PLANNER), [ALICE, RESEARCHER, PLANNER], NO_RULE),
+    "a user's token with a workload's key": (shows(ALICE, key=PLANNER_KEY), [ALICE, PLANNER], ""),
+    "the token's actor with its own key": (shows(ALICE, PLANNER, key=PLANNER_KEY), [ALICE, PLANNER], ""),
+    "a token lent": (shows(ALICE, PLANNER, key=RESEARCHER_KEY, **LENT), [ALICE, PLANNER, RESEARCHER], ""),
+    "a client of the table": (of_apps(azp="planner-app"), ["user:apps/alice", PLANNER], NO_RULE),
+    "a person's own program": (of_apps(azp="vscode"), ["user:apps/alice"], NO_RULE),
 }
 
 
@@ -138,58 +117,37 @@ async def test_a_chain_is_what_was_proven_and_every_link_is_asked(name: str, tmp
         assert actions == ["delegate"] * (len(chain) - 1) + ["tools/call"]
 
 
-# what is forged → the reason
-FORGED: dict[str, tuple[Headers, str]] = {
-    "signed by somebody": (lambda w: bearer(token(w, "nhi:planner", key=Idp().key)), "bad-credential"),
-    "of an issuer that is not ours": (
-        lambda w: bearer(token(w, "nhi:planner", issuer="https://evil.example")),
-        "bad-credential",
-    ),
-    "for another server": (lambda w: bearer(token(w, "nhi:planner", aud=at(w, "jira"))), "bad-credential"),
-    "for the address as such": (lambda w: bearer(token(w, "nhi:planner", aud=w.url)), "bad-credential"),
-    "over": (lambda w: bearer(token(w, "nhi:planner", age_s=900)), "bad-credential"),
-    "not begun": (lambda w: bearer(token(w, "nhi:planner", age_s=-300)), "bad-credential"),
-    "an actor that is a user": (lambda w: bearer(token(w, "user:alice", "user:bob")), "bad-credential"),
-    "an actor twice": (lambda w: bearer(token(w, "user:alice", "nhi:planner", "nhi:planner")), "bad-credential"),
-    "an actor that is no object": (
-        lambda w: bearer(token(w, "user:alice", claims={"act": "nhi:planner"})),
-        "bad-credential",
-    ),
-    "a subject without a kind": (lambda w: bearer(token(w, "planner")), "bad-credential"),
-    "a role as subject": (lambda w: bearer(token(w, "role:admin")), "bad-credential"),
-    "a wildcard as subject": (lambda w: bearer(token(w, "nhi:*")), "bad-credential"),
-    "a name in another issuer's namespace": (lambda w: bearer(token(w, "user:apps/alice")), "bad-credential"),
-    "a token lent to somebody else": (
-        lambda w: bearer(token(w, "user:alice", "nhi:planner", aud="nhi:researcher")) | {"X-API-Key": PLANNER_KEY},
-        "bad-credential",
-    ),
-    "a token lent, without the key of who it is lent to": (
-        lambda w: bearer(token(w, "user:alice", "nhi:planner", aud="nhi:researcher")),
-        "bad-credential",
-    ),
-    "another actor than the key's": (
-        lambda w: bearer(token(w, "user:alice", "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY},
-        "credential-conflict",
-    ),
-    "two workloads": (lambda w: bearer(token(w, "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY}, "credential-conflict"),
-    "two users": (lambda w: bearer(token(w, "user:bob")) | {"X-API-Key": ALICE_KEY}, "credential-conflict"),
-    "two keys": (lambda w: bearer(PLANNER_KEY) | {"X-API-Key": PLANNER_KEY}, "credential-conflict"),
-    "a client that is not listed": (
-        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"azp": "evil", "is": "user"})),
-        "client-unknown",
-    ),
-    "no client where one is needed": (
-        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"is": "user"})),
-        "client-unknown",
-    ),
-    "a good key beside a garbled token": (lambda w: bearer("a.b.c") | {"X-API-Key": PLANNER_KEY}, "bad-credential"),
-    "a good token beside a garbled key": (
-        lambda w: bearer(token(w, "nhi:planner")) | {"X-API-Key": "sck_no"},
-        "bad-credential",
-    ),
-    "basic": (lambda w: {"Authorization": "Basic cGxhbm5lcjpwYXNz"}, "bad-credential"),
-    "an empty bearer": (lambda w: {"Authorization": "Bearer "}, "bad-credential"),
+# what is forged, by the reason
+BAD: dict[str, Headers] = {
+    "signed by somebody": shows(PLANNER, signer=Idp().key),
+    "of an issuer that is not ours": shows(PLANNER, issuer="https://evil.example"),
+    "for another server": lambda w: bearer(token(w, PLANNER, aud=at(w, "jira"))),
+    "for the address as such": lambda w: bearer(token(w, PLANNER, aud=w.url)),
+    "over": shows(PLANNER, age_s=900),
+    "not begun": shows(PLANNER, age_s=-300),
+    "an actor that is a user": shows(ALICE, BOB),
+    "an actor twice": shows(ALICE, PLANNER, PLANNER),
+    "an actor that is no object": shows(ALICE, claims={"act": PLANNER}),
+    "a subject without a kind": shows("planner"),
+    "a role as subject": shows("role:admin"),
+    "a wildcard as subject": shows("nhi:*"),
+    "a name in another issuer's namespace": shows("user:apps/alice"),
+    "a token lent to somebody else": shows(ALICE, PLANNER, key=PLANNER_KEY, **LENT),
+    "a token lent, without the key of who it is lent to": shows(ALICE, PLANNER, **LENT),
+    "a good key beside a garbled token": lambda w: bearer("a.b.c") | {"X-API-Key": PLANNER_KEY},
+    "a good token beside a garbled key": shows(PLANNER, key="sck_no"),
+    "basic": lambda w: {"Authorization": "Basic cGxhbm5lcjpwYXNz"},
+    "an empty bearer": lambda w: {"Authorization": "Bearer "},
 }
+CONFLICTS: dict[str, Headers] = {
+    "another actor than the key's": shows(ALICE, PLANNER, key=RESEARCHER_KEY),
+    "two workloads": shows(PLANNER, key=RESEARCHER_KEY),
+    "two users": shows(BOB, key=ALICE_KEY),
+    "two keys": lambda w: bearer(PLANNER_KEY) | {"X-API-Key": PLANNER_KEY},
+}
+CLIENTS = {"a client that is not listed": of_apps(azp="evil"), "no client where one is needed": of_apps()}
+REASONS = {"bad-credential": BAD, "credential-conflict": CONFLICTS, "client-unknown": CLIENTS}
+FORGED = {name: (shown, reason) for reason, rows in REASONS.items() for name, shown in rows.items()}
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -518,35 +476,13 @@ def without_id(body: Any) -> Any:
     return {**body, "error": {**body["error"], "data": {**data, "decision_id": ""}}} if data else body
 
 
+BEFORE = ("", "/", "//", "/.", "/..", "/mcp/open/..", "/mcp/open/../..", "/mcp/open/%2e%2e", "/mcp/./", "/x/..")
+CLOSED = """/mcp/github /mcp//github /mcp/%67ithub /mcp/github/ /mcp/github/. /mcp/github;a=b /mcp/github%2f
+    /mcp/github%00 /MCP/github /mcp/GitHub /mcp\\github /mcp/gıthub /mcp%2fgithub""".split
 SPELLINGS = [
     f"{before}{closed}{after}"
-    for before in (
-        "",
-        "/",
-        "//",
-        "/.",
-        "/..",
-        "/mcp/open/..",
-        "/mcp/open/../..",
-        "/mcp/open/%2e%2e",
-        "/mcp/./",
-        "/x/..",
-    )
-    for closed in (
-        "/mcp/github",
-        "/mcp//github",
-        "/mcp/%67ithub",
-        "/mcp/github/",
-        "/mcp/github/.",
-        "/mcp/github;a=b",
-        "/mcp/github%2f",
-        "/mcp/github%00",
-        "/MCP/github",
-        "/mcp/GitHub",
-        "/mcp\\github",
-        "/mcp/gıthub",
-        "/mcp%2fgithub",
-    )
+    for before in BEFORE
+    for closed in CLOSED()
     for after in ("", "/../open", "?server=open", "#open")
 ]
 
