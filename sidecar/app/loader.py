@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sidecar import upstreams
 from sidecar.app.file_watcher import key_files
 from sidecar.app.preflight import keeping_faults
 from sidecar.audit import load_key
@@ -49,16 +50,6 @@ from sidecar.tasks.programs.run_record import Execution
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
 from sidecar.tasks.webhooks import check_callbacks
-from sidecar.upstreams import (
-    Bridge,
-    BridgeDeadlines,
-    GuardedTransport,
-    TokenSigner,
-    ToolCatalogue,
-    UpstreamAccount,
-    signer_from,
-    upstream_from,
-)
 from sidecar.upstreams.agents import AgentUpstream, agent_from
 from sidecar.upstreams.mcp.pins import NO_PINS
 from sidecar.upstreams.processes import Processes
@@ -152,7 +143,7 @@ def executions_from(
 
 
 def services_from(
-    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner
+    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: upstreams.TokenSigner
 ) -> Mapping[str, Service]:
     """Build the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
     services = {}
@@ -168,7 +159,7 @@ def services_from(
 def agents_from(
     settings: Settings,
     known: Mapping[str, AgentUpstream],
-    signer: TokenSigner,
+    signer: upstreams.TokenSigner,
     executions: Executions,
     environ: Mapping[str, str],
 ) -> Mapping[str, AgentUpstream]:
@@ -189,17 +180,17 @@ def agents_from(
     return made
 
 
-def _service(settings: Settings, name: str, processes: Processes, signer: TokenSigner) -> Service:
+def _service(settings: Settings, name: str, processes: Processes, signer: upstreams.TokenSigner) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
     max_bytes = settings.server.max_response_bytes
-    bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
-    account = UpstreamAccount(name, definition.breaker)
-    patience = BridgeDeadlines(settings.sessions.question_timeout_s, settings.sessions.idle_s)
-    watched = GuardedTransport(bare, account, definition.mcp.share)  # watches the server itself, below the bridge
-    upstream = Bridge(watched, patience)
+    bare = upstreams.upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
+    account = upstreams.UpstreamAccount(name, definition.breaker)
+    patience = upstreams.BridgeDeadlines(settings.sessions.question_timeout_s, settings.sessions.idle_s)
+    watched = upstreams.GuardedTransport(bare, account, definition.mcp.share)  # the server itself, below the bridge
+    upstream = upstreams.Bridge(watched, patience)
     responses = definition.responses
-    catalogue = ToolCatalogue(
+    catalogue = upstreams.ToolCatalogue(
         upstream,
         refuse_hidden=definition.hidden_text == "refuse",
         checks_output=responses is not None and responses.check_output,
@@ -299,7 +290,7 @@ def snapshot_of(
     """A snapshot to serve. `document` holds the settings; what is unchanged in `known` is kept. Raises ConfigError."""
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
     with together.noted():
-        signer = signer_from(settings, base_url, make=make_keys)
+        signer = upstreams.signer_from(settings, base_url, make=make_keys)
         if (path := settings.checkpoint_key_path).exists():  # a start creates it before everything else
             signer = replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
         services = services_from(settings, known.services if known else {}, processes, signer)

@@ -32,7 +32,9 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
             hint = "give it to the user that serves, mount it writable, or correct the path"
             message = f"{ground} cannot be written by user {os.geteuid()}"
             yield replace(loaded.document.fault(loc, message, NOT_WRITABLE, hint), severity="warning")
-    for path in _files(loaded.settings):
+    named = loaded.settings
+    written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
+    for path in (*written, named.data / LEDGER_FILE):
         if os.path.lexists(path) and not path.is_file():
             yield fault_in(path, "is no file", code="S116", hint="set aside what stands there")
 
@@ -45,21 +47,15 @@ def check_keeping(loaded: LoadedSettings) -> None:
 
 def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     yield ("data",), settings.data
-    if settings.audit.path is not None:
-        yield ("audit", "path"), settings.audit.path.parent
-    if settings.audit.key_path is not None and not os.path.lexists(settings.audit.key_path):
-        yield ("audit", "key_path"), settings.audit.key_path.parent
-    if settings.audit.checkpoint_key_path is not None and not os.path.lexists(settings.audit.checkpoint_key_path):
-        yield ("audit", "checkpoint_key_path"), settings.audit.checkpoint_key_path.parent
+    audit = settings.audit
+    if audit.path is not None:
+        yield ("audit", "path"), audit.path.parent
+    for name, path in (("key_path", audit.key_path), ("checkpoint_key_path", audit.checkpoint_key_path)):
+        if path is not None and not os.path.lexists(path):
+            yield ("audit", name), path.parent
     for name in ("audit", "evidence", "keys"):  # created by the sidecar, and possibly given to another user since
         if os.path.lexists(settings.data / name):
             yield ("data",), settings.data / name
-
-
-def _files(settings: Settings) -> Iterator[Path]:
-    data = settings.data
-    yield from (settings.audit_path, settings.evidence_path, settings.audit_key_path, settings.checkpoint_key_path)
-    yield data / LEDGER_FILE
 
 
 def _nearest(folder: Path) -> Path:

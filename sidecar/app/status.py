@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar import __version__
 from sidecar.app.background import BackgroundJobs
@@ -44,13 +44,12 @@ OUT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """Why the sidecar is degraded: a public code, and sentences for operators."""
 
     code: str
     told: tuple[str, ...]
-    count: int = 1
+    times: int = 1
 
 
 @dataclass(slots=True)
@@ -80,14 +79,20 @@ class StatusReport:
             return False, {"status": "draining"}
         reasons = Counter[str]()
         for trouble in self._troubles():
-            reasons[trouble.code] += trouble.count
+            reasons[trouble.code] += trouble.times
         if not reasons:
             return True, {"status": "ready"}
         faults = Counter(self.reloader.faults) + Counter(self.follower.faults)
         return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
 
     def _troubles(self) -> Iterator[Trouble]:
-        yield from self._files()
+        reloader, follower = self.reloader, self.follower
+        if reloader.faults:
+            yield Trouble("files-refused", reloader.trouble, sum(reloader.faults.values()))
+        elif reloader.trouble:
+            yield Trouble("restart-needed", reloader.trouble, len(reloader.trouble))
+        if follower.trouble:
+            yield Trouble("source-refused", follower.trouble)
         store = self.pipeline.limiter.store
         if told := self.counting.trouble(store):
             code = "store-degraded" if store.degraded else "store-refuses" if store.up else "store-out"
@@ -105,15 +110,6 @@ class StatusReport:
         for state in self.pipeline.live.current.identity.key_states:
             if not state.usable:
                 yield Trouble("issuer-without-keys", (f"no usable keys of {state.issuer}",))
-
-    def _files(self) -> Iterator[Trouble]:
-        reloader, follower = self.reloader, self.follower
-        if reloader.faults:
-            yield Trouble("files-refused", reloader.trouble, sum(reloader.faults.values()))
-        elif reloader.trouble:
-            yield Trouble("restart-needed", reloader.trouble, len(reloader.trouble))
-        if follower.trouble:
-            yield Trouble("source-refused", follower.trouble)
 
     def _stores(self) -> Iterator[Trouble]:
         """The stores in use that are out."""

@@ -206,34 +206,32 @@ def _check_published(walk: LineWalk, log: Path, published: Sequence[Published]) 
 
 
 def _sum_up_checkpoints(walk: LineWalk, published: Sequence[Published], keys: Keys | None) -> None:
-    report, newest_signed = walk.report, walk.newest_signed
+    report, signed = walk.report, walk.newest_signed
+    proves, leaves_open = report.proved.append, report.unproved.append
     believed = [one for _, one in published if one.seq in walk.hashes and one.signed_by(keys or {})]
-    if report.ok and newest_signed is not None:
-        report.signed_up_to = newest_signed.seq
-        report.proved.append(
-            f"{walk.signed_count} checkpoints in the log are signed: up to record {newest_signed.seq} it is what the "
-            f"sidecar attested at {newest_signed.time[:40]}, even if others can write files or have the audit key since"
+    if report.ok and signed is not None:
+        report.signed_up_to = signed.seq
+        proves(
+            f"{walk.signed_count} checkpoints in the log are signed: up to record {signed.seq} it is what the sidecar "
+            f"attested at {signed.time[:40]}, even if others can write files or have the audit key since"
         )
     if report.ok and believed:
         newest = max(believed, key=lambda one: one.seq)
-        report.proved.append(
+        proves(
             f"{len(believed)} published checkpoints are true of it: up to record {newest.seq} it is what it was at "
             f"{newest.time[:40]}, even if others could write files and keys since"
         )
-        report.unproved.append(f"that log and anchor were not put back to a copy of after record {newest.seq}")
+        leaves_open(f"that log and anchor were not put back to a copy of after record {newest.seq}")
     else:
-        report.unproved.append(
-            "that log and anchor were not both put back to an earlier copy of them, or begun anew without them"
-        )
+        leaves_open("that log and anchor were not both put back to an earlier copy of them, or begun anew without them")
     if published and not believed:
-        why = "the keys for them were not given, or they are of other records"
-        report.unproved.append(f"who signed the published checkpoints: {why}")
+        leaves_open("who signed the published checkpoints: no keys were given, or they are of other records")
     if len(published) == MAX_CHECKPOINTS:
-        report.unproved.append(f"what was published behind the first {MAX_CHECKPOINTS} checkpoints: it was not read")
+        leaves_open(f"what was published behind the first {MAX_CHECKPOINTS} checkpoints: it was not read")
     if report.checkpoints and keys is None:
-        report.unproved.append("who signed the log's checkpoints: no key was given for them (--public-key)")
+        leaves_open("who signed the log's checkpoints: no key was given for them (--public-key)")
     for kid in sorted(walk.unknown_kids) if keys is not None else ():
-        report.unproved.append(f"who signed the log's checkpoints: {kid} is none of the given keys")
+        leaves_open(f"who signed the log's checkpoints: {kid} is none of the given keys")
 
 
 def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
@@ -252,25 +250,24 @@ def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
 
 def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) -> None:
     report = walk.report
+    proves, leaves_open = report.proved.append, report.unproved.append
     report.instances = list(walk.instances)
     if report.ok and report.records:
         which = f"records {report.first_seq} to {report.last_seq}"
-        report.proved.append(f"{which}: none was changed, removed, moved or put in after it was sealed")
+        proves(f"{which}: none was changed, removed, moved or put in after it was sealed")
         if keys and head is not None:
-            report.proved.append(
-                f"the anchor was made with the key {head.key_id}: the log ends where the sidecar, or another "
-                "holder of that key, ended it"
+            proves(
+                f"the anchor was made with the key {head.key_id}: the log ends where the sidecar, or another holder of "
+                "that key, ended it"
             )
             if head.key_id != keys[0].id:
-                report.unproved.append(
-                    f"that it was the sidecar: {head.key_id} is not the first of the given keys, and any "
-                    "holder of it from before the change can have made that anchor"
+                leaves_open(
+                    f"that it was the sidecar: {head.key_id} is not the first of the given keys, and any holder of it "
+                    "from before the change can have made that anchor"
                 )
     if not keys:
-        report.unproved.append(
-            "who made the anchor: without a key, an attacker who rewrites the whole log can rewrite it too"
-        )
+        leaves_open("who made the anchor: without a key, an attacker who rewrites the whole log can rewrite it too")
     if walk.part:
-        report.unproved.append("what was before the first line and after the last: these files are a part")
+        leaves_open("what was before the first line and after the last: these files are a part")
         if keys and head is None:
-            report.unproved.append("who wrote it: a part has no anchor, so that the key proves nothing here")
+            leaves_open("who wrote it: a part has no anchor, so that the key proves nothing here")

@@ -15,9 +15,10 @@ for. It uses full principal names, as its own policy does (`user:corp/alice`, `r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.identity.names import Kind, NamingRule, is_namespace, is_principal, namespace_of
@@ -99,11 +100,6 @@ class TrustedIssuer:
         return self.is_peer or (not self.kind_rules and len(self.kinds) > 1)
 
 
-def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
-    """Apply a product's defaults where the operator has set nothing else."""
-    return PRESETS[preset](issuer)
-
-
 def check_issuers(issuers: Iterable[TrustedIssuer], file: str = "identity.issuers") -> Mapping[str, NamingRule]:
     """Issuer URL → the names that it may give. Raises SettingsError with every fault."""
     known = tuple(issuers)
@@ -117,60 +113,50 @@ def check_issuers(issuers: Iterable[TrustedIssuer], file: str = "identity.issuer
     }
 
 
-def _keycloak(issuer: TrustedIssuer) -> TrustedIssuer:
+class Preset(NamedTuple):
+    """The defaults of one product. `typ` and `rules` as for TrustedIssuer."""
+
+    typ: tuple[str, ...]
+    rules: tuple[KindRule, ...] = ()
+    actor_from: str = ""
+    must_claim: Mapping[str, str] = {}
+    svid: bool = False
+
+
+PRESETS: Mapping[str, Preset] = {
     # One header type for all its tokens; the payload's `typ` distinguishes access (Bearer) from ID, Refresh and Logout
     # tokens. Only the `service_account` client scope adds `client_id` (`clientId` before release 22).
-    return _filled(
-        replace(issuer, must_claim={"typ": "Bearer", **issuer.must_claim}),
-        typ=("JWT", "at+jwt"),
-        rules=(KindRule("nhi", "client_id"), KindRule("nhi", "clientId"), KindRule("user", "sub")),
-        actor_from="azp",
-    )
-
-
-def _entra(issuer: TrustedIssuer) -> TrustedIssuer:
+    "keycloak": Preset(
+        ("JWT", "at+jwt"),
+        (KindRule("nhi", "client_id"), KindRule("nhi", "clientId"), KindRule("user", "sub")),
+        "azp",
+        {"typ": "Bearer"},
+    ),
     # v2.0 tokens. `idtyp` = app marks a token without a user (an optional claim of the app registration); a user's
     # token has `scp`, an ID token has neither. Tokens that match no rule are refused.
-    rules = (KindRule("nhi", "idtyp", "app"), KindRule("user", "scp"))
-    return _filled(issuer, typ=("JWT",), rules=rules, actor_from="azp")
-
-
-def _okta(issuer: TrustedIssuer) -> TrustedIssuer:
+    "entra": Preset(("JWT",), (KindRule("nhi", "idtyp", "app"), KindRule("user", "scp")), "azp"),
     # A custom authorization server's tokens have no header type; `uid` is present if there is a user, `cid` in every
     # access token and in no ID token.
-    rules = (KindRule("user", "uid"), KindRule("nhi", "cid"))
-    return _filled(issuer, typ=(NO_TYP, "JWT", "at+jwt"), rules=rules, actor_from="cid")
-
-
-def _spiffe(issuer: TrustedIssuer) -> TrustedIssuer:
-    # JWT-SVID 2: `typ` is optional; if present it is JWT or JOSE.
-    return replace(issuer, svid=True, typ=issuer.typ if issuer.typ != DEFAULT_TYP else (NO_TYP, "JWT", "JOSE"))
-
-
-def _sidecar(issuer: TrustedIssuer) -> TrustedIssuer:
+    "okta": Preset((NO_TYP, "JWT", "at+jwt"), (KindRule("user", "uid"), KindRule("nhi", "cid")), "cid"),
     # The format of `upstreams.<name>.credential.signed` (upstreams/credentials/signed_tokens.py).
-    return replace(issuer, typ=issuer.typ if issuer.typ != DEFAULT_TYP else ("JWT",))
+    "sidecar": Preset(("JWT",)),
+    # JWT-SVID 2: `typ` is optional; if present it is JWT or JOSE.
+    "spiffe": Preset((NO_TYP, "JWT", "JOSE"), svid=True),
+}
 
 
-def _filled(
-    issuer: TrustedIssuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...], actor_from: str
-) -> TrustedIssuer:
-    # All rules apply to an issuer of one kind too: a token of the other kind is refused, not renamed.
+def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
+    """Apply a product's defaults where the operator has set nothing else. All rules apply to an issuer of one kind too:
+    a token of the other kind is refused, not renamed."""
+    chosen = PRESETS[preset]
     return replace(
         issuer,
-        typ=issuer.typ if issuer.typ != DEFAULT_TYP else typ,
-        kind_rules=issuer.kind_rules or rules,
-        actor_from=issuer.actor_from or (actor_from if issuer.clients else ""),
+        typ=issuer.typ if issuer.typ != DEFAULT_TYP else chosen.typ,
+        kind_rules=issuer.kind_rules or chosen.rules,
+        actor_from=issuer.actor_from or (chosen.actor_from if issuer.clients else ""),
+        must_claim={**chosen.must_claim, **issuer.must_claim},
+        svid=issuer.svid or chosen.svid,
     )
-
-
-PRESETS: Mapping[str, Callable[[TrustedIssuer], TrustedIssuer]] = {
-    "keycloak": _keycloak,
-    "entra": _entra,
-    "okta": _okta,
-    "sidecar": _sidecar,
-    "spiffe": _spiffe,
-}
 
 
 def _faults_of(issuer: TrustedIssuer, file: str) -> list[Fault]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 from cryptography.exceptions import InvalidSignature
@@ -110,11 +110,10 @@ def sign(bundle: bytes, key: SigningKey) -> bytes:
     return archive_of({MANIFEST: manifest, SIGNATURES: signatures, **found})
 
 
-def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
+def opened(bundle: bytes, keys: Keys, *, into: Path | None = None) -> Bundle:
     """Verify a whole bundle, and unpack it if an empty folder is given. Raises BadBundle, OSError."""
-    hashed = _Hashed(file)
     try:
-        found = members(gunzipped(hashed))  # type: ignore[arg-type]
+        found = members(gunzipped(io.BytesIO(bundle)))
         raw = _small(next(found, None), MANIFEST, MAX_MANIFEST)
         second = next(found, None)
         if second is None or second.name != SIGNATURES:
@@ -124,7 +123,7 @@ def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
         _unpack(found, manifest, into)
     except HostileArchive as error:
         raise BadBundle(str(error)) from None
-    return Bundle(manifest, key_id, hashed.digest(), hashlib.sha256(raw).hexdigest())
+    return Bundle(manifest, key_id, hashlib.sha256(bundle).hexdigest(), hashlib.sha256(raw).hexdigest())
 
 
 def read_keys(path: Path) -> Keys:
@@ -233,18 +232,3 @@ def _hashing(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
     for chunk in content:
         digest.update(chunk)
         yield chunk
-
-
-class _Hashed:
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._sha = file, hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        chunk = self._file.read(size)
-        self._sha.update(chunk)
-        return chunk
-
-    def digest(self) -> str:
-        while self.read(64 * 1024):
-            pass
-        return self._sha.hexdigest()

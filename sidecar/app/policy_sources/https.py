@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class BundleOrigin:
         old, shelf = kept_for(settings), StoredRevisions(settings)
         try:
             with shelf.aside() as made:
-                found = opened(io.BytesIO(raw), read_keys(chosen.keys_path), into=made)
+                found = opened(raw, read_keys(chosen.keys_path), into=made)
                 said = found.manifest
                 new = StoredPolicy(
                     name=found.digest,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
 
@@ -78,7 +77,7 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
 def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> None:
     """Check FILE as a sidecar does, except for the version that the sidecar has already."""
     try:
-        found = opened(io.BytesIO(file.read_bytes()), read_keys(keys_path))
+        found = opened(file.read_bytes(), read_keys(keys_path))
         if name is not None and found.manifest.name != name:
             raise BadBundle(f"it is the policy of {found.manifest.name}")
     except BadBundle as bad:

@@ -53,7 +53,7 @@ def parts(raw: bytes) -> dict[str, bytes]:
 def test_what_was_built_and_signed_is_unpacked(raw: bytes, folder: Path, key: SigningKey, tmp_path: Path) -> None:
     into = tmp_path / "into"
     into.mkdir()
-    found = opened(io.BytesIO(raw), keys_of(folder, key), into=into)
+    found = opened(raw, keys_of(folder, key), into=into)
     assert (found.manifest.version, found.manifest.name, found.key_id) == (7, "policy", key.kid)
     assert (into / "policies" / "teams" / "agent_to_tool.a.csv").read_text() == RULES
     assert sorted(path.name for path in into.iterdir()) == ["policies"]
@@ -68,13 +68,13 @@ def test_keys_change_one_after_the_other(raw: bytes, folder: Path, key: SigningK
     new = generate("EdDSA")
     both = sign(raw, new)
     for known in (key, new):
-        assert opened(io.BytesIO(both), keys_of(folder, known)).key_id == known.kid
-    assert opened(io.BytesIO(sign(both, new)), keys_of(folder, new)).key_id == new.kid
+        assert opened(both, keys_of(folder, known)).key_id == known.kid
+    assert opened(sign(both, new), keys_of(folder, new)).key_id == new.kid
 
 
 def test_a_pem_file_names_one_key(raw: bytes, folder: Path, key: SigningKey) -> None:
     (folder / "key.pem").write_text(key.pem())
-    assert opened(io.BytesIO(raw), read_keys(folder / "key.pem")).key_id == key.kid
+    assert opened(raw, read_keys(folder / "key.pem")).key_id == key.kid
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "RS256"])
@@ -87,7 +87,7 @@ def test_no_other_algorithm_vouches(raw: bytes, folder: Path, algorithm: str) ->
 
 def refused(raw: bytes, folder: Path, key: SigningKey, why: str) -> None:
     with pytest.raises(BadBundle, match=why):
-        opened(io.BytesIO(raw), keys_of(folder, key))
+        opened(raw, keys_of(folder, key))
 
 
 def test_nobody_vouches_for_it(folder: Path, key: SigningKey, raw: bytes) -> None:
@@ -122,7 +122,7 @@ def test_no_file_is_changed_added_left_out_or_moved(folder: Path, key: SigningKe
 )
 def test_what_is_none_is_told_so(raw_: bytes, folder: Path, key: SigningKey) -> None:
     with pytest.raises(BadBundle):
-        opened(io.BytesIO(raw_), keys_of(folder, key))
+        opened(raw_, keys_of(folder, key))
     with pytest.raises(BadBundle):
         sign(raw_, key)
 
@@ -150,7 +150,7 @@ def _signatures(said: object, key: SigningKey) -> dict[str, bytes]:
 
 def test_what_a_newer_minor_version_adds_is_passed_over(raw: bytes, folder: Path, key: SigningKey) -> None:
     newer = signed_manifest(raw, key, expires_at=99, labels={"a": ["b"]})
-    assert opened(io.BytesIO(newer), keys_of(folder, key)).manifest.version == 7
+    assert opened(newer, keys_of(folder, key)).manifest.version == 7
 
 
 @pytest.mark.parametrize(
