@@ -94,13 +94,11 @@ log = logging.getLogger("sidecar.gateway.pipeline")
 
 class TaskFrontend(Protocol):
     """The task API, which has state that outlives requests and is built above the gateway. An operation has its `call`;
-    `here` says that it is carried out here, while its caller waits."""
+    `here` says that it is carried out here, while its caller waits. `check` runs before anything is charged."""
 
-    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Any:
-        """Returns the operation requested. Raises Refusal."""
+    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Any: ...
 
-    async def check(self, request: RequestContext, caller: Caller, asked: Any) -> None:
-        """Checks whether the operation is possible before anything is charged. Raises Refusal."""
+    async def check(self, request: RequestContext, caller: Caller, asked: Any) -> None: ...
 
     async def carry_out(
         self,
@@ -110,8 +108,7 @@ class TaskFrontend(Protocol):
         asked: Any,
         lease: Lease,
         timeout_s: float | None,
-    ) -> web.StreamResponse:
-        """Returns the answer to the caller, which is recorded. Raises Refusal."""
+    ) -> web.StreamResponse: ...
 
     def close(self) -> None:
         """Stops accepting tasks."""
@@ -531,18 +528,16 @@ class Pipeline:
         return request
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
-        """Counts a refusal. Returns whether the connection is closed without answer or record (not if decided)."""
-        record = request.record
-        if record.done or record.is_decided or not self.refusals.closes(record.caller, record.peer, refusal):
-            return False
-        record.done = request.unanswered = True
-        request.refusal = refusal
-        return True
+        """Counts a refusal. Returns whether the connection is closed without answer or record."""
+        request.unanswered = request.unanswered or self._unrecorded(request, refusal, self.refusals.closes)
+        return request.unanswered
 
-    def _only_counts(self, request: RequestContext, refusal: Refusal) -> bool:
-        """Reports whether a refusal is answered without its own record. A decided call always gets a record."""
+    def _unrecorded(
+        self, request: RequestContext, refusal: Refusal, judge: Callable[[Caller | None, str, Refusal], bool]
+    ) -> bool:
+        """Reports whether a refusal has no record of its own. A decided call always gets one."""
         record = request.record
-        if record.done or record.is_decided or not self.refusals.only_counts(record.caller, record.peer, refusal):
+        if record.done or record.is_decided or not judge(record.caller, record.peer, refusal):
             return False
         record.done, request.refusal = True, refusal
         return True
@@ -551,7 +546,8 @@ class Pipeline:
         if self._closes(request, refusal):
             return SilentResponse()
         told = self._told(request, refusal)
-        recorded = refusal if self._only_counts(request, refusal) else await request.remember(refusal, told.status)
+        counted = self._unrecorded(request, refusal, self.refusals.only_counts)
+        recorded = refusal if counted else await request.remember(refusal, told.status)
         if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
             request.break_off()
             return request.begun

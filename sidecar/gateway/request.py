@@ -17,6 +17,7 @@ from aiohttp import web
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape, DenyManner, ErrorResponse
+from sidecar.gateway.frontends.aggregate.names import AggregateNames
 from sidecar.gateway.routing import (
     AGENTS,
     EVERY,
@@ -38,7 +39,7 @@ from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.identity import NOTHING_PRESENTED, Presented
 from sidecar.limits import Lease, LimitPlan
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
+from sidecar.protocols.jsonrpc import Id, Message, Request
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.upstreams import Outbound, UpstreamAnswer
@@ -50,15 +51,6 @@ class RefusalWriter(Protocol):
     """Writes refusals of a protocol whose answers differ from MCP's."""
 
     def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse: ...
-
-
-class OutwardNames(Protocol):
-    def result(self, result: dict[str, Any]) -> dict[str, Any]: ...
-    def notification(self, notification: Notification) -> Notification: ...
-    def request(self, request: Request) -> Request | None:
-        """Returns None for a request that is not possible there."""
-
-    def event_id(self, sealed: str) -> str: ...
 
 
 @dataclass(slots=True)
@@ -86,7 +78,7 @@ class RequestContext:
     folder: str = MCP
     alias: str = ""
     server: str = ""
-    outward: OutwardNames | None = None
+    outward: AggregateNames | None = None
     shape: AnswerShape = AnswerShape.PLAIN
     dialect: RefusalWriter | None = None
     request_id: Id | None = None
@@ -364,7 +356,7 @@ class UpstreamExchange(WatchedExchange):
 
     service: Service = field(kw_only=True)
     session: Session | None = field(kw_only=True)
-    outward: OutwardNames | None = None
+    outward: AggregateNames | None = None
     longest_s: float = 0.0
 
     @property

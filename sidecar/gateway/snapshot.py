@@ -343,6 +343,25 @@ def snapshot_from(
     tested = policy.self_test and (policy.path / TESTS_FOLDER).is_dir()
     if tested and (faults := self_test(engine, source, policy.path, beside.budgets)):
         raise PolicyError(faults)
+    server, answers = settings.server, settings.answers
+    all_services, all_agents = services.values(), agents.values()
+    audiences = {
+        MCP: Audience(
+            f"{base_url}/{MCP}",
+            any(one.anonymous for one in all_services),
+            keeps_token=any(one.needs_token for one in all_services),
+        ),
+        TASK_API: Audience(f"{base_url}/{TASK_API}", keeps_token=any(one.needs_token for one in all_agents)),
+    }
+    for name, one in services.items():
+        place = place_of(name)
+        audiences[place] = Audience(f"{base_url}/{place}", one.anonymous, one.scopes, one.needs_token)
+    for name, agent in agents.items():
+        place, own_path = place_of(name, AGENTS), offers[name].base_path if name in offers else None
+        own_url = f"{base_url}{own_path}" if own_path else ""
+        audiences[place] = Audience(
+            f"{base_url}/{place}", agent.anonymous, agent.scopes, agent.needs_token, identity.gates.of(name), own_url
+        )
     return Snapshot(
         settings=settings,
         engine=engine,
@@ -351,38 +370,11 @@ def snapshot_from(
         services=services,
         agents=agents,
         base_url=base_url,
-        manner=DenyManner(settings.answers.deny_style, settings.answers.disclosure),
+        manner=DenyManner(answers.deny_style, answers.disclosure),
         bounds=BodyBounds(
-            settings.server.max_body_bytes,
-            settings.server.body_timeout_s,
-            settings.server.body_rate_bytes_s,
-            settings.server.max_response_bytes,
+            server.max_body_bytes, server.body_timeout_s, server.body_rate_bytes_s, server.max_response_bytes
         ),
-        audiences={
-            MCP: Audience(
-                f"{base_url}/{MCP}",
-                any(service.anonymous for service in services.values()),
-                keeps_token=any(service.needs_token for service in services.values()),
-            ),
-            TASK_API: Audience(
-                f"{base_url}/{TASK_API}", keeps_token=any(agent.needs_token for agent in agents.values())
-            ),
-            **{
-                place_of(name): Audience(f"{base_url}/{place_of(name)}", one.anonymous, one.scopes, one.needs_token)
-                for name, one in services.items()
-            },
-            **{
-                place_of(name, AGENTS): Audience(
-                    f"{base_url}/{place_of(name, AGENTS)}",
-                    one.anonymous,
-                    one.scopes,
-                    one.needs_token,
-                    identity.gates.of(name),
-                    f"{base_url}{offers[name].base_path}" if name in offers and offers[name].base_path else "",
-                )
-                for name, one in agents.items()
-            },
-        },
+        audiences=audiences,
         limit_labels=(
             SESSION_CALLS,
             REFUSALS,

@@ -23,12 +23,12 @@ SMALL_BYTES: Final = 8 * 1024  # not counted: at most 2 ms, if all of it were va
 SMALL_S: Final = 0.002
 BYTE_S: Final = 5e-9  # copying, comparing, hashing, writing
 VALUE_S: Final = 2.5e-7  # parsing, schema validation, writing
-ONES_SHARE: Final = 0.1  # of the loop, for one principal
-EVERYBODYS_SHARE: Final = 0.3
+PRINCIPAL_SHARE: Final = 0.1  # of the loop, for one principal
+TOTAL_SHARE: Final = 0.3
 PATIENCE_S: Final = 5.0  # in each of the two queues
 FREE_BYTES: Final = 64 * 1024  # of each body: a connection's buffers hold as much anyway
-ONES_ROOM: Final = 32 * 2**20
-EVERYBODYS_ROOM: Final = 128 * 2**20
+PRINCIPAL_ROOM: Final = 32 * 2**20
+TOTAL_ROOM: Final = 128 * 2**20
 MAX_NAMES: Final = 1_000  # principals beyond this number share one queue
 OTHERS: Final = ""
 
@@ -63,7 +63,7 @@ class BodyAdmission:
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     most: int = 0  # the maximum number of bytes held since it was last reset
-    _all: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(EVERYBODYS_SHARE, EVERYBODYS_ROOM))
+    _all: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(TOTAL_SHARE, TOTAL_ROOM))
     _ones: dict[str, AdmissionQueue] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class BodyAdmission:
             self._ones = {name: one for name, one in self._ones.items() if not one.is_idle(now_s)}
         if len(self._ones) >= MAX_NAMES:
             who = OTHERS
-        return self._ones.setdefault(who, AdmissionQueue(ONES_SHARE, ONES_ROOM))
+        return self._ones.setdefault(who, AdmissionQueue(PRINCIPAL_SHARE, PRINCIPAL_ROOM))
 
 
 @dataclass(slots=True)

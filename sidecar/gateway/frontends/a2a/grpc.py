@@ -236,7 +236,7 @@ class GrpcCalls(grpc.GenericRpcHandler):
             with suppress(Refusal):
                 await sent.send(response.body or b"")
         if sent.is_stuck:
-            dialect.failure = "CANCELLED", "nobody reads the answer", b""
+            dialect.failure = "CANCELLED", "the caller does not read the answer", b""
         if dialect.failure is not None:
             status, message, details = dialect.failure
             if details:

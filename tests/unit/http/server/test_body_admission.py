@@ -11,9 +11,9 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.http.server import body_admission
 from sidecar.http.server.body_admission import (
-    EVERYBODYS_SHARE,
-    ONES_SHARE,
     PATIENCE_S,
+    PRINCIPAL_SHARE,
+    TOTAL_SHARE,
     BodyAdmission,
     cost_of,
     cost_of_wire,
@@ -71,7 +71,7 @@ async def test_the_first_large_one_goes_on_at_once_and_the_next_when_its_share_h
 
     tasks = [asyncio.create_task(one(number)) for number in range(3)]
     await clock.passes(0.5)
-    distance_s = COST_S / ONES_SHARE
+    distance_s = COST_S / PRINCIPAL_SHARE
     assert [number for number, _ in done] == [0, 1, 2]
     assert [at_s for _, at_s in done] == pytest.approx([0, distance_s, 2 * distance_s], abs=0.004)
     await asyncio.gather(*tasks)
@@ -87,13 +87,13 @@ async def test_who_has_sent_none_waits_for_one_of_anothers_and_not_for_its_row(c
 
     tasks = [asyncio.create_task(one(who)) for who in ["nhi:a"] * 20 + ["nhi:b"]]
     await clock.passes(3.0)
-    assert other[0] <= COST_S / EVERYBODYS_SHARE + 0.003
+    assert other[0] <= COST_S / TOTAL_SHARE + 0.003
     await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize("names", [1, 1_000], ids=["of one", "of everybody"])
 async def test_who_would_wait_too_long_is_told_when_to_come_again(clock: Clock, names: int) -> None:
-    pace, share = clock.pace, ONES_SHARE if names == 1 else EVERYBODYS_SHARE
+    pace, share = clock.pace, PRINCIPAL_SHARE if names == 1 else TOTAL_SHARE
     fit = int(PATIENCE_S * share / COST_S) + 1
     waiting = [asyncio.create_task(pace.wait(f"nhi:{number % names}", COST_S)) for number in range(fit)]
     await asyncio.sleep(0)
@@ -112,8 +112,8 @@ async def test_who_leaves_a_line_leaves_nothing_owing_in_it(clock: Clock) -> Non
     await clock.passes(0.002)
     await gone(waiting)
     own, everybodys = pace.lines("nhi:b")
-    assert own.left_s(clock.now_s) <= COST_S / ONES_SHARE
-    assert everybodys.left_s(clock.now_s) <= COST_S / EVERYBODYS_SHARE
+    assert own.left_s(clock.now_s) <= COST_S / PRINCIPAL_SHARE
+    assert everybodys.left_s(clock.now_s) <= COST_S / TOTAL_SHARE
     await clock.passes(0.2)
     assert await asyncio.wait_for(pace.wait("nhi:a", COST_S), 1)
 
@@ -135,7 +135,7 @@ async def test_bodies_that_come_or_wait_have_a_room_and_one_principal_a_part_of_
 
         assert 32 <= fill("nhi:a") <= 36  # of a megabyte each, and what is free of each
         assert sum(fill(f"nhi:{name}") for name in "bcdefgh") <= 4 * 36
-        assert body_admission.EVERYBODYS_ROOM - MIB <= pace.held <= body_admission.EVERYBODYS_ROOM
+        assert body_admission.TOTAL_ROOM - MIB <= pace.held <= body_admission.TOTAL_ROOM
         pace.room("nhi:z").grow(body_admission.FREE_BYTES)  # who sends what is small finds it as ever
     assert pace.held == 0
     pace.room("nhi:a").grow(MIB)
