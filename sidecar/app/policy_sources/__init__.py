@@ -12,7 +12,7 @@ policy, not that it is correct.
 """
 
 from sidecar.app.policy_sources.poller import SourcePoller, origin_of
-from sidecar.app.policy_sources.stored_revisions import SourceError
+from sidecar.app.policy_sources.tarball import SourceError
 from sidecar.settings.stored_policy import kept_for
 
 __all__ = ["SourceError", "SourcePoller", "kept_for", "origin_of"]

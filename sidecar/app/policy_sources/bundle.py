@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sidecar.app.policy_sources.tarball import (
-    HostileArchive,
+    BadArchive,
     TarMember,
     TarNames,
     archive_of,
@@ -44,10 +44,6 @@ MAX_KEY_FILE: Final = 256 * 1024
 MAX_NUMBER: Final = 2**53 - 1
 
 Keys = Mapping[str, Ed25519PublicKey]
-
-
-class BadBundle(Exception):
-    """The file is no bundle, or has no signature of a trusted key. The text says why, for operators."""
 
 
 class BundleEntry(NamedTuple):
@@ -82,7 +78,7 @@ class Bundle:
 
 
 def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
-    """Build an unsigned bundle from a folder's `policies` and `models`. Raises BadBundle, OSError."""
+    """Build an unsigned bundle from a folder's `policies` and `models`. Raises BadArchive, OSError."""
     files = dict(_files_of(folder))
     entries = {path: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for path, raw in files.items()}
     manifest = {"v": VERSION, "name": name, "version": version, "created_at": created_at, "files": entries}
@@ -92,42 +88,36 @@ def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
 
 
 def sign(bundle: bytes, key: SigningKey) -> bytes:
-    """Add a signature, or replace the one of the same key. Raises BadBundle."""
+    """Add a signature, or replace the one of the same key. Raises BadArchive."""
     if key.algorithm != "EdDSA":
-        raise BadBundle("bundles are signed with Ed25519")
-    try:
-        found = {one.name: b"".join(one.content) for one in members(gunzipped(io.BytesIO(bundle)))}
-        manifest = found.pop(MANIFEST, b"")
-        _manifest(manifest)
-        known = _signatures(found.pop(SIGNATURES)) if SIGNATURES in found else {}
-    except HostileArchive as error:
-        raise BadBundle(str(error)) from None
+        raise BadArchive("bundles are signed with Ed25519")
+    found = {one.name: b"".join(one.content) for one in members(gunzipped(io.BytesIO(bundle)))}
+    manifest = found.pop(MANIFEST, b"")
+    _manifest(manifest)
+    known = _signatures(found.pop(SIGNATURES)) if SIGNATURES in found else {}
     made = {**known, key.kid: key.sign_bytes(DOMAIN + manifest)}
     if len(made) > MAX_SIGNERS:
-        raise BadBundle(f"it has {MAX_SIGNERS} signatures already")
+        raise BadArchive(f"it has {MAX_SIGNERS} signatures already")
     listed = [{"kid": kid, "alg": "EdDSA", "signature": base64url.encode(raw)} for kid, raw in made.items()]
     signatures = orjson.dumps({"v": VERSION, "signatures": listed}, option=orjson.OPT_INDENT_2)
     return archive_of({MANIFEST: manifest, SIGNATURES: signatures, **found})
 
 
 def opened(bundle: bytes, keys: Keys, *, into: Path | None = None) -> Bundle:
-    """Verify a whole bundle, and unpack it if an empty folder is given. Raises BadBundle, OSError."""
-    try:
-        found = members(gunzipped(io.BytesIO(bundle)))
-        raw = _small(next(found, None), MANIFEST, MAX_MANIFEST)
-        second = next(found, None)
-        if second is None or second.name != SIGNATURES:
-            raise BadBundle("it is not signed")
-        key_id = _vouched(raw, _signatures(_small(second, SIGNATURES, MAX_SIGNATURES)), keys)
-        manifest = _manifest(raw)
-        _unpack(found, manifest, into)
-    except HostileArchive as error:
-        raise BadBundle(str(error)) from None
+    """Verify a whole bundle, and unpack it if an empty folder is given. Raises BadArchive, OSError."""
+    found = members(gunzipped(io.BytesIO(bundle)))
+    raw = _small(next(found, None), MANIFEST, MAX_MANIFEST)
+    second = next(found, None)
+    if second is None or second.name != SIGNATURES:
+        raise BadArchive("it is not signed")
+    key_id = _vouched(raw, _signatures(_small(second, SIGNATURES, MAX_SIGNATURES)), keys)
+    manifest = _manifest(raw)
+    _unpack(found, manifest, into)
     return Bundle(manifest, key_id, hashlib.sha256(bundle).hexdigest(), hashlib.sha256(raw).hexdigest())
 
 
 def read_keys(path: Path) -> Keys:
-    """Read the trusted keys: a JWKS or a PEM file of Ed25519 keys. Raises BadBundle, OSError."""
+    """Read the trusted keys: a JWKS or a PEM file of Ed25519 keys. Raises BadArchive, OSError."""
     with path.open("rb") as file:
         raw = file.read(MAX_KEY_FILE + 1)
     try:
@@ -138,9 +128,9 @@ def read_keys(path: Path) -> Keys:
             if one.get("crv") == "Ed25519"
         }
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadBundle(f"{path} holds no public keys: it is a JWKS, or one key in PEM") from None
+        raise BadArchive(f"{path} holds no public keys: it is a JWKS, or one key in PEM") from None
     if not keys or len(listed) > MAX_KEYS:
-        raise BadBundle(f"{path} holds no Ed25519 key, or more than {MAX_KEYS} keys")
+        raise BadArchive(f"{path} holds no Ed25519 key, or more than {MAX_KEYS} keys")
     return keys
 
 
@@ -151,18 +141,15 @@ def _files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
             relative = path.relative_to(folder)
             if any(part.startswith(".") for part in relative.parts) or path.is_dir():
                 continue
-            try:
-                names.take(relative.as_posix())
-            except HostileArchive as error:
-                raise BadBundle(str(error)) from None
+            names.take(relative.as_posix())
             yield relative.as_posix(), path.read_bytes()
 
 
 def _small(member: TarMember | None, name: str, most: int) -> bytes:
     if member is None or member.name != name:
-        raise BadBundle(f"{name} is not where it belongs: this is no bundle of ours")
+        raise BadArchive(f"{name} is not where it belongs: this is no bundle of ours")
     if member.size > most:
-        raise BadBundle(f"{name} is larger than {most} bytes")
+        raise BadArchive(f"{name} is larger than {most} bytes")
     return b"".join(member.content)
 
 
@@ -173,7 +160,7 @@ def _signatures(raw: bytes) -> dict[str, bytes]:
             raise ValueError
         return {str(one["kid"]): base64url.decode(one["signature"]) for one in listed}
     except (ValueError, KeyError, TypeError):
-        raise BadBundle(f"{SIGNATURES} is none") from None
+        raise BadArchive(f"{SIGNATURES} is none") from None
 
 
 def _vouched(manifest: bytes, signatures: Mapping[str, bytes], keys: Keys) -> str:
@@ -187,7 +174,7 @@ def _vouched(manifest: bytes, signatures: Mapping[str, bytes], keys: Keys) -> st
         except InvalidSignature:
             continue
         return kid
-    raise BadBundle("none of its signatures is of a key that may vouch for it")
+    raise BadArchive("none of its signatures is of a key that may vouch for it")
 
 
 def _manifest(raw: bytes) -> Manifest:
@@ -195,18 +182,18 @@ def _manifest(raw: bytes) -> Manifest:
     try:
         said = orjson.loads(raw)
         if said["v"] != VERSION:
-            raise BadBundle(f"it is a bundle of version {said['v']!r}, which this release does not know")
+            raise BadArchive(f"it is a bundle of version {said['v']!r}, which this release does not know")
         files = {path: BundleEntry(int(one["bytes"]), str(one["sha256"])) for path, one in said["files"].items()}
         found = Manifest(str(said["name"]), said["version"], float(said["created_at"]), files)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadBundle(f"{MANIFEST} is none") from None
+        raise BadArchive(f"{MANIFEST} is none") from None
     if type(found.version) is not int or not 0 < found.version <= MAX_NUMBER:
-        raise BadBundle("its version is no number from 1 on")
+        raise BadArchive("its version is no number from 1 on")
     if not any(path.startswith("policies/") and entry.size for path, entry in files.items()):
-        raise BadBundle("it has no rules")
+        raise BadArchive("it has no rules")
     for path in files:
         if path.partition("/")[0] not in FOLDERS:
-            raise BadBundle(f"{path[:128]!r} belongs to no policy: there are policies/ and models/")
+            raise BadArchive(f"{path[:128]!r} belongs to no policy: there are policies/ and models/")
     return found
 
 
@@ -215,7 +202,7 @@ def _unpack(found: Iterator[TarMember], manifest: Manifest, into: Path | None) -
     for member in found:
         entry = left.pop(member.name, None)
         if entry is None or entry.size != member.size:
-            raise BadBundle(f"{member.name[:128]} is not as the manifest says")
+            raise BadArchive(f"{member.name[:128]} is not as the manifest says")
         digest = hashlib.sha256()
         content = _hashing(member.content, digest)
         if into is None:
@@ -223,9 +210,9 @@ def _unpack(found: Iterator[TarMember], manifest: Manifest, into: Path | None) -
         else:
             write_member(into, member._replace(content=content))
         if digest.hexdigest() != entry.sha256:
-            raise BadBundle(f"{member.name} is not as the manifest says")
+            raise BadArchive(f"{member.name} is not as the manifest says")
     if left:
-        raise BadBundle(f"{next(iter(left))[:128]} is missing")
+        raise BadArchive(f"{next(iter(left))[:128]} is missing")
 
 
 def _hashing(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:

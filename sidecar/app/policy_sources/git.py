@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, StoredRevisions, objection
-from sidecar.app.policy_sources.tarball import HostileArchive, members, write_member
+from sidecar.app.policy_sources.stored_revisions import GIT, StoredRevisions, objection
+from sidecar.app.policy_sources.tarball import SourceError, members, write_member
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings
 from sidecar.settings.policy import GitSource
@@ -71,8 +71,6 @@ class GitOrigin:
                 return await self._look(settings, chosen)
         except TimeoutError:
             raise SourceError(f"git took longer than {chosen.timeout_s:g} s") from None
-        except HostileArchive as error:
-            raise SourceError(str(error), refused=True) from None
         except OSError as error:
             raise SourceError(f"it cannot be kept: {error}") from None
 
@@ -94,8 +92,8 @@ class GitOrigin:
             raise SourceError(why, refused=True)
         try:
             return await self._take(git, shelf, old, commit)
-        except (SourceError, HostileArchive) as error:
-            if isinstance(error, HostileArchive) or error.refused:
+        except SourceError as error:
+            if error.refused:
                 self._refused = {self._looked_at: str(error)}
             raise
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidecar.app.policy_sources.bundle import BadBundle, opened, read_keys
-from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions, objection
+from sidecar.app.policy_sources.bundle import opened, read_keys
+from sidecar.app.policy_sources.stored_revisions import StoredRevisions, objection
+from sidecar.app.policy_sources.tarball import SourceError
 from sidecar.http.client import EgressError
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
 from sidecar.settings import Settings
@@ -82,8 +83,6 @@ class BundleOrigin:
                     raise SourceError(f"{why} (its digest is {new.name})", refused=True)
                 shelf.name(made, new.name)
                 return new
-        except BadBundle as error:
-            raise SourceError(str(error), refused=True) from None
         except OSError as error:
             raise SourceError(f"it cannot be kept: {error}") from None
 

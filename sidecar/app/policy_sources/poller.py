@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol
 
 from sidecar.app.policy_sources.git import GitOrigin
 from sidecar.app.policy_sources.https import BundleOrigin
-from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
+from sidecar.app.policy_sources.stored_revisions import StoredRevisions
+from sidecar.app.policy_sources.tarball import SourceError
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings

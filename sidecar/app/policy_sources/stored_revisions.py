@@ -21,15 +21,6 @@ GIT: Final = "git"
 ASIDE: Final = ".aside-"
 
 
-class SourceError(Exception):
-    """No policy was taken. The text says why, for operators, and holds no secret. With `refused`, the source had a
-    policy that is not taken until it changes."""
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
-
-
 class StoredRevisions:
     """The folder of stored policies. Its path is absolute, because programs with other working folders receive it."""
 

@@ -30,8 +30,20 @@ _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,127}")
 _REGULAR, _FOLDER, _COMMENT = (b"0", b"\0"), b"5", b"g"
 
 
-class HostileArchive(Exception):
-    """The archive is refused. The text says why, for operators."""
+class SourceError(Exception):
+    """No policy was taken. The text says why, for operators, and holds no secret. With `refused`, the source had a
+    policy that is not taken until it changes."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class BadArchive(SourceError):
+    """The archive or bundle is refused, or no trusted key signed it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, refused=True)
 
 
 class TarMember(NamedTuple):
@@ -50,18 +62,18 @@ class TarNames:
     folders: set[str] = field(default_factory=set)
 
     def take(self, name: str) -> None:
-        """Add a file name. Raises HostileArchive for an invalid or duplicate name."""
+        """Add a file name. Raises BadArchive for an invalid or duplicate name."""
         parts = name.split("/")
         if len(parts) > MAX_DEPTH or not all(map(_SEGMENT.fullmatch, parts)):
-            raise HostileArchive(f"no file is named {name[:128]!r} in a policy")
+            raise BadArchive(f"no file is named {name[:128]!r} in a policy")
         folded = name.casefold()
         above = {folder.casefold() for folder in _above(name)}
         if folded in self.files or folded in self.folders or self.files & above:
-            raise HostileArchive(f"{name[:128]} is there twice, or twice but for its case")
+            raise BadArchive(f"{name[:128]} is there twice, or twice but for its case")
         self.files.add(folded)
         self.folders |= above
         if len(self.files) > MAX_FILES:
-            raise HostileArchive(f"it has more than {MAX_FILES} files")
+            raise BadArchive(f"it has more than {MAX_FILES} files")
 
 
 def gunzipped(file: IO[bytes]) -> IO[bytes]:
@@ -71,17 +83,17 @@ def gunzipped(file: IO[bytes]) -> IO[bytes]:
 
 def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
     """All regular files in the archive's order. With `by_git`, skips names that begin with a dot, which policy readers
-    ignore, and refuses empty folders, which git writes for submodules. Raises HostileArchive."""
+    ignore, and refuses empty folders, which git writes for submodules. Raises BadArchive."""
     names, total, empty = TarNames(), 0, dict[str, None]()
     for name, size, kind in _headers(archive):
         if kind == _FOLDER and size == 0:
             empty[name.rstrip("/")] = None
             continue
         if kind not in _REGULAR:
-            raise HostileArchive(f"{name[:128]!r} is no regular file")
+            raise BadArchive(f"{name[:128]!r} is no regular file")
         total += size
         if size > MAX_FILE_BYTES or total > MAX_BYTES:
-            raise HostileArchive(f"it has more than {MAX_BYTES // 2**20} MiB, or one file of too many")
+            raise BadArchive(f"it has more than {MAX_BYTES // 2**20} MiB, or one file of too many")
         content = _content(archive, size)
         for above in _above(name):
             empty.pop(above, None)
@@ -92,7 +104,7 @@ def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
             pass
         _exactly(archive, _padded(size) - size)
     if by_git and (folder := next((name for name in empty if not _is_hidden(name)), None)):
-        raise HostileArchive(f"{folder[:128]!r} is a submodule: what is in it would be missing")
+        raise BadArchive(f"{folder[:128]!r} is a submodule: what is in it would be missing")
 
 
 def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
@@ -106,9 +118,9 @@ def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
             yield name, size, kind
             continue
         if size > MAX_COMMENT:  # git writes the commit id here; other extended headers are ignored
-            raise HostileArchive("it has a comment that is none")
+            raise BadArchive("it has a comment that is none")
         _exactly(archive, _padded(size))
-    raise HostileArchive(f"it has more than {MAX_ENTRIES} entries")
+    raise BadArchive(f"it has more than {MAX_ENTRIES} entries")
 
 
 def write_member(root: Path, member: TarMember) -> None:
@@ -118,7 +130,7 @@ def write_member(root: Path, member: TarMember) -> None:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except (FileExistsError, NotADirectoryError):
-        raise HostileArchive(f"{member.name} is there twice") from None
+        raise BadArchive(f"{member.name} is there twice") from None
     with os.fdopen(descriptor, "wb") as file:
         for chunk in member.content:
             file.write(chunk)
@@ -127,7 +139,7 @@ def write_member(root: Path, member: TarMember) -> None:
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
-    """A tar.gz of these files. Its bytes depend on names and contents only. Raises HostileArchive for a name that
+    """A tar.gz of these files. Its bytes depend on names and contents only. Raises BadArchive for a name that
     is too long."""
     out = io.BytesIO()
     with (
@@ -140,7 +152,7 @@ def archive_of(files: Mapping[str, bytes]) -> bytes:
             try:
                 archive.addfile(info, io.BytesIO(raw))
             except ValueError:
-                raise HostileArchive(f"{name[:128]} is too long a name") from None
+                raise BadArchive(f"{name[:128]} is too long a name") from None
     return out.getvalue()
 
 
@@ -155,9 +167,9 @@ def _is_hidden(name: str) -> bool:
 
 def _header(raw: bytes) -> tuple[str, int, bytes]:
     if raw[257:263] != b"ustar\0":
-        raise HostileArchive("it is no tar archive of the POSIX kind")
+        raise BadArchive("it is no tar archive of the POSIX kind")
     if _octal(raw[148:156]) != sum(raw[:148]) + 8 * 32 + sum(raw[156:]):
-        raise HostileArchive("a header of it is damaged")
+        raise BadArchive("a header of it is damaged")
     name, prefix = _text(raw[:100]), _text(raw[345:500])
     return f"{prefix}/{name}" if prefix else name, _octal(raw[124:136]), raw[156:157]
 
@@ -165,14 +177,14 @@ def _header(raw: bytes) -> tuple[str, int, bytes]:
 def _octal(raw: bytes) -> int:
     digits = raw.strip(b" \0")
     if not re.fullmatch(rb"[0-7]{1,11}", digits):
-        raise HostileArchive("a header of it has a number that is none")
+        raise BadArchive("a header of it has a number that is none")
     return int(digits, 8)
 
 
 def _text(raw: bytes) -> str:
     text, _, rest = raw.partition(b"\0")
     if rest.strip(b"\0"):
-        raise HostileArchive("a header of it has a name with something behind it")
+        raise BadArchive("a header of it has a name with something behind it")
     return text.decode("utf-8", "backslashreplace")
 
 
@@ -195,7 +207,7 @@ def _exactly(archive: IO[bytes], size: int, *, may_end: bool = False) -> bytes:
         if not more:
             if may_end and not found:
                 return b""
-            raise HostileArchive("it is damaged or cut off")
+            raise BadArchive("it is damaged or cut off")
         found += more
     return found
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from sidecar.app.policy_sources.bundle import BadBundle, Bundle, build, opened, read_keys, sign
+from sidecar.app.policy_sources.bundle import Bundle, build, opened, read_keys, sign
+from sidecar.app.policy_sources.tarball import BadArchive
 from sidecar.cli.command import FILE, FOLDER, INVALID, UNVERIFIED, CommandFailed, json_option, print_json
 from sidecar.cli.lazy_group import Group
 from sidecar.http.signing_keys import read_signing_key
@@ -44,7 +45,7 @@ def build_(
         in_folder(folder).load()
         raw = build(folder, name=name, version=number, created_at=time.time() if created is None else created)
         _write(out, raw if key_path is None else _signed(raw, key_path))
-    except BadBundle as bad:
+    except BadArchive as bad:
         raise CommandFailed(str(bad), INVALID)
     said = {"bundle": str(out), "name": name, "version": number, "signed": key_path is not None}
     signed = "signed" if key_path is not None else "not signed yet: sidecar policy bundle sign"
@@ -59,7 +60,7 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
     """Sign FILE. Signatures of other keys stay, so that keys can be changed one after the other."""
     try:
         _write(file, _signed(file.read_bytes(), key_path))
-    except BadBundle as bad:
+    except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", INVALID)
     except OSError as error:
         raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
@@ -79,8 +80,8 @@ def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> Non
     try:
         found = opened(file.read_bytes(), read_keys(keys_path))
         if name is not None and found.manifest.name != name:
-            raise BadBundle(f"it is the policy of {found.manifest.name}")
-    except BadBundle as bad:
+            raise BadArchive(f"it is the policy of {found.manifest.name}")
+    except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", UNVERIFIED)
     except OSError as error:
         raise click.UsageError(f"{error.filename} cannot be read: {error.strerror}") from None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.app.policy_sources.bundle import MANIFEST, SIGNATURES, BadBundle, Keys, build, opened, read_keys, sign
+from sidecar.app.policy_sources.bundle import MANIFEST, SIGNATURES, Keys, build, opened, read_keys, sign
 from sidecar.app.policy_sources.stored_revisions import objection
-from sidecar.app.policy_sources.tarball import archive_of, gunzipped, members
+from sidecar.app.policy_sources.tarball import BadArchive, archive_of, gunzipped, members
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.stored_policy import StoredPolicy
 
@@ -79,14 +79,14 @@ def test_a_pem_file_names_one_key(raw: bytes, folder: Path, key: SigningKey) -> 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "RS256"])
 def test_no_other_algorithm_vouches(raw: bytes, folder: Path, algorithm: str) -> None:
-    with pytest.raises(BadBundle, match="Ed25519"):
+    with pytest.raises(BadArchive, match="Ed25519"):
         sign(raw, generate(algorithm))
-    with pytest.raises(BadBundle, match="no Ed25519 key"):
+    with pytest.raises(BadArchive, match="no Ed25519 key"):
         keys_of(folder, generate(algorithm))
 
 
 def refused(raw: bytes, folder: Path, key: SigningKey, why: str) -> None:
-    with pytest.raises(BadBundle, match=why):
+    with pytest.raises(BadArchive, match=why):
         opened(raw, keys_of(folder, key))
 
 
@@ -121,15 +121,15 @@ def test_no_file_is_changed_added_left_out_or_moved(folder: Path, key: SigningKe
     ids=["nothing", "a letter", "no gzip", "a gzip of nothing", "a gzip of no tar"],
 )
 def test_what_is_none_is_told_so(raw_: bytes, folder: Path, key: SigningKey) -> None:
-    with pytest.raises(BadBundle):
+    with pytest.raises(BadArchive):
         opened(raw_, keys_of(folder, key))
-    with pytest.raises(BadBundle):
+    with pytest.raises(BadArchive):
         sign(raw_, key)
 
 
 def test_a_folder_without_rules_is_no_policy(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
-    with pytest.raises(BadBundle, match="no rules"):
+    with pytest.raises(BadArchive, match="no rules"):
         build(tmp_path, name="policy", version=1, created_at=0.0)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.app.policy_sources import tarball
-from sidecar.app.policy_sources.tarball import BLOCK, HostileArchive, archive_of, gunzipped, members, write_member
+from sidecar.app.policy_sources.tarball import BLOCK, BadArchive, archive_of, gunzipped, members, write_member
 
 ROW = b"p, nhi:planner, tool:github/x, use, -, -, -, allow\n"
 
@@ -77,7 +77,7 @@ def test_what_others_pack_is_unpacked(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_that_is_not_plain_refuses_the_archive(name: str, tmp_path: Path) -> None:
-    with pytest.raises(HostileArchive):
+    with pytest.raises(BadArchive):
         unpacked(made("policies/good.csv", name), tmp_path / "inside")
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
@@ -92,7 +92,7 @@ def test_a_name_that_is_not_plain_refuses_the_archive(name: str, tmp_path: Path)
     ],
 )
 def test_two_files_in_one_place_refuse_the_archive(names: tuple[str, ...], why: str) -> None:
-    with pytest.raises(HostileArchive, match=why):
+    with pytest.raises(BadArchive, match=why):
         unpacked(made(*names))
 
 
@@ -100,14 +100,14 @@ def test_two_files_in_one_place_refuse_the_archive(names: tuple[str, ...], why: 
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, b"S", b"L", b"x"]
 )
 def test_what_is_no_file_refuses_the_archive(kind: bytes) -> None:
-    with pytest.raises(HostileArchive, match="no regular file"):
+    with pytest.raises(BadArchive, match="no regular file"):
         unpacked(made("policies/link", kind=kind, target="/etc/passwd"))
 
 
 def test_an_extended_header_that_renames_what_follows_is_not_obeyed() -> None:
-    with pytest.raises(HostileArchive):
+    with pytest.raises(BadArchive):
         unpacked(made("policies/" + "é" * 120 + ".csv", fmt=tarfile.PAX_FORMAT))
-    with pytest.raises(HostileArchive):
+    with pytest.raises(BadArchive):
         unpacked(made("a" * 200, fmt=tarfile.GNU_FORMAT))
 
 
@@ -117,7 +117,7 @@ def test_a_link_on_the_way_is_never_written_through(tmp_path: Path) -> None:
     inside.mkdir(), outside.mkdir()
     (inside / "policies").mkdir()
     (inside / "policies" / "a.csv").symlink_to(outside / "a.csv")
-    with pytest.raises(HostileArchive):
+    with pytest.raises(BadArchive):
         unpacked(made("policies/a.csv"), inside)
     assert not list(outside.iterdir())
 
@@ -126,7 +126,7 @@ def test_a_bomb_is_inflated_no_further_than_it_may(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tarball, "MAX_BYTES", 1_000_000)
     bomb = archive_of({"policies/a.csv": b"\0" * 20_000_000})
     inflated = gunzipped(io.BytesIO(bomb))
-    with pytest.raises(HostileArchive, match="MiB"):
+    with pytest.raises(BadArchive, match="MiB"):
         list(members(inflated))
     assert inflated.tell() < 200_000
 
@@ -137,13 +137,13 @@ def test_a_bomb_of_headers_ends_too(kind: bytes, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tarball, "MAX_ENTRIES", 10)
     one = made("policies/a.csv", "policies/b/", kind=kind)[:BLOCK]
     assert not unpacked(one * 9 + bytes(2 * BLOCK))
-    with pytest.raises(HostileArchive, match="more than 10 entries"):
+    with pytest.raises(BadArchive, match="more than 10 entries"):
         unpacked(one * 10 + bytes(2 * BLOCK))
 
 
 def test_more_files_than_a_policy_has_refuse_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tarball, "MAX_FILES", 10)
-    with pytest.raises(HostileArchive, match="more than 10"):
+    with pytest.raises(BadArchive, match="more than 10"):
         unpacked(made(*(f"policies/a{number}.csv" for number in range(11))))
 
 
@@ -158,7 +158,7 @@ CUTS: list[Callable[[bytes], bytes]] = [
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_damaged_archive_is_refused(cut: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(HostileArchive):
+    with pytest.raises(BadArchive):
         unpacked(cut(made("policies/a.csv")))
 
 
@@ -169,6 +169,6 @@ def test_no_byte_changed_ends_in_anything_but_a_file_or_a_refusal(at: int, byte:
     raw[at] = byte
     try:
         found = unpacked(bytes(raw))
-    except HostileArchive:
+    except BadArchive:
         return
     assert all(name == "policies/a.csv" for name in found)
