@@ -55,7 +55,6 @@ async def hang(asked: web.Request, message: dict[str, Any]) -> web.StreamRespons
 
 
 async def hang_up(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    assert asked.transport is not None
     asked.transport.abort()
     return web.Response()
 

@@ -18,7 +18,7 @@ import pytest
 from sidecar.errors import Reason
 from sidecar.protocols.mcp import messages
 from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, BridgeDirection, MethodCrossing
-from tests.flow.apart import META, Server, SessionsOnly, StatelessOnly
+from tests.flow.apart import META, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
 from tests.flow.talk import DECLARED, Talk, reason_of
@@ -75,28 +75,21 @@ def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
 @asynccontextmanager
 async def down(folder: Path, server: SessionsOnly | None = None, **more: Any) -> AsyncIterator[World]:
     """Stateless callers before a server of sessions."""
-    server, rules = server or SessionsOnly(), RULES.format(who="nhi:planner")
-    settings = more.pop("settings", MANY)
-    async with world(folder, rules=rules, settings=settings, upstream=server, **more) as running:  # type: ignore[arg-type]
+    more = {"settings": MANY, "rules": RULES.format(who="nhi:planner"), **more}
+    async with world(folder, upstream=server or SessionsOnly(), **more) as running:
         yield running
 
 
 @asynccontextmanager
 async def up(folder: Path, server: StatelessOnly | None = None, **more: Any) -> AsyncIterator[tuple[World, Talk]]:
     """A session before a stateless server."""
-    server, rules = server or StatelessOnly(), RULES.format(who="nhi:planner")
-    async with world(folder, rules=rules, settings=MANY, upstream=server, **more) as running:  # type: ignore[arg-type]
+    more = {"settings": MANY, "rules": RULES.format(who="nhi:planner"), **more}
+    async with world(folder, upstream=server or StatelessOnly(), **more) as running:
         talk = Talk(running, "session")
         _, body, headers = await running.post(request("initialize", PARAMS["initialize"]))
         assert body["result"]["protocolVersion"] == SESSION
         talk.session = headers["Mcp-Session-Id"]
         yield running, talk
-
-
-def server_of(running: World) -> Server:
-    server: Any = running.upstream
-    assert isinstance(server, Server)
-    return server
 
 
 def stated(method: str, params: dict[str, Any], *, id: int | str = 1, **meta: Any) -> dict[str, Any]:
@@ -135,7 +128,7 @@ async def test_what_a_stateless_caller_sends_crosses_as_the_table_says(tmp_path:
 
 
 async def _send_down(running: World, name: str, crossing: MethodCrossing) -> None:
-    server, message = server_of(running), stated(name, PARAMS.get(name, {}))
+    server, message = running.upstream, stated(name, PARAMS.get(name, {}))
     if name.startswith("tasks/"):
         message["params"]["_meta"] |= DECLARED
     before = len(server.seen)
@@ -170,7 +163,7 @@ async def test_what_a_session_sends_crosses_as_the_table_says(tmp_path: Path) ->
 
 
 async def _send_up(running: World, talk: Talk, name: str, crossing: MethodCrossing) -> None:
-    server = server_of(running)
+    server = running.upstream
     before, message = len(server.seen), request(name, PARAMS.get(name, {}))
     if name.startswith("notifications/"):
         del message["id"]
@@ -223,7 +216,7 @@ async def test_what_a_server_of_sessions_announces_reaches_who_subscribed(tmp_pa
         async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
             first = await ear.message()
             assert first["params"]["notifications"] == wanted["notifications"]
-            server = server_of(running)
+            server = running.upstream
             await server.emit(
                 {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": "note://b"}}
             )
@@ -238,8 +231,7 @@ async def test_what_a_server_of_sessions_announces_reaches_who_subscribed(tmp_pa
 async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path: Path) -> None:
     message = stated("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id="mine")
     async with down(tmp_path) as running:
-        server = server_of(running)
-        assert isinstance(server, SessionsOnly)
+        server = running.upstream
         async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
             await ear.message()
             server.sessions.clear()
@@ -272,7 +264,7 @@ async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: 
 
 async def test_what_a_stateless_server_announces_is_on_the_sessions_stream(tmp_path: Path) -> None:
     async with up(tmp_path) as (running, talk):
-        server = server_of(running)
+        server = running.upstream
         async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session) as ear:
             assert (await talk.ask("resources/subscribe", {"uri": "note://a"}))[0] == 200
             wished = server.of_method("subscriptions/listen")[-1]["params"]["notifications"]
@@ -315,7 +307,7 @@ async def test_a_retry_goes_on_with_the_held_call_and_is_a_call_of_its_own(tmp_p
         said = await act(running, QUESTION, id="b", **again(await held_by(running, id="a")))
         assert said[-1]["id"] == "b"
         assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED]
-        server = server_of(running)
+        server = running.upstream
         assert len(server.of_method("tools/call")) == 1, "the server has one call, and one answer"
         ended = [record for record in running.ends() if record["action"] == "tools/call"]
         assert [record["status"] for record in ended] == ["success", "success"]
@@ -327,7 +319,7 @@ async def test_nobody_else_goes_on_with_a_held_call(tmp_path: Path) -> None:
         held = await held_by(running, ALICE)
         refused = await act(running, QUESTION, who=BOB, **again(held))
         assert refused[-1]["error"]["code"] == -32602
-        assert "response" not in server_of(running).methods(), "nothing reached the server"
+        assert "response" not in running.upstream.methods(), "nothing reached the server"
         said = await act(running, QUESTION, who=ALICE, **again(held))
         assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED], "and its owner still can"
 
@@ -343,7 +335,7 @@ async def test_a_state_is_good_once_and_for_the_same_call(tmp_path: Path, case: 
             arguments = {**QUESTION, "more": 1}
         else:
             state["requestState"] = 7 if case == "not a string" else held["requestState"][:-1] + "-"
-        server = server_of(running)
+        server = running.upstream
         before = len(server.seen)
         assert (await act(running, arguments, **state))[-1]["error"]["code"] == -32602
         assert len(server.seen) == before
@@ -361,7 +353,7 @@ async def test_a_retry_without_the_answer_is_asked_again(tmp_path: Path) -> None
 async def test_who_does_not_come_back_has_its_call_cancelled(tmp_path: Path) -> None:
     settings = "sessions: {session_calls_per_minute: 10000, question_timeout_s: 0.2s}\n"
     async with down(tmp_path, settings=settings) as running:
-        held, server = await held_by(running), server_of(running)
+        held, server = await held_by(running), running.upstream
         await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
         assert (
             server.of_method("notifications/cancelled")[0]["params"]["requestId"]
@@ -374,7 +366,7 @@ async def test_one_owner_holds_a_few_calls_and_the_oldest_gives_way(tmp_path: Pa
     async with two(tmp_path) as running:
         kept = await held_by(running, BOB)
         held = [await held_by(running, ALICE) for _ in range(17)]
-        server = server_of(running)
+        server = running.upstream
         await until(lambda: server.left == 1)
         assert (await act(running, QUESTION, who=ALICE, **again(held[0])))[-1]["error"]["code"] == -32602
         assert "result" in (await act(running, QUESTION, who=ALICE, **again(held[-1])))[-1]
@@ -396,7 +388,7 @@ async def test_a_server_may_ask_only_for_what_its_caller_declared(tmp_path: Path
 
 async def test_a_caller_who_leaves_takes_its_call_along(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
-        server = server_of(running)
+        server = running.upstream
         call = asyncio.create_task(act(running, {"wait": True}))
         await until(lambda: bool(server.of_method("tools/call")))
         call.cancel()
@@ -405,7 +397,7 @@ async def test_a_caller_who_leaves_takes_its_call_along(tmp_path: Path) -> None:
 
 async def test_a_call_that_is_cut_off_ends_at_once_on_both_sides(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
-        server, streams = server_of(running), running.app.pipeline.exchanges.streams
+        server, streams = running.upstream, running.app.pipeline.exchanges.streams
         call = asyncio.create_task(act(running, {"wait": True}))
         await until(lambda: len(streams) == 1)
         for exchange in list(streams):
@@ -449,7 +441,7 @@ async def test_calls_that_end_in_every_way_leave_nothing(tmp_path: Path) -> None
 
 async def test_a_session_is_one_owners_and_one_set_of_capabilities(tmp_path: Path) -> None:
     async with two(tmp_path) as running:
-        server = server_of(running)
+        server = running.upstream
         own = len(server.of_method("initialize"))
         await asyncio.gather(*(act(running, {}, who=who) for who in (ALICE, BOB) for _ in range(3)))
         await act(running, {}, who=ALICE, meta={f"{META}clientCapabilities": {}})
@@ -464,7 +456,7 @@ async def test_a_session_is_one_owners_and_one_set_of_capabilities(tmp_path: Pat
 async def test_a_session_that_nobody_uses_ends_at_the_server(tmp_path: Path) -> None:
     async with down(tmp_path, settings="sessions: {idle_s: 0.2s}\n") as running:
         await act(running, {})
-        await until(lambda: any(verb == "DELETE" for verb, _ in server_of(running).verbs))
+        await until(lambda: any(verb == "DELETE" for verb, _ in running.upstream.verbs))
 
 
 @pytest.mark.parametrize("status", [404, 400])
@@ -473,8 +465,7 @@ async def test_a_session_that_the_server_lost_is_opened_anew_and_the_call_is_exe
 ) -> None:
     """NR-201: also for the plain call, which is one of the stateless era."""
     async with down(tmp_path, SessionsOnly(lost=status)) as running:
-        server = server_of(running)
-        assert isinstance(server, SessionsOnly)
+        server = running.upstream
         for _ in range(2):
             said = await act(running, {})
             assert said[-1]["result"]["resultType"] == "complete"
@@ -490,8 +481,7 @@ async def test_a_session_that_the_server_lost_is_opened_anew_and_the_call_is_exe
 
 async def test_a_400_in_a_session_that_lives_is_the_calls_own_and_costs_one_ping(tmp_path: Path) -> None:
     async with down(tmp_path, SessionsOnly(lost=400)) as running:
-        server = server_of(running)
-        assert isinstance(server, SessionsOnly)
+        server = running.upstream
         await act(running, {})
         born = server.born
         said = await act(running, {"refuse": 400})
@@ -504,8 +494,7 @@ async def test_calls_in_flight_go_on_when_the_session_is_lost_for_another(tmp_pa
     """Stateless callers of one owner share a session. A 404 to one call ends no other, and what the server refused is
     repeated in a new session."""
     async with down(tmp_path) as running:
-        server = server_of(running)
-        assert isinstance(server, SessionsOnly)
+        server = running.upstream
         await act(running, {})
         slow = [asyncio.create_task(act(running, {"wait": True}, id=number)) for number in range(1, 11)]
         await until(lambda: len(server.of_method("tools/call")) == 11)
@@ -520,7 +509,7 @@ async def test_calls_in_flight_go_on_when_the_session_is_lost_for_another(tmp_pa
 
 async def test_a_call_whose_session_we_end_is_told_and_recorded_as_an_error(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
-        server = server_of(running)
+        server = running.upstream
         slow = asyncio.create_task(act(running, {"wait": True}))
         await until(lambda: len(server.of_method("tools/call")) == 1)
         bridge: Any = running.app.live.current.services["github"].upstream
@@ -536,7 +525,7 @@ async def test_the_eras_are_asked_for_once(tmp_path: Path) -> None:
         await act(running, {})
         for method in ("server/discover", "tools/list", "prompts/list"):
             assert (await running.ask(method))[0] == 200
-        server = server_of(running)
+        server = running.upstream
         assert isinstance(server, SessionsOnly) and server.probed == 1
 
 
@@ -545,7 +534,7 @@ async def test_a_server_that_refuses_a_revision_and_names_a_stateless_one_is_ask
 ) -> None:
     server = StatelessOnly(refuses=1)
     rules = RULES.format(who="nhi:planner")
-    async with world(tmp_path, rules=rules, settings=MANY, upstream=server) as running:  # type: ignore[arg-type]
+    async with world(tmp_path, rules=rules, settings=MANY, upstream=server) as running:
         assert (await running.ask("server/discover"))[0] == 400  # which a client takes as told, and asks again
         assert (await running.ask("server/discover"))[0] == 200
         bridge: Any = running.app.live.current.services["github"].upstream
@@ -556,7 +545,7 @@ async def test_our_own_enquiry_can_be_asked_everything_and_declines_it(tmp_path:
     """Servers that list tools only to clients with a model, such as `server-everything`, list them to us too."""
     async with down(tmp_path) as running:
         assert (await running.ask("tools/list"))[0] == 200
-        server = server_of(running)
+        server = running.upstream
         able = [message["params"]["capabilities"].keys() for message in server.of_method("initialize")]
         assert {"sampling", "elicitation", "roots"} in able
         await until(lambda: bool(server.streams))
@@ -585,7 +574,7 @@ async def test_an_address_to_open_first_becomes_a_question_and_the_retry_a_new_c
         (one,) = asked["inputRequests"].values()
         assert one == {"method": "elicitation/create", "params": {"mode": "url", "url": "https://a/", "message": "m"}}
         await act(running, arguments, meta=able, **again(asked))
-        calls = server_of(running).of_method("tools/call")
+        calls = running.upstream.of_method("tools/call")
         assert len(calls) == 2 and not {"inputResponses", "requestState"} & set(calls[1]["params"])
         unable = (await act(running, arguments))[-1]["error"]
         assert unable["code"] == -32021 and "requiredCapabilities" in unable["data"]
@@ -614,7 +603,7 @@ async def test_a_played_session_is_of_the_revision_asked_for(tmp_path: Path, ask
 
 async def test_a_cancelled_call_of_a_session_closes_the_exchange(tmp_path: Path) -> None:
     async with up(tmp_path) as (running, talk):
-        server = server_of(running)
+        server = running.upstream
         call = asyncio.create_task(talk.call("act", {"wait": True}, id="c"))
         await until(lambda: bool(server.of_method("tools/call")))
         gone = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "c"}}
@@ -634,7 +623,7 @@ async def test_a_server_that_asks_without_end_is_given_up(tmp_path: Path) -> Non
                     {"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}, headers=talk.in_session
                 )
             assert "error" in await ear.message()
-        calls = server_of(running).of_method("tools/call")
+        calls = running.upstream.of_method("tools/call")
         assert len(calls) == 11 == len({call["id"] for call in calls}), "and each round is a request of its own"
 
 

@@ -114,7 +114,6 @@ async def test_a_hundred_readers_who_read_nothing_are_bounded_and_hung_up_on(tmp
 
 def set_reading_timeout(running: World, seconds: float) -> None:
     server = running.app.listeners[0]._server
-    assert server is not None
     server.patience = replace(server.patience, reading_timeout_s=seconds)
 
 
@@ -137,7 +136,6 @@ async def test_a_sidecar_takes_the_descriptors_that_it_may_have() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
     try:
         async with served("http://127.0.0.1:1/mcp", rules=RULES) as running:
-            assert running.process is not None
             assert resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

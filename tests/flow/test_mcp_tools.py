@@ -203,7 +203,6 @@ async def test_at_a_terminal_it_asks(desk: Callable[..., Any], answer: bytes, co
 
 async def test_two_who_approve_at_once_do_not_undo_each_other(desk: Callable[..., Any]) -> None:
     async with desk(SEARCH, READ) as at, asking(at) as (process, types):
-        assert process.stdout is not None
         while b"search  new" not in await process.stdout.readline():
             pass
         assert (await at.say("github", "read", "--pin", "--yes")).exit_code == 0

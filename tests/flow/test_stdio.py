@@ -236,7 +236,6 @@ async def test_everything_that_a_program_started_ends_with_it(tmp_path: Path) ->
         talk = Talk(running, "session")
         await talk.call("count")
         warden = running.app.processes.warden_pid
-        assert warden is not None
         await until(lambda: len(children_of(warden)) >= 8)  # two programs, each with its keeper and three more
         below = children_of(warden)
     assert not [pid for pid in below if alive(pid)]
@@ -247,7 +246,6 @@ async def test_a_sidecar_that_is_killed_takes_everything_along_within_two_second
     rules = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
     program = moody("deaf", "orphans")
     async with served("", rules=rules, program=program, upstream_settings="anonymous: true") as running:
-        assert running.process is not None
         async with aiohttp.ClientSession() as http:
             hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
             headers = {"Accept": ACCEPT}

@@ -104,7 +104,6 @@ class OverSse:
 
     @property
     def seen(self) -> list[tuple[Mapping[str, str], dict[str, Any]]]:
-        assert self.old.server is not None
         return [(headers_in(raw), json.loads(body)) for raw, body in self._requests() if body]
 
     @property
@@ -112,7 +111,6 @@ class OverSse:
         return [("GET", headers_in(raw)) for raw, body in self._requests() if not body]
 
     def _requests(self) -> list[tuple[bytes, bytes]]:
-        assert self.old.server is not None
         return [(raw.partition(b"\r\n\r\n")[0], raw.partition(b"\r\n\r\n")[2]) for raw in self.old.server.requests]
 
 
@@ -160,7 +158,6 @@ async def test_the_callers_token_is_shown_to_nobody_but_by_passthrough(
     if way == "http+sse":
         monkeypatch.setitem(old.RESULTS, "tools/list", {"tools": TOOLS})
         async with old.running(old.Old()) as server:
-            assert server.server is not None
             options = {"upstream_url": server.server.url, "mcp_settings": "transport: sse"}
             async with scene(tmp_path, kind, **options) as stage:
                 stage.server = OverSse(server)
@@ -403,7 +400,7 @@ async def test_a_check_warns_of_passthrough_and_writes_nothing(tmp_path: Path) -
             '"key_path" is missing',
         ),
         ("{signed: {ttl_s: 3600}}", "at most 300"),
-        ("{passthrough: true}, anonymous: true", "nobody without a token"),
+        ("{passthrough: true}, anonymous: true", "anonymous callers have no token"),
         ("{token_exchange: {token_url: 'https://a/t', client_id: a, secret_path: none}}", "is no file"),
     ],
 )

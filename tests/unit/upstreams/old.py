@@ -87,7 +87,6 @@ async def upstream_of(
     credential: CredentialSource = NO_CREDENTIAL,
 ) -> AsyncIterator[SseUpstream]:
     """What speaks with it. Afterwards no connection is left."""
-    assert server.server is not None
     address = HttpAddress(server.server.url, credential=credential, connect_timeout_s=1.0, max_connections=10)
     upstream = SseUpstream("old", address, timeout_s=timeout_s, max_response_bytes=max_message_bytes)
     try:

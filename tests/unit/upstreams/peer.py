@@ -46,7 +46,6 @@ class Peer:
         return self.heard.get("tools/list", 0)
 
     def hang_up(self) -> None:
-        assert self.server is not None
         self.server.writers[-1].close()
 
     async def converse(self, conversation: Conversation) -> None:

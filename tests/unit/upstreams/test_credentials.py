@@ -54,7 +54,6 @@ async def granted(
         clock = Clock()
         section = UpstreamCredential(**{kind: model(**told)})
         source = source_from(section, UPSTREAM, NO_SIGNER, clock=clock, clock_mono=clock, new_id=lambda: "id")
-        assert source is not None
         try:
             yield endpoint, source, clock
         finally:
@@ -329,9 +328,7 @@ async def test_tokens_are_bounded_in_number() -> None:
 def signing(key: SigningKey, clock: Clock, **more: Any) -> CredentialSource:
     ids = iter(range(100_000))
     section = UpstreamCredential(signed=Signed(**more))
-    source = source_from(section, UPSTREAM, TokenSigner("https://gw", key), clock=clock, new_id=lambda: str(next(ids)))
-    assert source is not None
-    return source
+    return source_from(section, UPSTREAM, TokenSigner("https://gw", key), clock=clock, new_id=lambda: str(next(ids)))
 
 
 def claims_in(shown: tuple[str, str] | None, key: SigningKey, audience: str = UPSTREAM) -> dict[str, Any]:
@@ -527,7 +524,6 @@ async def test_no_kind_but_passthrough_shows_the_callers_token_and_none_prints_a
 ) -> None:
     for name, kind in kinds.items():
         source = source_from(kind, UPSTREAM, TokenSigner("https://gw", generate()))
-        assert source is not None
         if not isinstance(source, ExchangedTokens) and name != "client":
             shown = await source.header(ALICE, 1.0)
             assert (shown == ("Authorization", f"Bearer {CANARY}")) == name.startswith("passed")
@@ -540,7 +536,6 @@ async def test_no_kind_but_passthrough_shows_the_callers_token_and_none_prints_a
 
 async def test_passthrough_shows_its_own_token_for_nobodys_questions(kinds: dict[str, UpstreamCredential]) -> None:
     with_own, without = (source_from(kinds[name], UPSTREAM, NO_SIGNER) for name in ("passed, own", "passed"))
-    assert with_own is not None and without is not None
     assert await with_own.header(None, 1.0) == ("Authorization", "Bearer secret-one")
     assert await without.header(None, 1.0) is None
     assert (await refusal_of(without, NO_TOKEN)).reason is Reason.UNAUTHENTICATED

@@ -54,7 +54,6 @@ async def test_each_session_has_a_stream_of_its_own_and_both_ways_show_our_crede
         assert first != second and len(server.streams) == 2
         assert (await said(await upstream.exchange(post(call(id="x"), second, who="b"))))["id"] == "x"
         assert (await upstream.exchange(post(call(), first, who="b"))).status == 404
-        assert server.server is not None
         heads = [request.partition(b"\r\n\r\n")[0].decode().split("\r\n") for request in server.server.requests]
         assert {(head[0], *head[3:]) for head in heads if head[0].startswith("GET")} == {
             ("GET /mcp HTTP/1.1", "Accept: text/event-stream", "X-Api-Key: ours")
@@ -80,7 +79,6 @@ async def test_each_session_has_a_stream_of_its_own_and_both_ways_show_our_crede
 )
 async def test_an_endpoint_of_the_same_origin_is_taken(endpoint: str, target: str) -> None:
     async with running(Old()) as server, upstream_of(server) as upstream:
-        assert server.server is not None
         server.opening = telling(endpoint.format(port=server.server.port))
         await begun(upstream)
         assert server.server.requests[1].startswith(f"POST {target} HTTP/1.1".encode())
@@ -105,7 +103,6 @@ async def test_an_endpoint_that_never_comes_is_a_time_out_and_leaves_nothing() -
             with pytest.raises(Refusal) as refused:
                 await upstream.exchange(post(initialize(), who="a", deadline_s=deadline_s))
             assert refused.value.reason is Reason.UPSTREAM_TIMEOUT
-        assert server.server is not None
         await server.server.all_gone()
 
 
@@ -115,7 +112,6 @@ async def test_an_endpoint_is_told_once(again: str) -> None:
         session = await begun(upstream)
         await server.streams[0].send(f"event: endpoint\ndata: {again}\n\n".encode())
         await said(await upstream.exchange(post(call(), session, who="a")))
-        assert server.server is not None
         assert {request.split(b" ")[1] for request in server.server.requests[1:]} == {b"/messages?s=0"}
 
 
@@ -210,7 +206,6 @@ class Either(Old):
         send = conversation.send
 
         async def answer(data: bytes) -> None:
-            assert self.server is not None
             at_its_address = self.server.requests[-1].startswith(b"POST /mcp ")
             await send(self.there if at_its_address and data == self.taking else data)
 
@@ -221,7 +216,6 @@ class Either(Old):
 @asynccontextmanager
 async def detecting_of(server: Old) -> AsyncIterator[DetectingUpstream]:
     async with upstream_of(server) as legacy:
-        assert server.server is not None
         upstream = DetectingUpstream(HttpUpstream("old", HttpAddress(server.server.url), timeout_s=2.0), legacy)
         try:
             yield upstream
@@ -230,7 +224,6 @@ async def detecting_of(server: Old) -> AsyncIterator[DetectingUpstream]:
 
 
 def gets(server: Old) -> int:
-    assert server.server is not None
     return sum(request.startswith(b"GET") for request in server.server.requests)
 
 
@@ -252,7 +245,6 @@ async def test_a_refused_post_and_an_endpoint_are_http_sse(there: bytes) -> None
         assert answer["error"]["code"] == -32601  # the session era only; so an enquiry goes on to initialize
         session = await begun(upstream)
         assert "result" in await said(await upstream.exchange(post(call(), session, who="a")))
-        assert server.server is not None
         assert sum(request.startswith(b"POST /mcp ") for request in server.server.requests) == 1
 
 

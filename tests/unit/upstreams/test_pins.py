@@ -41,9 +41,7 @@ ENTRY: dict[str, Any] = {
 
 
 def pin(entry: dict[str, Any] = ENTRY) -> Pin:
-    made = pin_of(entry, at=AT, by=BY)
-    assert made is not None
-    return made
+    return pin_of(entry, at=AT, by=BY)
 
 
 def backwards(value: Any) -> Any:

@@ -153,7 +153,6 @@ def test_foreign_guessed_and_incremented_event_ids_open_nothing() -> None:
     sessions = a_table()
     mine, other = opened(sessions), opened(sessions)
     sealed = mine.sealed_event_id("41")
-    assert sealed is not None
     forged = sealed[:-2] + ("Mg" if sealed[-2:] != "Mg" else "Mw")
     foreign = other.sealed_event_id("41")
     assert foreign is not None and foreign != sealed

@@ -146,7 +146,6 @@ async def test_when_a_keeper_is_killed_the_warden_ends_what_it_kept(processes: P
 @linux
 async def test_when_the_warden_is_killed_programs_go_on_and_the_next_one_has_another(processes: Processes) -> None:
     first = await processes.start(shell("exec cat"))
-    assert processes.warden_pid is not None
     os.kill(processes.warden_pid, signal.SIGKILL)
     await dies(processes.warden_pid, 1.0)
     second = await processes.start(shell("exec cat"))
@@ -172,7 +171,6 @@ asyncio.run(main())
 @linux
 async def test_when_the_sidecar_stands_still_what_may_live_no_longer_ends_all_the_same() -> None:
     sidecar = await asyncio.create_subprocess_exec(sys.executable, "-c", STANDS_STILL, stdout=asyncio.subprocess.PIPE)
-    assert sidecar.stdout is not None
     for pid in map(int, (await sidecar.stdout.readline()).split()):
         await dies(pid, 10.0)
     assert alive(sidecar.pid)
