@@ -157,6 +157,10 @@ class HeldRecords(Generic[R]):
         self.lapsed, self._held_s = mono_s - self._held_s > HELD_S, mono_s
         return taken
 
+    async def sweep(self) -> None:
+        """Deletes records that have expired. Raises RecordStoreOut."""
+        await self.store.sweep(self.clock())
+
     def refuse(self, record_id: str) -> None:
         """Notes a record that its caller was told is not stored."""
         self.refused[record_id] = None

@@ -32,7 +32,7 @@ class TaskRunner:
 
     def __post_init__(self) -> None:
         self.held = HeldRecords(self.means.store, self.holder, self.means.live.clock, SHARE)
-        self.worker = Worker("tasks", self._take_up, self._sweep, lambda: LOOK_EVERY_S)
+        self.worker = Worker("tasks", self._take_up, self.held.sweep, lambda: LOOK_EVERY_S)
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
         """Stores a new task, held by this process. Returns False if a task with this id exists, which stays unchanged.
@@ -73,9 +73,6 @@ class TaskRunner:
         self.wake(ended)
         return ended
 
-    async def run(self) -> None:
-        await self.worker.run()
-
     async def stop(self, grace_s: float) -> None:
         """Begins nothing more, and waits up to `grace_s` for messages being sent; other tasks continue after the next
         start."""
@@ -100,6 +97,3 @@ class TaskRunner:
         untold = record._replace(callback_url="", revision=record.revision + 1)
         await self.means.store.replace(untold.ended(TaskState.CANCELLED, self.means.live.clock()))
         del self.held.refused[record.id]
-
-    async def _sweep(self) -> None:
-        await self.means.store.sweep(self.means.live.clock())

@@ -173,7 +173,7 @@ class Scheduler:
     holder: str
     new_id: Callable[[], str]
     worker: Worker[NamedSchedule | None] = field(init=False)
-    holds: dict[str, ScheduleStanding] = field(default_factory=dict)
+    holds: set[str] = field(default_factory=set)
     held: HeldRecords[ScheduleStanding] = field(init=False)
     _known: dict[str, ScheduleStanding] = field(default_factory=dict)
     _unread: frozenset[str] = frozenset()  # unreadable, so it may be paused and does not run
@@ -185,12 +185,9 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.held = HeldRecords(self.store, self.holder, self.live.clock, SHARE)
-        self.worker = Worker("schedules", self._look, self._sweep, self._pause_s, sweep_every_s=SWEEP_EVERY_S)
+        self.worker = Worker("schedules", self._look, self.held.sweep, self._pause_s, sweep_every_s=SWEEP_EVERY_S)
 
     # --- scheduled runs -----------------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        await self.worker.run()
 
     async def close(self) -> None:
         await self.worker.cancel()
@@ -203,7 +200,7 @@ class Scheduler:
             await self._take(named)
             named = self._named  # another replica may have added one
         self._tell_of_added()
-        for schedule_id in self.holds.keys() - self.worker.jobs.keys():
+        for schedule_id in self.holds - self.worker.jobs.keys():
             one = named.get(schedule_id)
             self.worker.begin(schedule_id, one, partial(self._see_to, one, schedule_id, anew=anew))
         await self.worker.wait()
@@ -214,8 +211,10 @@ class Scheduler:
         for one in named.values():
             if one.id not in self._known:
                 await self._begin(one)
-        self.holds = {one.id: one for one in await self.held.take()}
+        taken = await self.held.take()
         await self._read()
+        self._known = {one.id: one for one in taken} | self._known
+        self.holds = {one.id for one in taken}
         named = self._named
         await self._look_for_unread(named)
         self._taken_s = now_s
@@ -232,9 +231,6 @@ class Scheduler:
         everything, _ = await self.store.page(OWNER, RecordPage((OWNER,), limit=2 * MOST))
         self._known = {one.id: one for one in everything}
         self._tell_of_added()
-
-    async def _sweep(self) -> None:
-        await self.store.sweep(self._now_s)
 
     def _tell_of_added(self) -> None:
         added = [one for one in self._named.values() if one.added is not None]
@@ -268,18 +264,19 @@ class Scheduler:
                 else:
                     await self._keep_up(one, anew=anew)
         except _Changed:  # the next look sees the change
-            self.holds.pop(schedule_id, None)
+            self.holds.discard(schedule_id)
 
     async def _part_with(self, schedule_id: str) -> None:
         """Deletes a schedule that this process's settings have not named for long; another replica's may."""
-        standing = self.holds[schedule_id]
-        if self._now_s >= standing.expires_at:
+        standing = self._known.get(schedule_id)
+        if standing is not None and self._now_s >= standing.expires_at:
             gone = standing.removed()
             await self.store.replace(gone._replace(revision=gone.revision + 1))
-            del self.holds[schedule_id]
+            self.holds.discard(schedule_id)
 
     async def _keep_up(self, one: NamedSchedule, *, anew: bool) -> None:
-        standing = self.holds[one.id]
+        if (standing := self._known.get(one.id)) is None:  # it cannot be read any more
+            return
         if self._seen(one)(standing) is not standing:
             standing, _ = await self._change(one, self._seen(one))
         if anew:
@@ -427,7 +424,7 @@ class Scheduler:
             one = await self._of(key)
             await self.witness("schedule-remove", by, schedule=key, **one.defined)
             standing, _ = await self._change(one, ScheduleStanding.removed)
-            self.holds.pop(one.id, None)
+            self.holds.discard(one.id)
             self._tell_of_added()
             return ShownSchedule(key, one.schedule, standing, None, added=one.added)
 
@@ -536,8 +533,6 @@ class Scheduler:
 
     def _remember(self, standing: ScheduleStanding) -> ScheduleStanding:
         self._known[standing.id] = standing
-        if standing.id in self.holds:
-            self.holds[standing.id] = standing
         return standing
 
     def _seen(self, one: NamedSchedule) -> Verb:
@@ -584,7 +579,8 @@ class Scheduler:
         waits = [
             next_s - now_s
             for one in self._named.values()
-            if (standing := self.holds.get(one.id)) is not None
+            if one.id in self.holds
+            and (standing := self._known.get(one.id)) is not None
             and standing.state not in AT_REST
             and (next_s := self._due_next(one, standing)) is not None
             and next_s > now_s

@@ -92,7 +92,8 @@ class Outbox:
     _look_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._worker = Worker("callbacks", self._look, no_sweep, self._pause_s, ended=self._wake)
+        self._worker = Worker("callbacks", self._look, no_sweep, self._pause_s)
+        self._worker.ended = self._worker.wake
         self._look_at = self.clock()
 
     def listen(self, kind: Kind, told: Listener) -> None:
@@ -110,7 +111,7 @@ class Outbox:
         if not await self.store.put(callback, now_s, bounds):
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
         self._known(PendingDelivery(*callback[:6], 0, now_s))
-        self._wake()
+        self._worker.wake()
         return callback.id
 
     async def drop(self, kind: Kind, ref: str) -> None:
@@ -128,7 +129,7 @@ class Outbox:
 
     def clock_was_set(self, by_s: float) -> None:
         self._order.shift(by_s)
-        self._wake()
+        self._worker.wake()
 
     async def run(self) -> None:
         """Sends what is due, until cancelled. Attempts under way then are repeated after the next start."""
@@ -148,9 +149,6 @@ class Outbox:
         finally:
             while (waiting := self._order.take(now_s, self.rules().per_target_per_minute)) is not None:
                 self._worker.begin(waiting.id, waiting, partial(self._attempt, waiting))
-
-    def _wake(self) -> None:
-        self._worker.wake()
 
     def _pause_s(self) -> float:
         return min(self._order.wake_at() or self._look_at, self._look_at) - self.clock()
