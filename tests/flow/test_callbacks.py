@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sidecar.http.client import parse_origin
-from sidecar.tasks.webhooks import load_or_make_callback_key
+from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 from tests.flow.world import PATIENCE_S, World, until, world
 from tests.unit.http.client.hostile import Hostile, response, say, serving
 from tests.unit.tasks.webhooks.receiving import for_, header, in_turn, verified

@@ -37,11 +37,12 @@ from sidecar.limits import Lease, Limiter, LimitPlan, plan_charges
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
 from sidecar.settings.server import TaskSettings
 from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
+from sidecar.storage.deliveries import OnBehalfOf
 from sidecar.storage.task_owners import TaskOwners
 from sidecar.tasks.api.models import shown, without_result
 from sidecar.tasks.api.request_reader import cancels, gets, hears, sends
 from sidecar.tasks.api.task_record import SEEN, TASKS, Task, TaskState, TaskStep
-from sidecar.tasks.webhooks import OnBehalfOf, Outbox
+from sidecar.tasks.webhooks.outbox import Outbox
 from sidecar.upstreams.agents import AgentUpstream, OutgoingOperation
 from sidecar.upstreams.agents.transport import Result
 from sidecar.vocabulary import ERROR_CODE, Call, Caller, Decision

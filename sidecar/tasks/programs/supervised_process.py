@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -36,14 +36,13 @@ class StderrTail:
     """Keeps the end of a program's standard error, safe to show: without control sequences and secrets."""
 
     def __init__(self, cleaner: OutputCleaner) -> None:
-        self._listener = cleaner
-        self._text = ""
+        self._cleaner, self._text = cleaner, ""
 
     def add(self, said: bytes) -> None:
-        self._keep(self._listener.feed(said))
+        self._text = (self._text + self._cleaner.feed(said))[-_KEPT_CHARS:]
 
     def over(self) -> None:
-        self._keep(self._listener.end())
+        self._text = (self._text + self._cleaner.end())[-_KEPT_CHARS:]
 
     def lines(self, count: int = _TOLD_LINES) -> list[str]:
         """Returns the newest lines that are not blank, oldest first."""
@@ -52,9 +51,6 @@ class StderrTail:
     @property
     def last(self) -> str:
         return "".join(self.lines(1))
-
-    def _keep(self, text: str) -> None:
-        self._text = (self._text + text)[-_KEPT_CHARS:]
 
 
 class SupervisedProcess:
@@ -65,16 +61,21 @@ class SupervisedProcess:
     ) -> None:
         self.last_words = StderrTail(cleaning.cleaner(plain=True))
         self.timed_out = False
-        self._process = process
-        self._meter = UsageMeter(process, clock_mono)
+        self._process, self._meter = process, UsageMeter(process, clock_mono)
+        self.pid, self.answer, self.aside, self.measure_anew = (
+            process.pid,
+            process.answer,
+            process.aside,
+            self._meter.begin,
+        )
         self._gathered = b""
         self._reading: asyncio.Task[bytes] | None = None
         self._ended_early: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._term: TimeLimit | None = None
-        self._exited = _task(process.wait(), f"awaits the end of process {process.pid}")
-        self._errors = _task(self._keep_errors(), f"reads the errors of process {process.pid}")
-        self._measuring = _task(self._meter.run(), f"measures process {process.pid}")
+        self._exited = asyncio.create_task(process.wait(), name=f"awaits the end of process {process.pid}")
+        self._errors = asyncio.create_task(self._keep_errors(), name=f"reads the errors of process {process.pid}")
+        self._measuring = asyncio.create_task(self._meter.run(), name=f"measures process {process.pid}")
 
     @classmethod
     async def start(
@@ -91,16 +92,6 @@ class SupervisedProcess:
             raise
         attended.lives(term)
         return attended
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def answer(self) -> AbstractAsyncContextManager[None]:
-        return self._process.answer()
-
-    def aside(self) -> AbstractAsyncContextManager[None]:
-        return self._process.aside()
 
     @property
     def exit(self) -> Exit | None:
@@ -122,9 +113,6 @@ class SupervisedProcess:
         if self.exit is None:
             self._meter.look()
         return self._meter.usage()
-
-    def measure_anew(self) -> None:
-        self._meter.begin()
 
     def end_in(self, deadline_s: float | None) -> None:
         """Ends it after this many seconds, whether its output is read or not; None cancels that."""
@@ -195,7 +183,7 @@ class SupervisedProcess:
     async def _chunk(self, wait_s: float | None = None) -> bytes:
         """Returns the next chunk within `wait_s`, or b"" if none comes."""
         if self._reading is None:
-            self._reading = _task(self._process.stdout.read(READ_BYTES), f"reads process {self.pid}")
+            self._reading = asyncio.create_task(self._process.stdout.read(READ_BYTES), name=f"reads process {self.pid}")
         reading = self._reading
         if wait_s is not None:
             await asyncio.wait({reading}, timeout=wait_s)
@@ -219,7 +207,9 @@ class SupervisedProcess:
 
     def _time_is_over(self) -> None:
         self.timed_out = self.exit is None
-        self._ended_early = _task(self._process.end(patience_s=0.0, grace_s=GRACE_S), f"ends process {self.pid}")
+        self._ended_early = asyncio.create_task(
+            self._process.end(patience_s=0.0, grace_s=GRACE_S), name=f"ends process {self.pid}"
+        )
 
 
 async def _undo(starting: asyncio.Future[Process]) -> None:
@@ -228,10 +218,6 @@ async def _undo(starting: asyncio.Future[Process]) -> None:
 
 
 T = TypeVar("T")
-
-
-def _task(doing: Coroutine[object, object, T], name: str) -> asyncio.Task[T]:
-    return asyncio.get_running_loop().create_task(doing, name=name)
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -18,42 +18,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
 
-from sidecar.gateway.frontends.a2a.push_notifications import PATH, IsAnothers, PushConfigs, RewrittenConfig, Shows
+from sidecar.gateway.frontends.a2a.push_notifications import IsAnothers, PushConfigs, Shows
 from sidecar.http.client import GuardedClient, SystemResolver
 from sidecar.settings import Settings
 from sidecar.storage import RecordStores
-from sidecar.storage.deliveries import (
-    Delivery,
-    DeliveryBounds,
-    DeliveryOutcome,
-    DeliveryStore,
-    OnBehalfOf,
-    PendingDelivery,
-)
-from sidecar.storage.push_configs import PUSHES, PushRecord
+from sidecar.storage.push_configs import PUSHES
 from sidecar.storage.sealing import AesSeal
 from sidecar.tasks.webhooks.outbox import DeliveryCounts, Objection, Outbox
-from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
+from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 from sidecar.vocabulary import Witness
-
-__all__ = [
-    "PATH",
-    "CallbackKey",
-    "Delivery",
-    "DeliveryBounds",
-    "DeliveryOutcome",
-    "DeliveryStore",
-    "OnBehalfOf",
-    "Outbox",
-    "PendingDelivery",
-    "PushConfigs",
-    "PushRecord",
-    "RewrittenConfig",
-    "Webhooks",
-    "callbacks_from",
-    "check_callbacks",
-    "load_or_make_callback_key",
-]
 
 PURPOSE: Final = b"sidecar/push/1"
 

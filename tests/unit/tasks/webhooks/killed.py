@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.storage import SqliteFile
-from sidecar.tasks.webhooks import DeliveryOutcome, DeliveryStore
+from sidecar.storage.deliveries import DeliveryOutcome, DeliveryStore
 from tests.unit.tasks.webhooks.receiving import Seen, for_, outbox
 
 

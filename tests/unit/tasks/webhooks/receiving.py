@@ -17,8 +17,9 @@ from sidecar.errors import Reason, Refusal
 from sidecar.http.client import GuardedClient, parse_origin
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage import SqliteFile
-from sidecar.storage.deliveries import Kind
-from sidecar.tasks.webhooks import CallbackKey, DeliveryOutcome, DeliveryStore, OnBehalfOf, Outbox
+from sidecar.storage.deliveries import DeliveryOutcome, DeliveryStore, Kind, OnBehalfOf
+from sidecar.tasks.webhooks.outbox import Outbox
+from sidecar.tasks.webhooks.signature import CallbackKey
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.http.client.hostile import Conversation, Script
 

@@ -22,14 +22,8 @@ from sidecar.cli import main
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client import parse_origin
 from sidecar.storage import RecordStoreOut, SqliteFile
-from sidecar.tasks.webhooks import (
-    CallbackKey,
-    Delivery,
-    DeliveryOutcome,
-    DeliveryStore,
-    PendingDelivery,
-    load_or_make_callback_key,
-)
+from sidecar.storage.deliveries import Delivery, DeliveryOutcome, DeliveryStore, PendingDelivery
+from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
 from tests.pages import blocks_of
 from tests.refusals import refused
 from tests.unit.http.client.hostile import Conversation, Script, response, say, serving

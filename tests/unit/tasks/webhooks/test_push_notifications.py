@@ -21,11 +21,12 @@ from aiohttp import web
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.a2a.push_notifications import PATH, PushConfigs
 from sidecar.http.client import GuardedClient
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage import MemoryRecordStore, RecordStore, SqliteFile, SqliteRecordStore
 from sidecar.storage.push_configs import PUSHES, PushRecord
-from sidecar.tasks.webhooks import PATH, Outbox, PushConfigs
+from sidecar.tasks.webhooks.outbox import Outbox
 from tests.a2a.agents import NO_OLD, OLD_PYTHON
 from tests.unit.http.client.hostile import Hostile, response, say, serving
 from tests.unit.tasks.webhooks.receiving import HERE, Seen, for_, header, running, verified
