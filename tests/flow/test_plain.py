@@ -59,24 +59,12 @@ async def test_a_list_is_what_the_caller_may_use_in_the_words_of_the_seed(tmp_pa
         answer = await plain(running).ask("tools/list")
         check_described(LIST, answer)
         assert answer[0] == 200 and answer[2]["Cache-Control"] == "no-store"
-        assert answer[1] == {
-            "tools": [
-                {
-                    "name": "search_code",
-                    "description": "Search.",
-                    "input_schema": TOOLS[0]["inputSchema"],
-                    "status": "active",
-                    "deprecated": False,
-                },
-                {
-                    "name": "get_file",
-                    "description": None,
-                    "input_schema": TOOLS[2]["inputSchema"],
-                    "status": "active",
-                    "deprecated": False,
-                },
-            ]
-        }
+        same = {"status": "active", "deprecated": False}
+        search, get = TOOLS[0]["inputSchema"], TOOLS[2]["inputSchema"]
+        assert answer[1]["tools"] == [
+            {"name": "search_code", "description": "Search.", "input_schema": search, **same},
+            {"name": "get_file", "description": None, "input_schema": get, **same},
+        ]
         (end,) = running.ends()
         assert (end["protocol"], end["method"], end["object"]) == ("http", "tools/list", "nhi:github")
         moved = 'sidecar_requests_total{method="tools/list",protocol="http",status="success",upstream="github"} 1.0'
@@ -108,13 +96,8 @@ async def test_what_is_off_or_cannot_be_named_in_a_path_is_not_listed(tmp_path: 
         await running.app.switch_off("github", "delete_repo", reason="", until=None, by="test")
         _, body, _ = await plain(running).ask("tools/list")
         listed = {tool["name"]: tool["deprecated"] for tool in body["tools"]}
-        assert listed == {
-            "search_code": False,
-            "get_file": False,
-            "files/read.v2": False,
-            "old": True,
-            "older": True,
-        }
+        current = dict.fromkeys(("search_code", "get_file", "files/read.v2"), False)
+        assert listed == {**current, "old": True, "older": True}
         for name in listed:
             arguments = GOOD if name == "search_code" else {}
             assert (await plain(running).call(name, arguments))[0] == 200, name
@@ -179,11 +162,8 @@ async def test_a_call_is_answered_with_its_id_in_the_evidence(tmp_path: Path) ->
         decision, outcome = running.records()[-2:]
         assert decision["decision_id"] == outcome["decision_id"] == body["call_id"]
         assert (outcome["protocol"], outcome["run_id"], outcome["thread_id"]) == ("http", "run-7", "thread-7")
-        assert (outcome["object"], outcome["status"], outcome["http_status"]) == (
-            "tool:github/search_code",
-            "success",
-            200,
-        )
+        end = (outcome["object"], outcome["status"], outcome["http_status"])
+        assert end == ("tool:github/search_code", "success", 200)
         assert 0 <= body["latency_ms"] <= outcome["duration_ms"]
         sent, message = next(entry for entry in running.upstream.seen if entry[1]["method"] == "tools/call")
         assert message["params"]["arguments"] == GOOD

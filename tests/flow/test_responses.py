@@ -273,23 +273,14 @@ async def test_a_named_tools_result_is_kept_as_the_caller_had_it_and_the_outcome
         await running.call("delete_repo", {"repo": "x"})
         (kept,) = evidence(running)
         end = running.ends()[0]
-        assert {name: kept[name] for name in ("source_type", "mcp_tool_name", "mcp_method", "run_id")} == {
-            "source_type": "mcp",
-            "mcp_tool_name": "github",
-            "mcp_method": "get_file",
-            "run_id": "run-7",
-        }
+        names = {"source_type": "mcp", "mcp_tool_name": "github", "mcp_method": "get_file", "run_id": "run-7"}
+        said = {"type": "repository", "description": "a file of main", "confidence": 0.9, "tags": ["code"]}
+        assert {name: kept[name] for name in (*names, *said)} == {**names, **said}
         assert kept["data"] == {name: body["result"][name] for name in ("content", "structuredContent")}
         assert list(kept["data"]["structuredContent"]) == ["a", "b"]
         assert kept["metadata"] == {"redacted": True, "cache_key": f"github:get_file:{end['args_hash']}"}
         assert kept["mcp_invocation_id"] == end["decision_id"]
         assert [each["id"] for each in end["evidence"]] == [kept["id"]]
-        assert {name: kept[name] for name in ("type", "description", "confidence", "tags")} == {
-            "type": "repository",
-            "description": "a file of main",
-            "confidence": 0.9,
-            "tags": ["code"],
-        }
         assert running.ends()[1]["evidence"] == []
         raw = evidence_path(running).read_bytes()
         assert b"very/private" not in raw and b"example.com" not in raw

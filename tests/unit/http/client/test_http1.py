@@ -160,35 +160,26 @@ def test_one_byte_chunks_fill_the_buffer_as_fast_as_large_ones() -> None:
     assert reader.buffered > 256 * 1024
 
 
-@pytest.mark.parametrize(
-    ("verb", "path", "header"),
-    [
-        ("GET", "/", ("X", "a\r\nY: b")),
-        ("GET", "/", ("X", "a\nY: b")),
-        ("GET", "/", ("X", "a\0")),
-        ("GET", "/", ("X", "ä")),
-        ("GET", "/", ("X", " a")),
-        ("GET", "/", ("X", "a ")),
-        ("GET", "/", ("X\r\nY", "a")),
-        ("GET", "/", ("X:", "a")),
-        ("GET", "/", ("", "a")),
-        ("GET", "/", ("Host", "other")),
-        ("GET", "/", ("content-LENGTH", "3")),
-        ("GET", "/", ("Transfer-Encoding", "chunked")),
-        ("GET", "/", ("Connection", "X-Tenant")),
-        ("GET", "/", ("Cookie", "a=b")),
-        ("GET", "/", ("Accept-Encoding", "gzip")),
-        ("GET", "/ HTTP/1.1\r\nX: y", ("X", "a")),
-        ("GET", "/a b", ("X", "a")),
-        ("GET", "http://elsewhere/", ("X", "a")),
-        ("GET /", "/", ("X", "a")),
-        ("HEAD", "/", ("X", "a")),
-    ],
-)
-def test_what_http_cannot_carry_is_not_sent(verb: str, path: str, header: tuple[str, str]) -> None:
-    with pytest.raises(InvalidRequest):
-        RequestForm(verb, path, "host", [header])
-    if header != ("X", "a"):
+VALUES = ("a\r\nY: b", "a\nY: b", "a\0", "ä", " a", "a ")
+OURS = {"Host": "other", "content-LENGTH": "3", "Transfer-Encoding": "chunked", "Connection": "X-Tenant"}
+OURS |= {"Cookie": "a=b", "Accept-Encoding": "gzip"}
+BAD_HEADERS = [*(("X", value) for value in VALUES), ("X\r\nY", "a"), ("X:", "a"), ("", "a"), *OURS.items()]
+BAD_LINES = [
+    ("GET", "/ HTTP/1.1\r\nX: y"),
+    ("GET", "/a b"),
+    ("GET", "http://elsewhere/"),
+    ("GET /", "/"),
+    ("HEAD", "/"),
+]
+
+
+def test_what_http_cannot_carry_is_not_sent() -> None:
+    for verb, path in BAD_LINES:
+        with pytest.raises(InvalidRequest):
+            RequestForm(verb, path, "host", [("X", "a")])
+    for header in BAD_HEADERS:
+        with pytest.raises(InvalidRequest):
+            RequestForm("GET", "/", "host", [header])
         with pytest.raises(InvalidRequest):
             RequestForm("POST", "/", "host", []).message([header], b"")
         with pytest.raises(InvalidRequest):
@@ -315,19 +306,10 @@ def test_a_damaged_response_means_the_same_however_it_is_cut(
     assert outcome(damaged) == outcome(damaged, step)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"HTTP/1.1 200 OK\r\nX: a?b\r\nContent-Length: 2\r\n\r\nok",
-        b"HTTP/1.1 200 OK\r\nX:?a\r\nContent-Length: 2\r\n\r\nok",
-        b"HTTP/1.1 200 OK\r\nX?Y: a\r\nContent-Length: 2\r\n\r\nok",
-        b"HTTP/1.1 200 OK\r\n?: a\r\nContent-Length: 2\r\n\r\nok",
-        b"HTTP/1.1 200 O?K\r\nContent-Length: 2\r\n\r\nok",
-        b"HTTP/1.1 200?OK\r\nContent-Length: 2\r\n\r\nok",
-        b"HTTP/1.1?200 OK\r\nContent-Length: 2\r\n\r\nok",
-    ],
-)
-def test_every_byte_in_a_head_is_read_alike_whole_and_in_pieces(raw: bytes) -> None:
+@pytest.mark.parametrize("head", ["1.1 200 OK|X: a?b", "1.1 200 OK|X:?a", "1.1 200 OK|X?Y: a", "1.1 200 OK|?: a",
+                                  "1.1 200 O?K|X: a", "1.1 200?OK|X: a", "1.1?200 OK|X: a"])  # fmt: skip
+def test_every_byte_in_a_head_is_read_alike_whole_and_in_pieces(head: str) -> None:
+    raw = f"HTTP/{head}|Content-Length: 2||ok".replace("|", "\r\n").encode()
     for byte in range(256):
         sent = raw.replace(b"?", bytes([byte]), 1)
         assert outcome(sent) == outcome(sent, 1), byte
