@@ -44,8 +44,13 @@ def reject_any(findings: Iterable[Finding]) -> None:
 def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Finding]:
     """All findings of a failed validation, with `at` relative to the whole document."""
     for detail in error.errors(include_url=False):
-        if not _is_echo(detail):
-            yield from _translated(detail, model)
+        loc: Loc = detail["loc"]
+        context: Mapping[str, Any] = detail.get("ctx") or {}
+        if detail["type"] == "findings":
+            yield from (replace(found, at=loc + found.at) for found in context["findings"])
+        elif detail["type"] != "too_short" or len(detail["input"]) < context["min_length"]:
+            # Else it follows from another: pydantic counts valid entries only.
+            yield replace(_finding(detail, loc, context, model), at=loc)
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -68,67 +73,41 @@ def nothing_like(what: str, word: str, known: Iterable[str]) -> str:
 
 _EXPECTED = {
     "string_type": "a string",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "set_type": "a list",
-    "frozen_set_type": "a list",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type"), "a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "a mapping"),
 }
 _BOUNDS = {
-    "greater_than_equal": ("ge", "must be at least"),
-    "greater_than": ("gt", "must be more than"),
-    "less_than_equal": ("le", "must be at most"),
-    "less_than": ("lt", "must be less than"),
-}
-_LENGTHS = {
-    "too_short": ("min_length", "must have at least", "entries", "entry"),
-    "too_long": ("max_length", "must have at most", "entries", "entry"),
-    "string_too_short": ("min_length", "must have at least", "characters", "character"),
-    "string_too_long": ("max_length", "must have at most", "characters", "character"),
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
 }
 
 
-def _is_echo(detail: ErrorDetails) -> bool:
-    """Whether an error follows from another: pydantic counts valid entries only, so a list with one invalid entry is
-    also "too short"."""
-    return detail["type"] == "too_short" and len(detail["input"]) >= (detail.get("ctx") or {})["min_length"]
-
-
-def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Finding]:
-    loc: Loc = detail["loc"]
-    context: Mapping[str, Any] = detail.get("ctx") or {}
-    if detail["type"] == "findings":
-        yield from (replace(found, at=loc + found.at) for found in context["findings"])
-    else:
-        yield replace(_finding(detail["type"], loc, detail, context, model), at=loc)
-
-
-def _finding(kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, Any], model: type[BaseModel]) -> Finding:
+def _finding(detail: ErrorDetails, loc: Loc, context: Mapping[str, Any], model: type[BaseModel]) -> Finding:
     last = str(loc[-1]) if loc else ""
-    if kind == "extra_forbidden":
-        hint = _elsewhere(model, loc) or did_you_mean(last, _keys_at(model, loc[:-1]))
-        return Finding(f'unknown key "{last}"', "Y101", hint, on_key=True)
-    if kind == "missing":
-        return Finding(f'the key "{last}" is missing', "Y102", on_key=True)
-    if kind in _EXPECTED:
-        return _wrong_type(_EXPECTED[kind], detail["input"])
-    if kind == "literal_error":
-        return _wrong_word(detail["input"], context)
-    if kind in _BOUNDS:
-        bound, words = _BOUNDS[kind]
-        return Finding(f"{words} {context[bound]}")
-    if kind in _LENGTHS:
-        bound, words, unit, unit_of_one = _LENGTHS[kind]
-        return Finding(f"{words} {context[bound]} {unit if context[bound] != 1 else unit_of_one}")
-    if kind == "value_error":
-        return Finding(str(context["error"]))
+    match detail["type"]:
+        case "extra_forbidden":
+            hint = _elsewhere(model, loc) or did_you_mean(last, _keys_at(model, loc[:-1]))
+            return Finding(f'unknown key "{last}"', "Y101", hint, on_key=True)
+        case "missing":
+            return Finding(f'the key "{last}" is missing', "Y102", on_key=True)
+        case "literal_error":
+            return _wrong_word(detail["input"], context)
+        case "value_error":
+            return Finding(str(context["error"]))
+        case kind if kind in _EXPECTED:
+            return _wrong_type(_EXPECTED[kind], detail["input"])
+        case kind if kind in _BOUNDS:
+            text = _BOUNDS[kind].format_map(context)
+            return Finding(text.replace(" 1 entries", " 1 entry").replace(" 1 characters", " 1 character"))
     return Finding(detail["msg"][:1].lower() + detail["msg"][1:])
 
 
@@ -139,16 +118,11 @@ def _wrong_type(expected: str, found: object) -> Finding:
     elif expected == "a list" and isinstance(found, str):
         hint = "put it into brackets: [ ]"
     elif isinstance(found, str) and expected in {"a whole number", "a number", "true or false"}:
-        hint = "write it without quotes" if _is_spelt(found, expected) else f"write {expected}"
+        spelt = {"a whole number": r"-?[0-9]+", "a number": r"-?[0-9]+(\.[0-9]+)?"}.get(expected, "true|false")
+        hint = "write it without quotes" if re.fullmatch(spelt, found) else f"write {expected}"
     elif expected == "a mapping" and found is None:
         hint = "write something below it, or remove it"
     return Finding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
-
-
-def _is_spelt(text: str, expected: str) -> bool:
-    if expected == "true or false":
-        return text in ("true", "false")
-    return re.fullmatch(r"-?[0-9]+" if expected == "a whole number" else r"-?[0-9]+(\.[0-9]+)?", text) is not None
 
 
 def _kind_of(value: object) -> str:

@@ -163,38 +163,30 @@ class _Composer:
 
     def take(self, event: yaml.Event) -> bool:
         """Handle one event. Returns whether to continue."""
-        if isinstance(event, yaml.DocumentStartEvent):
-            return self.begin(event)
-        if isinstance(event, yaml.AliasEvent):
-            self.fault(self.span(event), "Y008", f"*{event.anchor} is an alias", "write the value out")
-            self.add(YamlNode(None, self.span(event)))
-        elif isinstance(event, yaml.ScalarEvent):
-            self.check_properties(event)
-            self.add(self.scalar(event))
-        elif isinstance(event, yaml.CollectionStartEvent):
-            self.check_properties(event)
-            return self.open(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            frame = self.stack.pop()
-            self.add(YamlNode(frame.value, frame.span))
-        return True
-
-    def begin(self, event: yaml.DocumentStartEvent) -> bool:
-        self.documents += 1
-        if self.documents > 1:
-            self.fault(
-                self.span(event), "Y006", "a second document begins here", "one file holds one document: split it"
-            )
-            return False
-        if event.version or event.tags:
-            self.fault(self.span(event), "Y009", "a YAML directive", "remove the line that begins with %")
-        return True
-
-    def open(self, event: yaml.CollectionStartEvent) -> bool:
-        if len(self.stack) >= MAX_DEPTH:
-            self.fault(self.span(event), "Y007", f"nested more than {MAX_DEPTH} deep", "no file of ours needs this")
-            return False
-        self.stack.append(_Frame({} if isinstance(event, yaml.MappingStartEvent) else [], self.span(event)))
+        span = self.span(event)
+        match event:
+            case yaml.DocumentStartEvent():
+                self.documents += 1
+                if self.documents > 1:
+                    self.fault(span, "Y006", "a second document begins here", "one file holds one document: split it")
+                    return False
+                if event.version or event.tags:
+                    self.fault(span, "Y009", "a YAML directive", "remove the line that begins with %")
+            case yaml.AliasEvent():
+                self.fault(span, "Y008", f"*{event.anchor} is an alias", "write the value out")
+                self.add(YamlNode(None, span))
+            case yaml.ScalarEvent():
+                self.check_properties(event)
+                self.add(self.scalar(event))
+            case yaml.CollectionStartEvent():
+                self.check_properties(event)
+                if len(self.stack) >= MAX_DEPTH:
+                    self.fault(span, "Y007", f"nested more than {MAX_DEPTH} deep", "no file of ours needs this")
+                    return False
+                self.stack.append(_Frame({} if isinstance(event, yaml.MappingStartEvent) else [], span))
+            case yaml.CollectionEndEvent():
+                frame = self.stack.pop()
+                self.add(YamlNode(frame.value, frame.span))
         return True
 
     def check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
@@ -209,7 +201,8 @@ class _Composer:
         span = self.span(event)
         if not event.implicit[0]:
             return YamlNode(event.value, span)
-        if event.value == "<<" and self.awaits_key():
+        awaits_key = self.stack and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
+        if event.value == "<<" and awaits_key:
             self.fault(span, "Y008", "<< is a merge key", "write the values out")
             return YamlNode("<<", span)
         try:
@@ -217,9 +210,6 @@ class _Composer:
         except DoubtfulScalarError as doubt:
             self.fault(span, "Y012", doubt.message, doubt.hint)
             return YamlNode(event.value, span)
-
-    def awaits_key(self) -> bool:
-        return bool(self.stack) and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
 
     def add(self, node: YamlNode) -> None:
         """Add a finished node to its parent: as the root, a list entry, or a mapping's key or value."""
@@ -234,7 +224,10 @@ class _Composer:
         else:
             name, place = frame.key
             frame.key = None
-            self.put(frame.value, name, replace(node, key=place), place)
+            earlier = frame.value.setdefault(name, replace(node, key=place))
+            if earlier.key is not place:
+                hint = f"it was first written on line {earlier.key.line if earlier.key else 0}; keep one"
+                self.fault(place, "Y010", f'the key "{name}" stands twice', hint)
 
     def key_text(self, node: YamlNode) -> str:
         if isinstance(node.value, str):
@@ -242,14 +235,6 @@ class _Composer:
         hint = "write a plain word" if isinstance(node.value, dict | list) else "quote it"
         self.fault(node.span, "Y011", "a key must be a string", hint)
         return f"\0{node.span.line}:{node.span.column}"  # a placeholder, so that reading continues to the next fault
-
-    def put(self, mapping: dict[str, YamlNode], name: str, node: YamlNode, place: YamlSpan) -> None:
-        earlier = mapping.get(name)
-        if earlier is None:
-            mapping[name] = node
-            return
-        line = earlier.key.line if earlier.key else 0
-        self.fault(place, "Y010", f'the key "{name}" stands twice', f"it was first written on line {line}; keep one")
 
     def span(self, event: yaml.Event) -> YamlSpan:
         start, end = event.start_mark, event.end_mark
