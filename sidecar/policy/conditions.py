@@ -118,11 +118,9 @@ class Condition:
     from_caller: bool
     program: cel.Expression
     tree: _Tree
+    syntax: Syntax
     looped: tuple[Path, ...]
     ranged: tuple[Path, ...]
-    loops: int
-    loop_nodes: int
-    range_nodes: int
     per_char: float
     per_square: float
     names: Read
@@ -153,12 +151,15 @@ class Condition:
         """Return the upper bound of one run's cost, in units."""
         nodes, chars = _size(data.values())
         units = nodes * _UNITS_PER_NODE + chars * self.per_char + (chars * chars * self.per_square)
-        if not self.loops or units > MAX_UNITS:
+        syntax = self.syntax
+        if not syntax.loops or units > MAX_UNITS:
             return units
         ranged, _ = _size([_at(data, path) for path in self.ranged])
         nodes, chars = _size([_at(data, path) for path in self.looped])
-        iterations: int = min(MAX_ITERATIONS, (ranged + self.range_nodes) ** self.loops)
-        return units + iterations * (nodes + self.loop_nodes + chars * self.per_char + chars * chars * self.per_square)
+        iterations: int = min(MAX_ITERATIONS, (ranged + syntax.range_nodes) ** syntax.loops)
+        return units + iterations * (
+            nodes + syntax.loop_nodes + chars * self.per_char + chars * chars * self.per_square
+        )
 
 
 class _UnfitError(Exception):
@@ -230,6 +231,8 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
         for step in path[:-1]:
             branch = branch.setdefault(step, {})
         branch[path[-1]] = ".".join(path)
+    named = (*(read.path for read in syntax.reads), *syntax.sought)
+    loops = any(read.ranged and read.path[0] == "args" for read in syntax.reads)
     return Condition(
         text=text,
         digest=sha256(text.encode()).hexdigest(),
@@ -237,21 +240,13 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
         from_caller=any(path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta") for path in paths),
         program=program,
         tree=tree,
+        syntax=syntax,
         looped=_outermost({read.path for read in syntax.reads if read.looped and read.path[0] in VARIABLES}),
         ranged=tuple(read.path for read in syntax.reads if read.ranged and read.path[0] in VARIABLES),
-        loops=syntax.loops,
-        loop_nodes=syntax.loop_nodes,
-        range_nodes=syntax.range_nodes,
         per_char=max([_UNITS_PER_CHAR, *(_units_per_char(call) for call in syntax.calls)]),
         per_square=_CONTAINS_SQUARE if any(c.function == "contains" and c.dynamic for c in syntax.calls) else 0,
-        names=_names(syntax),
+        names=read_of([path[1:] for path in named if path[0] == "args"], syntax.inner if loops else ()),
     )
-
-
-def _names(syntax: Syntax) -> Read:
-    paths = [path[1:] for path in (*(read.path for read in syntax.reads), *syntax.sought) if path[0] == "args"]
-    loops = any(read.ranged and read.path[0] == "args" for read in syntax.reads)
-    return read_of(paths, syntax.inner if loops else ())
 
 
 def _units_per_char(call: CalledFunction) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.policy.bounded_cache import BoundedCache
 from sidecar.policy.compiler import Check, Facet, MatcherPlan, RowTest, compiled, plan_of
-from sidecar.policy.expression import FunctionCall, Name, Node
+from sidecar.policy.expression import FunctionCall, Name
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.model import Model
 from sidecar.policy.pattern_index import PatternIndex
@@ -77,11 +77,15 @@ class Matcher:
         self._first = sides[0] if sides else None
         self._second = sides[1] if len(sides) > 1 else None
         self._objects = next((side for side in sides if side.facet.column == "obj"), None)
-        self._by_action, checks = _split_actions(self.plan.checks)
+        self._by_action = _ACTIONS in self.plan.checks  # the usual conjunct, cached by action
         self._actions: dict[str, dict[int, bool]] = {}
-        self._checks: list[Check] = [compiled(part, table, ways) for part in checks]
+        self._checks: list[Check] = [compiled(part, table, ways) for part in self.plan.checks if part != _ACTIONS]
         self._strict: list[Check] = [compiled(f.node, table, ways) for f in self.plan.index if f.strict]
-        self._foreign = _foreign(model, self.plan.foreign, table, ways) if self.plan.foreign else None
+        self._foreign: CasbinMatcher | None = None
+        if self.plan.foreign:
+            from sidecar.policy.casbin_matcher import CasbinMatcher  # takes a third of a second to import
+
+            self._foreign = CasbinMatcher(model, self.plan.foreign, table, ways)
         self._on_server: BoundedCache[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = BoundedCache(256)
 
     def rows(self, asked: RowTest) -> list[int]:
@@ -184,7 +188,8 @@ class Matcher:
             # "0" follows "/" in ASCII: every text with the prefix sorts between the two.
             spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
             if self._objects is None:
-                self._objects = _Side(_ANY_OBJECT, self._table, _wild_objects(self._table), self._ways)
+                wild = sorted(number for number in set(self._table.obj) if WILDCARD in texts[number])
+                self._objects = _Side(_ANY_OBJECT, self._table, array("I", wild), self._ways)
             single = self._objects.meeting(server, prefixes)
             known = frozenset(single), tuple(span for span in spans if span[0] < span[1])
             self._on_server.put(server, known)
@@ -223,27 +228,11 @@ class _Side:
     def meeting(self, server: str, prefixes: Iterable[str]) -> Iterator[int]:
         """Yield the texts that match the server as a whole or, as a pattern or a set, something on it."""
         whole = f"nhi:{server}"
-        yield from (number for number in [self._ids.get(whole)] if number is not None)
         yield from self._patterns.matches(whole)
         for prefix in prefixes:
             yield from self._patterns.meeting(prefix)
-        for ways in self._ways:
-            for container in ways.holding(server):
-                number = self._ids.get(container)
-                if number is not None:
-                    yield number
-
-
-def _wild_objects(table: RowTable) -> array[int]:
-    """Return the objects with a wildcard, for a matcher whose index has none."""
-    texts = table.texts.texts
-    return array("I", sorted(number for number in set(table.obj) if WILDCARD in texts[number]))
-
-
-def _foreign(model: Model, parts: tuple[Node, ...], table: RowTable, ways: Mapping[str, RolePaths]) -> CasbinMatcher:
-    from sidecar.policy.casbin_matcher import CasbinMatcher  # takes a third of a second to import
-
-    return CasbinMatcher(model, parts, table, ways)
+        exact = (whole, *(container for ways in self._ways for container in ways.holding(server)))
+        yield from (self._ids[name] for name in exact if name in self._ids)
 
 
 def _checked(rows: list[int], checks: list[Check], asked: RowTest) -> list[int]:
@@ -256,10 +245,3 @@ _ANY_OBJECT = Facet(
     FunctionCall("glob", (Name("r", "obj"), Name("p", "obj"))), "obj", "obj", ("g2",), globs=True, strict=False
 )
 _ACTIONS = FunctionCall("globs", (Name("r", "act"), Name("p", "act")))
-
-
-def _split_actions(checks: tuple[Node, ...]) -> tuple[bool, tuple[Node, ...]]:
-    """Return whether actions are compared by the usual `globs` conjunct, which is cached by action, and the other
-    checks.
-    """
-    return _ACTIONS in checks, tuple(check for check in checks if check != _ACTIONS)

@@ -133,10 +133,8 @@ class RowTable(Collection[RuleRef]):
         return array("I", map(numbers.__getitem__, self.shape))
 
     def text(self, name: str, row: int) -> str:
-        if name == "sub":
-            return self.texts.texts[self.sub[row]]
-        if name == "obj":
-            return self.texts.texts[self.obj[row]]
+        if name in ("sub", "obj"):
+            return self.texts.texts[self.column(name)[row]]
         text: str = getattr(self.shapes[self.shape[row]], name)
         return text
 
