@@ -21,8 +21,7 @@ Place = tuple[str, int]  # a file and a line
 @dataclass(slots=True)
 class PolicyBuilder:
     """The rows read so far. `names` maps each written id to the place of its rule; `links` maps the `g` and `g2` rows,
-    as (member, container, domain), to their places; `shapes` maps the shapes of each table to their numbers.
-    """
+    as (member, container, domain), to their places; `shapes` maps the shapes of each table to their numbers."""
 
     scopes: Sequence[PolicyScope]
     upstreams: frozenset[str] | None

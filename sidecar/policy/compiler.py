@@ -52,8 +52,7 @@ _Term = Callable[[RowTest, int], str]
 class Facet:
     """The comparison of one request field with one column. `groups` are the role definitions used; `globs` is true if
     patterns are matched; `strict` is true if `anonymous` needs the conjunct tested again, because `who` matches it only
-    by that exact word.
-    """
+    by that exact word."""
 
     node: Node
     field: str
@@ -66,8 +65,7 @@ class Facet:
 @dataclass(frozen=True, slots=True)
 class MatcherPlan:
     """How a matcher is evaluated: `index`, then `checks`, then `foreign`, each on the rows that the previous step
-    leaves.
-    """
+    leaves."""
 
     index: tuple[Facet, ...]
     checks: tuple[Node, ...]

@@ -73,8 +73,7 @@ class CostBudget:
 
 class ConditionContext(NamedTuple):
     """What the conditions of one link may read. `subject` is the position of the link's subject in the chain; `args` is
-    empty for every link but the last; `call` describes the call as a whole and is the same for every link.
-    """
+    empty for every link but the last; `call` describes the call as a whole and is the same for every link."""
 
     chain: Chain
     subject: int
@@ -109,8 +108,7 @@ class ConditionContext(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One compiled `when`. `from_caller` is true if it reads what the caller writes: `args` or `call.meta`. `names` are
-    the names in `args` that it reads.
-    """
+    the names in `args` that it reads."""
 
     text: str
     digest: str
@@ -131,8 +129,7 @@ class Condition:
 
     def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Ran, Mapping[str, Any]]:
         """Return the outcome and what the condition read, by path. Missing values are left out, and `now` is in
-        seconds. Never raises for input that a caller can send.
-        """
+        seconds. Never raises for input that a caller can send."""
         read: dict[str, Any] = {}
         try:
             data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)

@@ -47,8 +47,7 @@ class Engine:
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide whether the chain may do this at `now_s` (seconds since the epoch), link by link. A denial does not
-        raise.
-        """
+        raise."""
         evaluation = Evaluation(chain, question, now_s, self._askers)
         return self._decision(evaluation, self._answers(evaluation), limited=True)
 
@@ -56,8 +55,7 @@ class Engine:
         """Whether an entry may be shown in a list. False only if every call of it would be denied.
 
         Conditions on what the caller will write (`args`, `call.meta`) count in the caller's favour; limits are not
-        checked.
-        """
+        checked."""
         evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
         return bool(chain) and all(answer.link.allowed for answer in self._answers(evaluation))
 
@@ -70,8 +68,7 @@ class Engine:
         """Decide a session call on an MCP server (CONTRACT 1.4).
 
         Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
-        row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls.
-        """
+        row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         evaluation = Evaluation(chain, question, now_s, self._askers)
         answers = self._answers(evaluation)
         if chain and question.server:
@@ -190,8 +187,7 @@ def _nhi_kind(principal: Principal) -> PermissionKind:
 
 def _last_kind(principal: Principal, question: Question) -> PermissionKind:
     """Return the kind of the last link: a tool, prompt or resource, or an MCP server as a whole; else the object is an
-    agent.
-    """
+    agent."""
     if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
     return _nhi_kind(principal)

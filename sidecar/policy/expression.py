@@ -108,8 +108,7 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
 def _parsed(text: str) -> ast.expr:
     """Parse a Python expression. CPython 3.11 has one recursion count for all threads: while another thread parses, it
     can raise SystemError for valid text, so the text is parsed again. Raises SyntaxError, ValueError, RecursionError or
-    MemoryError for invalid text.
-    """
+    MemoryError for invalid text."""
     for _ in range(PARSE_ATTEMPTS - 1):
         try:
             return ast.parse(text, mode="eval").body

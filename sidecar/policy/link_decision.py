@@ -40,8 +40,7 @@ _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 class Evaluation:
     """One decision in progress: the chain, the values that its conditions may read, and the budget left. While
-    `listing`, conditions on what the caller will write are assumed to hold.
-    """
+    `listing`, conditions on what the caller will write are assumed to hold."""
 
     __slots__ = ("askers", "chain", "listing", "now_s", "purse", "question", "roles_of")
 
@@ -74,8 +73,7 @@ class Evaluation:
 
 class LinkAnswer(NamedTuple):
     """One link's answer. `roles` are the roles through which its rules match the subject; `limited` are the rules whose
-    limit applies; `until` is in seconds since the epoch.
-    """
+    limit applies; `until` is in seconds since the epoch."""
 
     link: Link
     roles: tuple[str, ...] = ()
@@ -87,8 +85,7 @@ class LinkAnswer(NamedTuple):
 
 class LinkSides(NamedTuple):
     """The matching rows by effect. `would` are those in shadow mode; `nearly` are the (live, holds) of the allow rows
-    that match but for their expiry or condition.
-    """
+    that match but for their expiry or condition."""
 
     allows: list[int]
     denies: list[int]
@@ -98,8 +95,7 @@ class LinkSides(NamedTuple):
 
 class _Case(NamedTuple):
     """The cached result for one request of one subject: the matching rows, their flags, their conditions ordered by
-    text, when rows expire, and the answers by condition outcome and live rows.
-    """
+    text, when rows expire, and the answers by condition outcome and live rows."""
 
     rows: list[int]
     some: int
@@ -134,8 +130,7 @@ class KindPolicy:
 
     def answer(self, obj: str, act: str, evaluation: Evaluation, place: int, *, lends: bool) -> LinkAnswer:
         """Decide one (subject, object, action). `place` is the subject's position in the chain; `lends` is true if the
-        request is for lent authority.
-        """
+        request is for lent authority."""
         asker = evaluation.askers[place]
         key = (asker, obj, act)
         case = self._cases.get(key)
@@ -282,8 +277,7 @@ class KindPolicy:
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
     """Return the reason of a denial (CONTRACT 6): an expired grant that would have held, an unmet condition, or no
-    rule. `nearly` are the (live, holds) of the allow rows that matched otherwise.
-    """
+    rule. `nearly` are the (live, holds) of the allow rows that matched otherwise."""
     if any(holds and not live for live, holds in nearly):
         return Reason.EXPIRED
     if any(live for live, _ in nearly):
@@ -294,8 +288,7 @@ def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
 def _holds(outcome: Outcome, denies: int) -> bool:
     """Whether a row's condition lets it match. CONTRACT 2.1: an outcome other than true or false is no match on an
     allow row, and a match on a deny row. CONTRACT 1.4: an outcome assumed while listing is true on an allow row, and
-    false on a deny row.
-    """
+    false on a deny row."""
     if outcome == "error":
         return bool(denies)
     if outcome == "assumed":

@@ -38,8 +38,7 @@ MAX_ACTIONS = 128  # cached, of the few dozen that exist
 class Index:
     """`rows` sorted by the texts of two columns. `seconds` are the text numbers of the second column, in that order;
     the rows whose first text is number `t` are those from `begins[t]` to `begins[t + 1]`. `wild` are the texts with a
-    wildcard in each of the two columns.
-    """
+    wildcard in each of the two columns."""
 
     rows: array[int]
     seconds: array[int]
@@ -103,8 +102,7 @@ class Matcher:
 
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
         """Yield the rows whose subject is this caller and whose object is the server or something on it, as far as the
-        index can tell; none if the matcher does not compare the subject alone.
-        """
+        index can tell; none if the matcher does not compare the subject alone."""
         first, index = self._first, self._index
         if first is None or first.facet.field != "sub":
             return

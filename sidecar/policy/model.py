@@ -45,8 +45,7 @@ _HEADING = re.compile(r"\[([^\]]*)\]")
 @dataclass(frozen=True, slots=True)
 class Model:
     """One checked model. `groups` are its role definitions; `matcher` is the text as written; `asks` is its tree
-    without `live` and `holds`, which a matching row must satisfy.
-    """
+    without `live` and `holds`, which a matching row must satisfy."""
 
     kind: PermissionKind
     request: tuple[str, ...]

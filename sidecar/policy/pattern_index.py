@@ -78,8 +78,7 @@ class PatternIndex:
 
     def meeting(self, prefix: str) -> list[int]:
         """Return the numbers of the patterns that match some text with the given `prefix`, except patterns that begin
-        with it themselves.
-        """
+        with it themselves."""
         heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
         return [
             number

@@ -39,8 +39,7 @@ def globs(text: str, patterns: str) -> bool:
 def who(subject: str, pattern: str, effect: str) -> bool:
     """Whether a rule's subject matches this caller.
 
-    `anonymous` is allowed only by exactly that word: a grant to `*` covers identified callers only (CONTRACT 1.1).
-    """
+    `anonymous` is allowed only by exactly that word: a grant to `*` covers identified callers only (CONTRACT 1.1)."""
     if subject == ANONYMOUS and effect != "deny":
         return pattern == ANONYMOUS
     return glob(subject, pattern)

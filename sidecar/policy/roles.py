@@ -50,8 +50,7 @@ class RoleLinks:
     def way(self, start: Iterable[str], goal: str) -> tuple[str, ...]:
         """Return the containers on a shortest path from one of `start` to `goal`, `goal` last; () if there is none.
 
-        A name in `start` that is the goal itself counts as one step: a token may grant the role directly.
-        """
+        A name in `start` that is the goal itself counts as one step: a token may grant the role directly."""
         came_from: dict[str, str] = {}
         queue = deque(sorted(start))
         seen = set(queue)
@@ -91,8 +90,7 @@ class RoleLinks:
 
     def chains(self) -> Mapping[str, int]:
         """Return for every name the number of containers in the longest chain from it, itself included. Requires
-        acyclic links.
-        """
+        acyclic links."""
         chains = {container: 1 for above in self.parents.values() for container in above}
         for name in self._order().static_order():
             chains[name] = 1 + max((chains[parent] for parent in self.parents.get(name, ())), default=0)
@@ -107,8 +105,7 @@ class RoleLinks:
 class RolePaths:
     """Evaluates `g` or `g2`, by domain. Without domains, all links are in the domain "".
 
-    `holding` is for sets: it returns those that contain something on a server.
-    """
+    `holding` is for sets: it returns those that contain something on a server."""
 
     def __init__(self, links: Mapping[str, RoleLinks], *, by_domain: bool = False) -> None:
         self._links = links
@@ -145,8 +142,7 @@ class RolePaths:
 
 def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
     """Return for every container itself and all its containers. There are few; a member's containers are the union of
-    these.
-    """
+    these."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
 
@@ -168,8 +164,7 @@ _NO_LINKS = RoleLinks()
 @dataclass(eq=False, slots=True)
 class PolicySubject:
     """A principal as rows see it. `granted` are the roles of its token, `roles` all its roles; `domain` is its
-    namespace, or `-`. While cached, each principal has exactly one object, which also serves as a key.
-    """
+    namespace, or `-`. While cached, each principal has exactly one object, which also serves as a key."""
 
     name: str
     granted: frozenset[str]

@@ -71,8 +71,7 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
 def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[CsvRow]:
     """Yield every well-formed row, in order; every other line except blanks and comments is a fault.
 
-    `plain` gets each line without a `#:` line above it; a line that it takes is not parsed further.
-    """
+    `plain` gets each line without a `#:` line above it; a line that it takes is not parsed further."""
     notes: tuple[SourceLine, dict[str, CsvField]] | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
         if plain is not None and notes is None and plain(raw, number):
@@ -103,8 +102,7 @@ def _stray_notes(line: SourceLine, faults: Faults) -> None:
 
 def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:
     """Whether a line, or a value in it that begins at `column`, holds a control, format or unassigned character, which
-    a reviewer cannot see; reports a fault if so.
-    """
+    a reviewer cannot see; reports a fault if so."""
     text = line.text if value is None else value
     if text.isascii() and text.isprintable():
         return False

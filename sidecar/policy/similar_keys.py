@@ -113,8 +113,7 @@ class _KeyPlaces:
 
 def keys_of(root: Schema, led: Led) -> Keys | None:
     """Return the properties of a schema, place by place; None for a schema without properties. `led` maps a schema's
-    identity to the targets of its references.
-    """
+    identity to the targets of its references."""
     return _KeyPlaces(led).of(root)
 
 
@@ -122,8 +121,7 @@ def similar_key(
     arguments: Any, keys: Keys | None = None, reads: Sequence[Read] = (), *, siblings: bool = True
 ) -> str | None:
     """Return a JSON Pointer to a key that a reader could mistake for another one; None if there is none. Without
-    `siblings`, the keys of one object are not compared with each other.
-    """
+    `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
     anywhere = frozenset[str]().union(*(read.anywhere for read in reads)) if reads else frozenset()

@@ -41,8 +41,7 @@ class PolicySource:
     text; `domains` are the roles by domain, where a model has domains, and `roles` are then all of them together.
 
     `revision` is the SHA-256 (hex) of what is decided on: models, rules with their ids and notes, roles and sets. It
-    does not depend on file names, the order of rows (except under the effect `priority`), or comments.
-    """
+    does not depend on file names, the order of rows (except under the effect `priority`), or comments."""
 
     models: Mapping[PermissionKind, Model]
     tables: Mapping[PermissionKind, RowTable]
@@ -97,8 +96,7 @@ def load_policy(
     """Load the policy in two folders. `names` are the existing upstreams, if rows are checked against them; `agent_ids`
     maps agents' UUIDs to their names.
 
-    Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`.
-    """
+    Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`."""
     draft = PolicyBuilder(scopes, names, agent_ids)
     _read_models(models, draft)
     for file in policy_files(policies, draft.faults):
@@ -266,8 +264,7 @@ def _place_of(table: RowTable, row: int) -> Place:
 
 def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
     """Return the links of all files, by domain; "" is all of them together. Reports cycles and chains that are too
-    long.
-    """
+    long."""
     found = draft.links[group]
     links = RoleLinks.of((member, container) for member, container, _ in found)
     cycle = links.cycle()

@@ -25,8 +25,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 @dataclass(frozen=True, slots=True)
 class ReadPath:
     """One read of a variable. `offset` is its position in the text, in characters; `looped` is true inside a macro's
-    body, `ranged` if a macro iterates over it.
-    """
+    body, `ranged` if a macro iterates over it."""
 
     path: Path
     offset: int
@@ -37,8 +36,7 @@ class ReadPath:
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
     """One call of a function or method. `first_argument` is what its receiver or first argument reads; `dynamic` is
-    true if any argument after that is not a constant.
-    """
+    true if any argument after that is not a constant."""
 
     function: str
     first_argument: tuple[Path, ...]
@@ -50,8 +48,7 @@ class CalledFunction:
 class Syntax:
     """The facts found. `sought` are the keys that `in` looks for; `inner` the names that macros read of their items;
     `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers of nodes inside their bodies
-    and inside their ranges.
-    """
+    and inside their ranges."""
 
     reads: list[ReadPath] = field(default_factory=list)
     sought: list[Path] = field(default_factory=list)
@@ -128,8 +125,7 @@ class _Walk:
 
 def _path(expr: _Message) -> Path | None:
     """Return the path that an expression denotes, as far as it is one: a variable, its fields, its constant string
-    keys.
-    """
+    keys."""
     if _IDENT in expr:
         return (expr.one(_IDENT).text(1).lstrip("."),)
     if _SELECT in expr:

@@ -25,8 +25,7 @@ MAX_RULES_KEPT = 4096  # RuleRef objects of rows that decide repeatedly
 
 class TableShape(NamedTuple):
     """The columns of a row other than subject and object. `act` has `use` written out; `dom` is "" where the model has
-    no domains.
-    """
+    no domains."""
 
     act: str
     expires_at: str
@@ -91,8 +90,7 @@ class TextPool:
 class RowTable(Collection[RuleRef]):
     """The rows of one permission kind, in file order, as arrays, and as a collection of `RuleRef`s.
 
-    `sub` and `obj` are text numbers, `shape` are shape numbers; `flags` has the bits above; `notes` is by row.
-    """
+    `sub` and `obj` are text numbers, `shape` are shape numbers; `flags` has the bits above; `notes` is by row."""
 
     def __init__(self, kind: PermissionKind, texts: TextPool, files: list[str]) -> None:
         self.kind, self.texts, self.files = kind, texts, files

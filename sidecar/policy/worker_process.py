@@ -79,8 +79,7 @@ def load_policy_aside(
     """Run `load_policy` in a separate process if there are more than `small_bytes` to read. Blocks: call it in a
     thread; `reading` can abandon the wait.
 
-    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started.
-    """
+    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started."""
     if _size(policies) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
     order = (models.absolute(), policies.absolute()), {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids)}

@@ -80,8 +80,7 @@ class LinkReader:
         self, role: CsvField, node: YamlNode | None, notes: Mapping[str, CsvField], entry: YamlNode
     ) -> Iterator[Found]:
         """Return what the file maps a capability to. By default the seed's `github.commits.list` is `use` on
-        tool:github/commits.list: the first dot splits.
-        """
+        tool:github/commits.list: the first dot splits."""
         kind = PermissionKind.AGENT_TO_TOOL
         dash = self.values.implied(NONE, entry.span)
         use, allow, granted = same_place(dash, USE), same_place(dash, "allow"), set[str]()
@@ -103,8 +102,7 @@ class LinkReader:
 
     def tool_of(self, capability: YamlField, server: str, tool: str) -> YamlField:
         """Return the tool named like a capability. Warns about a name that looks like a verb, or that occurs beside
-        mapped capabilities, since it may stand for more than one tool.
-        """
+        mapped capabilities, since it may stand for more than one tool."""
         obj = "tool:*" if capability.text == "*.*" else f"tool:{server}/{tool}"
         if "*" not in obj and (self.mapped or tool in VERBS):
             message = f"{shown(capability.text)} is mapped to nothing, and grants {obj} alone"

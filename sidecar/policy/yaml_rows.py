@@ -55,8 +55,7 @@ def policy_schema() -> dict[str, Any]:
     """Return the JSON Schema of one file of rules, roles and sets.
 
     It is no stricter than the reader; relations between values (a part below its rule, a condition that compiles,
-    unique ids) are checked by `sidecar policy check`.
-    """
+    unique ids) are checked by `sidecar policy check`."""
     schema: dict[str, Any] = orjson.loads(Path(__file__).with_name("policy.schema.json").read_bytes())
     return schema
 
@@ -67,8 +66,7 @@ def parse_yaml(
     """Yield every well-formed row with its kind (None for g and g2), in file order; all else is a fault.
 
     `columns` are those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names.
-    Rows are yielded one by one, so that a caller that counts them can stop.
-    """
+    Rows are yielded one by one, so that a caller that counts them can stop."""
     if len(text) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
         faults.whole("P510", f"larger than {MAX_BYTES // 2**20} MiB", file, hint)
@@ -247,8 +245,7 @@ class _RuleColumns:
         """Return the `|` list. Without actions a rule allows `use` and denies everything: each the safer default.
 
         The seed's permission_type `delegate` adds `delegate`; `call` is the actions as written, and without them lends
-        nothing (CONTRACT 1.3).
-        """
+        nothing (CONTRACT 1.3)."""
         values, said = self.values, self.said
         kept: list[YamlField] | None = [values.implied(USE if effect == "allow" else "*", self.node.span)]
         if "actions" in said:

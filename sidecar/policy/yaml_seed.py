@@ -46,8 +46,7 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}
 
 class Permission(NamedTuple):
     """A rule under the keys used here. `kind` is determined by the seed's keys, None where there are none; `prefixes`
-    are the kinds of bare UUIDs, by key name.
-    """
+    are the kinds of bare UUIDs, by key name."""
 
     node: YamlNode
     kind: PermissionKind | None

@@ -100,8 +100,7 @@ class Values:
 
     def texts(self, node: YamlNode | None, what: str) -> list[YamlField] | None:
         """Return one text or a list of texts, without duplicates. None after a fault; missing keys are reported by
-        `mapping`.
-        """
+        `mapping`."""
         if node is None:
             return None
         if not isinstance(node.value, list):

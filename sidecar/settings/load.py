@@ -45,8 +45,7 @@ def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool =
     """Load settings from a file and the environment. Raises SettingsError with all faults of file, variables and
     values.
 
-    With `check_files`, named files must exist and the sidecar's own secrets must be strong.
-    """
+    With `check_files`, named files must exist and the sidecar's own secrets must be strong."""
     return load(path, environ, check_files=check_files).settings
 
 

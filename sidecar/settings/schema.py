@@ -26,8 +26,7 @@ class _Described(GenerateJsonSchema):
     """Describes each property with the docstring below its field.
 
     Pydantic's `use_attribute_docstrings` does the same whenever a model is imported, which makes each command start 20
-    % slower for descriptions that only editors use.
-    """
+    % slower for descriptions that only editors use."""
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
         made = super().model_schema(schema)

@@ -37,8 +37,7 @@ Loc = tuple[str | int, ...]
 class YamlSpan:
     """A position. `line` and `column` count from 1, `width` is in characters; line 0 is `file` as a whole.
 
-    `file` is a path, or another origin of a value: `env SIDECAR_STORE__URL`.
-    """
+    `file` is a path, or another origin of a value: `env SIDECAR_STORE__URL`."""
 
     file: str
     line: int = 0
@@ -50,8 +49,7 @@ class YamlSpan:
 class YamlNode:
     """A value and its position. `key` is the position of its key, None in lists and at the root.
 
-    `secret`: never to be shown. `shown`: the text to show in place of the value (before `${VAR}` was expanded).
-    """
+    `secret`: never to be shown. `shown`: the text to show in place of the value (before `${VAR}` was expanded)."""
 
     value: Scalar | dict[str, YamlNode] | list[YamlNode]
     span: YamlSpan
