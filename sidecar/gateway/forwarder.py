@@ -17,16 +17,8 @@ from typing import Any, Final, NamedTuple, assert_never
 from aiohttp import web
 
 from sidecar.errors import Reason, Refusal
-from sidecar.gateway.frontends.mcp_requests import (
-    EVENT_STREAM,
-    AskIntent,
-    LeaveIntent,
-    ListenIntent,
-    NotifyIntent,
-    PairIntent,
-    ReplyIntent,
-    ServerIntent,
-)
+from sidecar.gateway.frontends import mcp_requests
+from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, AskIntent, ListenIntent, ServerIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.reauthorization import LOOK_EVERY_S, Reauthorization, end_of
 from sidecar.gateway.request import RequestContext, UpstreamExchange, WatchedExchange
@@ -96,18 +88,18 @@ class Forwarder:
             case AskIntent():
                 async with exchange.under_way(self.oversight.calls):
                     return await self._ask(exchange, intent)
-            case NotifyIntent():
+            case mcp_requests.NotifyIntent():
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
                 return await self._deliver(exchange, sent)
-            case PairIntent():
+            case mcp_requests.PairIntent():
                 with self.place(exchange):
                     return await self._pair(exchange)
-            case ReplyIntent():
+            case mcp_requests.ReplyIntent():
                 return await self._deliver(exchange, intent.message)
             case ListenIntent():
                 with self.place(exchange):
                     return await self._listen(exchange, intent)
-            case LeaveIntent():
+            case mcp_requests.LeaveIntent():
                 return await self.leave(exchange.request, intent.session)
             case _:
                 assert_never(intent)

@@ -42,16 +42,7 @@ from sidecar.gateway.frontends import dispatch, mcp_requests
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
-from sidecar.gateway.frontends.mcp_requests import (
-    JSON,
-    AskIntent,
-    Intent,
-    LeaveIntent,
-    NotifyIntent,
-    ReplyIntent,
-    ServerIntent,
-    SpreadIntent,
-)
+from sidecar.gateway.frontends.mcp_requests import JSON, AskIntent, Intent, ServerIntent, SpreadIntent
 from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import RequestContext
@@ -262,7 +253,9 @@ class Pipeline:
         service = request.now.service(request.server)
         if request.front == routing.EVERY:
             self.federation.admit(request, service, caller)
-        if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
+        if not isinstance(
+            intent, mcp_requests.LeaveIntent
+        ):  # a session can be ended also while its upstream is off or unavailable
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before waiting for the server's tools, and before charging
         intent = self._resumed(caller, intent)
@@ -597,4 +590,4 @@ def _similar_key(request: RequestContext, call: Call, decision: Decision, keys: 
 def _begins(intent: Intent) -> bool:
     """Reports whether the message begins work, rather than being an answer to the server or a notification."""
     told = isinstance(intent, SpreadIntent) and isinstance(intent.message, Notification)
-    return not told and not isinstance(intent, ReplyIntent | NotifyIntent)
+    return not told and not isinstance(intent, mcp_requests.ReplyIntent | mcp_requests.NotifyIntent)

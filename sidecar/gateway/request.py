@@ -16,20 +16,10 @@ from aiohttp import web
 
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape, DenyManner, ErrorResponse
 from sidecar.gateway.frontends.aggregate.names import AggregateNames
-from sidecar.gateway.routing import (
-    AGENTS,
-    EVERY,
-    MCP,
-    TASK_API,
-    Headers,
-    correlation_in,
-    origin_form,
-    read_body,
-    trace_headers,
-    trace_id_in,
-)
+from sidecar.gateway.routing import AGENTS, EVERY, MCP, TASK_API, Headers
 from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Deadline
@@ -108,7 +98,7 @@ class RequestContext:
     @property
     def raw_path(self) -> str:
         """Path and query, for every form of the request target."""
-        return origin_form(self.http.raw_path)
+        return routing.origin_form(self.http.raw_path)
 
     @property
     def verb(self) -> str:
@@ -122,7 +112,7 @@ class RequestContext:
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
         with self._room() as room:
-            raw = await read_body(self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
+            raw = await routing.read_body(self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
             self.record.bytes_in = len(raw)
             self.large = await self.pace.wait(room.who, cost_of(raw))
         return raw
@@ -171,9 +161,9 @@ class RequestContext:
         """Takes run, thread and trace ids from the message, which override those of headers."""
         if meta:
             record = self.record
-            record.run_id = correlation_in(meta.get("run_id")) or record.run_id
-            record.thread_id = correlation_in(meta.get("thread_id")) or record.thread_id
-            record.trace_id = trace_id_in(meta.get("traceparent")) or record.trace_id
+            record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
+            record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
+            record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
 
     def address_faulty(self, envelope: object, head: EraHeaders) -> None:
         """Handles a JSON value that is not a message: its refusal carries its id if it looks like a request."""
@@ -391,7 +381,7 @@ class UpstreamExchange(WatchedExchange):
             self.session.upstream_id if self.session else None,
             self.caller,
             last_event_id,
-            trace_headers(self.request.headers) + (self.request.parameter_headers if verb == "POST" else []),
+            routing.trace_headers(self.request.headers) + (self.request.parameter_headers if verb == "POST" else []),
             self.endless,
         )
 

@@ -18,18 +18,9 @@ from aiohttp import web
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.forwarder import Forwarder
-from sidecar.gateway.frontends.a2a import cards
+from sidecar.gateway.frontends.a2a import cards, request_reader
 from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs, PushRewriter
-from sidecar.gateway.frontends.a2a.request_reader import (
-    AgentOperation,
-    CalledName,
-    extensions_of,
-    read_call,
-    read_http,
-    read_rpc,
-    version_of,
-    version_said,
-)
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, CalledName, extensions_of, version_of
 from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, ResponseWriter
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
@@ -116,14 +107,14 @@ class AgentFrontend:
 
     def enter(self, request: RequestContext, route: Route) -> None:
         """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
-        request.dialect = request.dialect or _dialect_at(route, version_said(request.headers))
+        request.dialect = request.dialect or _dialect_at(route, request_reader.version_said(request.headers))
 
     async def understand(self, request: RequestContext, route: Route) -> AgentOperation:
         """Returns the operation requested. Raises Refusal, in the caller's version and binding if they are known."""
         called = _called(request)
         if called is not None:
             await request.came(called.body)
-            return _understood(request, read_call(route.server, called, extensions_of(request.headers)))
+            return _understood(request, request_reader.read_call(route.server, called, extensions_of(request.headers)))
         if route.rest in _OF_RPC:
             return await self._rpc(request, route)
         return await self._http(request, route)
@@ -138,7 +129,9 @@ class AgentFrontend:
         # a refusal of the version also carries the request's id
         dialect.version = version_of(request.headers, _query(request))
         message = jsonrpc.message_from(envelope)
-        return _understood(request, read_rpc(route.server, dialect, message, extensions_of(request.headers)))
+        return _understood(
+            request, request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
+        )
 
     async def _http(self, request: RequestContext, route: Route) -> AgentOperation:
         query = _query(request)
@@ -160,7 +153,7 @@ class AgentFrontend:
         request.asks(address.operation.action)
         body = await _json(request, address.operation) if address.route.has_body else None
         extensions = extensions_of(request.headers)
-        return _understood(request, read_http(route.server, dialect, address, query, body, extensions))
+        return _understood(request, request_reader.read_http(route.server, dialect, address, query, body, extensions))
 
     def card_call(self, request: RequestContext, route: Route) -> Call:
         """Returns the call that reads a card, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""

@@ -25,18 +25,10 @@ from grpc import aio
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import DenyManner, ErrorResponse, facts_of
+from sidecar.gateway.frontends.a2a import response_writers
 from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections, Peer
 from sidecar.gateway.frontends.a2a.request_reader import CalledName
-from sidecar.gateway.frontends.a2a.response_writers import (
-    ResponseWriter,
-    details_of,
-    grpc_status,
-    info_of,
-    sentence_for,
-    unsayable,
-    word_for,
-    written,
-)
+from sidecar.gateway.frontends.a2a.response_writers import ResponseWriter, info_of, sentence_for, word_for
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.protocols.a2a.errors import AgentError, AgentErrorKind
@@ -75,15 +67,15 @@ class GrpcWriter(ResponseWriter):
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
         name = response_name(operation, self.version)
-        said = written(self.form, operation, event) if name else {}
+        said = response_writers.written(self.form, operation, event) if name else {}
         try:
             return WIRES[self.version].encode(name, said)
         except UnreadableMessage as error:
-            raise unsayable(error) from None
+            raise response_writers.unsayable(error) from None
 
     def error(self, error: AgentError) -> ErrorResponse:
         kind = error.kind
-        self._fail(kind.grpc, kind, error.message or kind.message, details_of(error))
+        self._fail(kind.grpc, kind, error.message or kind.message, response_writers.details_of(error))
         return ErrorResponse(kind.http, b"", "application/grpc")
 
     def error_event(self, error: AgentError) -> bytes:
@@ -92,7 +84,9 @@ class GrpcWriter(ResponseWriter):
 
     def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
-        self._fail(grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)])
+        self._fail(
+            response_writers.grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)]
+        )
         return ErrorResponse(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:

@@ -19,24 +19,10 @@ from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonR
 from sidecar.gateway.routing import Headers
 from sidecar.http.server.event_stream import EventStream
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a import http, operations
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.messages import PROTO03, V10
-from sidecar.protocols.a2a.operations import (
-    BY_RPC,
-    CARD,
-    LIST,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    SEND,
-    STREAM,
-    Operation,
-    OperationRoute,
-    Version,
-    version_meant,
-)
+from sidecar.protocols.a2a.operations import CARD, LIST, SEND, STREAM, Operation, OperationRoute, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import request_name
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
@@ -45,7 +31,7 @@ from sidecar.vocabulary import SKILL, Call, Question
 MAX_EXTENSIONS: Final = 16
 MAX_NAMED: Final = 100
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
-_OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
+_OF_TASK: Final = frozenset({operations.PUSH_SET, operations.PUSH_GET, operations.PUSH_LIST, operations.PUSH_DELETE})
 
 
 class CalledName(ABC):
@@ -81,7 +67,7 @@ def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
     said = headers.get("a2a-version", ())
     if len(said) > 1 or (said and "A2A-Version" in query and query["A2A-Version"] != said[0]):
         raise malformed("A2A-Version must be there once")
-    version = version_meant(said[0].strip() if said else query.get("A2A-Version", ""))
+    version = operations.version_meant(said[0].strip() if said else query.get("A2A-Version", ""))
     if version is None:
         raise Refusal(Reason.VERSION_UNSUPPORTED, "A2A 0.3 and 1.0 are spoken here", data={"supported": ["0.3", "1.0"]})
     return version
@@ -90,7 +76,7 @@ def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
 def version_said(headers: Headers) -> Version | None:
     """Returns the version in the header, unchecked; None for an unknown one."""
     said = headers.get("a2a-version", ())
-    return version_meant(said[0].strip()) if len(said) == 1 else None
+    return operations.version_meant(said[0].strip()) if len(said) == 1 else None
 
 
 def extensions_of(headers: Headers) -> tuple[str, ...]:
@@ -107,7 +93,7 @@ def read_rpc(
 ) -> AgentOperation:
     if isinstance(message, jsonrpc.Response):
         raise malformed("A2A has requests only")
-    operation = BY_RPC[dialect.version].get(message.method)
+    operation = operations.BY_RPC[dialect.version].get(message.method)
     if operation is None:
         raise malformed("the method is none of this version of A2A", METHOD_NOT_FOUND)
     dialect.streams = operation.streams
@@ -195,7 +181,7 @@ def _operate(
     first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
     questions = [first._replace(name=first.tool)]  # so that the audit record names the skill requested
     if push_in(params):  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
-        questions.append(questions[0]._replace(action=PUSH_SET.action))
+        questions.append(questions[0]._replace(action=operations.PUSH_SET.action))
     call = Call("a2a", version, agent, operation.action, tuple(questions))
     return AgentOperation(
         call, operation, params, version, tasks_in(operation, params), context_in(operation, params), extensions

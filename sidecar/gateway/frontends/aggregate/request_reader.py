@@ -9,18 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends import mcp_requests
 from sidecar.gateway.frontends.aggregate.names import split, untagged, unwrapped
-from sidecar.gateway.frontends.mcp_requests import (
-    END,
-    STREAM,
-    AskIntent,
-    Intent,
-    ListenIntent,
-    NotifyIntent,
-    RequestReader,
-    SpreadIntent,
-    stream_call,
-)
+from sidecar.gateway.frontends.mcp_requests import STREAM, Intent, ListenIntent, SpreadIntent, stream_call
 from sidecar.gateway.routing import EVERY
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Notification, Request, malformed
 from sidecar.protocols.mcp import messages
@@ -36,7 +27,7 @@ _ASKED = EACH | {"initialize", "server/discover", "ping", "logging/setLevel", "c
 ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
 
-class AggregateReader(RequestReader):
+class AggregateReader(mcp_requests.RequestReader):
     __slots__ = ()
 
     def _of(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Intent:
@@ -44,7 +35,7 @@ class AggregateReader(RequestReader):
             return self._tell(message, era, version, session)
         server, own = _inward(message)
         if server != EVERY:
-            return AskIntent(messages.call_from(own, era, version, server), own, era, session)
+            return mcp_requests.AskIntent(messages.call_from(own, era, version, server), own, era, session)
         also: tuple[Question, ...] = ()
         if message.method not in _ASKED:
             raise Refusal(Reason.METHOD_UNKNOWN)
@@ -53,7 +44,7 @@ class AggregateReader(RequestReader):
         return SpreadIntent(_to_all(message, era, version), era, message, session, also)
 
     def _leave(self, session: Session) -> SpreadIntent:
-        return SpreadIntent(_stream_call(END, session.version), Era.SESSION, session=session)
+        return SpreadIntent(_stream_call(mcp_requests.END, session.version), Era.SESSION, session=session)
 
     def _listen(self, session: Session, event_id: str = "") -> ListenIntent | SpreadIntent:
         """Opens or resumes a stream. An event id of the merged stream is sealed by the session and holds the event id
@@ -68,7 +59,7 @@ class AggregateReader(RequestReader):
 
     def _tell(
         self, message: Notification, era: Era, version: str, session: Session | None
-    ) -> NotifyIntent | SpreadIntent:
+    ) -> mcp_requests.NotifyIntent | SpreadIntent:
         call = _to_all(message, era, version)
         assert session is not None, "every notification that `call_from` knows belongs to a session"
         if message.method != "notifications/progress":
@@ -77,7 +68,7 @@ class AggregateReader(RequestReader):
             raise malformed("no open request of a server has this token", INVALID_PARAMS)
         part, token = found
         own = Notification(message.method, {**message.params, "progressToken": token})
-        return NotifyIntent(messages.call_from(own, era, part.version, part.server), own, part)
+        return mcp_requests.NotifyIntent(messages.call_from(own, era, part.version, part.server), own, part)
 
     def _asked(self, request_id: Id) -> tuple[Session, Id] | None:
         return _at_member(self.session(), request_id)
