@@ -425,7 +425,7 @@ def test_on_a_full_disk_calls_are_refused_until_there_is_room(tiny_disk: Path) -
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
-KILLS, FILES = 80, 4
+KILLS, FILES = 48, 4
 
 
 def record_until_killed(path: Path, told: Connection, **given: Any) -> None:

@@ -395,7 +395,7 @@ def lines_of(path: Path) -> list[bytes]:
     return raw[:-1].split(b"\n")
 
 
-@pytest.mark.parametrize("text", [HOSTILE, HOSTILE * 300, "x" * 100_000, "\U0010ffff" * 5_000])
+@pytest.mark.parametrize("text", [HOSTILE, HOSTILE * 300, "x" * 10_000, "\U0010ffff" * 3_000])
 def test_hostile_text_in_every_field_stays_one_bounded_line(audit: Audit, path: Path, text: str) -> None:
     """BL-075."""
     hostile_request(audit, text)

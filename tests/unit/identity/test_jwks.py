@@ -50,11 +50,11 @@ def forged(kid: str) -> str:
 # How often strangers make us ask
 
 
-async def test_ten_thousand_unknown_key_ids_cost_one_fetch(world: World) -> None:
+async def test_thousands_of_unknown_key_ids_cost_one_fetch(world: World) -> None:
     """BL-048."""
     await world.identity.start()
     world.clock.pass_s(10)
-    for number in range(10_000):
+    for number in range(2_000):
         await world.refused(forged(f"k{number}"))
     assert len(world.server.asked) == 2  # start, and the first unknown id
     await world.identity.close()
