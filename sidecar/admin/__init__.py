@@ -30,7 +30,7 @@ from aiohttp import web
 
 from sidecar.admin.models import RunAnswer, RunOrder
 from sidecar.admin.requests import HEADERS, MAX_ORDER_BYTES, answered, body_of, order_in, problem, query_in, refused
-from sidecar.admin.routes import AdminRequest, OperatorAction, Role, Route, route_of
+from sidecar.admin.routes import AdminRequest, OperatorAction, OperatorRoute, Role, route_of
 from sidecar.errors import ConfigError, Refusal
 from sidecar.gateway.kill_switch import SwitchError
 from sidecar.gateway.routing import Entrance, check_entrance, check_target, headers_of, origin_form
@@ -88,7 +88,7 @@ class AdminApp:
         except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:
             return _failed(error)
 
-    async def _routed(self, route: Route, request: web.BaseRequest, by: str, name: str) -> web.StreamResponse:
+    async def _routed(self, route: OperatorRoute, request: web.BaseRequest, by: str, name: str) -> web.StreamResponse:
         query = query_in(request.raw_path, route.query)
         body: Mapping[str, Any] = {}
         if route.request is not None:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from sidecar import __version__
 from sidecar.admin import models
-from sidecar.admin.routes import ROUTES, TEXT, Route
+from sidecar.admin.routes import ROUTES, TEXT, OperatorRoute
 from sidecar.admin.schemas import Schema, ref, schema_of, whole_number
 from sidecar.errors import ANSWERS, Reason
 from sidecar.gateway.error_responses import JSON, PROBLEM_JSON, McpError, plain_status
@@ -212,7 +212,7 @@ def _of_operators() -> Iterator[_Described]:
             yield route.path, route.method.lower(), item, _of_route(route)
 
 
-def _of_route(route: Route) -> dict[str, Any]:
+def _of_route(route: OperatorRoute) -> dict[str, Any]:
     first, *others = route.handler.__name__.split("_")
     summary = (inspect.getdoc(route.handler) or "").removesuffix(".")
     operation = _operation("".join([first, *map(str.title, others)]), summary, route.query)

@@ -80,7 +80,7 @@ class AdminRequest(NamedTuple):
 Handler = Callable[[AdminRequest], Awaitable[Any]]
 
 
-class Route(NamedTuple):
+class OperatorRoute(NamedTuple):
     """One row of the table. `request` is the model of the body, `query` the schemas of the parameters. A route whose
     handler returns a model is in the OpenAPI document, named and described as its handler, with the statuses of its
     `errors`."""
@@ -104,7 +104,7 @@ class Route(NamedTuple):
         return get_type_hints(self.handler)["return"]
 
 
-ROUTES: Final[list[Route]] = []
+ROUTES: Final[list[OperatorRoute]] = []
 
 
 def _route(
@@ -119,7 +119,7 @@ def _route(
     written as they are."""
 
     def add(handler: Handler) -> Handler:
-        ROUTES.append(Route(method, path, handler, request, status, errors, query))
+        ROUTES.append(OperatorRoute(method, path, handler, request, status, errors, query))
         return handler
 
     return add
@@ -393,7 +393,7 @@ _PATTERNS: Final = [
 ]
 
 
-def route_of(path: str) -> tuple[Mapping[str, Route], str]:
+def route_of(path: str) -> tuple[Mapping[str, OperatorRoute], str]:
     """The routes of a path by method, and the name in the path: percent-encoded, or with a plain `/`."""
     for pattern, verbs in _PATTERNS:
         if found := pattern.fullmatch(path):

@@ -16,13 +16,13 @@ from typing import Self
 from sidecar.app.loader import records_from
 from sidecar.audit import Audit
 from sidecar.errors import Reason, Refusal
-from sidecar.identity.key_proofs import KEY, SCRIPT
+from sidecar.identity.key_proofs import KEY
 from sidecar.limits import Limiter, StoreUnavailable, open_store
 from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.storage import RecordBounds, RecordStore, RecordStores
-from sidecar.storage.redis_script import Run
+from sidecar.storage.redis_script import Run, script_text
 from sidecar.storage.task_owners import OWNERS, TaskOwners
 from sidecar.tasks.api.task_record import TASKS, Task
 
@@ -66,7 +66,7 @@ class SharedStore:
     async def proof(self, name: str, for_ms: int) -> bool | None:
         """Whether a proof is new to all replicas. Raises Refusal while the store is out."""
         try:
-            answer = await self.limiter.store.run(SCRIPT, f"{KEY}{name}", [str(for_ms)])
+            answer = await self.limiter.store.run(script_text("proof_once"), f"{KEY}{name}", [str(for_ms)])
         except StoreUnavailable:
             raise Refusal(Reason.STORE_UNAVAILABLE) from None
         return None if answer is None else bool(answer)

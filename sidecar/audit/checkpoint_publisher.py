@@ -14,20 +14,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from sidecar.audit.checkpoints import MAX_LINE_BYTES, Checkpoint, published_in
-from sidecar.storage.redis_script import Run
+from sidecar.storage.redis_script import Run, script_text
 
 EVERY_S: Final = 1.0
 DEADLINE_S: Final = 2.0
 KEPT: Final = 10_000  # in the store, about 3 MB
 KEY: Final = "audit:checkpoints:"  # after our key prefix and before the key id: each signer has its own list
-SCRIPT: Final = """
-redis.call('RPUSH', KEYS[1], ARGV[1])
-redis.call('LTRIM', KEYS[1], -tonumber(ARGV[2]), -1)
-return 1
-"""
-
 READ_BACK: Final = 200  # of the newest; an attacker who can flood the list can also delete it
-READ: Final = "return redis.call('LRANGE', KEYS[1], -tonumber(ARGV[1]), -1)"
 
 Place = Callable[[Checkpoint], Awaitable[object]]
 """Publishes a checkpoint to one place. Raises OSError."""
@@ -82,7 +75,7 @@ def to_store(run: Run) -> Place:
 
     async def place(checkpoint: Checkpoint) -> None:
         arguments = [checkpoint.published.decode(), str(KEPT)]
-        if await run(SCRIPT, KEY + checkpoint.kid, arguments) is None:
+        if await run(script_text("checkpoint_push"), KEY + checkpoint.kid, arguments) is None:
             raise OSError("the store is in this process: no other process can read it")
 
     return place
@@ -90,6 +83,6 @@ def to_store(run: Run) -> Place:
 
 async def told_to_store(run: Run, kid: str) -> Sequence[Checkpoint]:
     """The checkpoints last published to the store under a key, unverified. Raises OSError."""
-    lines = await run(READ, KEY + kid, [str(READ_BACK)])
+    lines = await run(script_text("checkpoint_read"), KEY + kid, [str(READ_BACK)])
     listed = lines if isinstance(lines, list) else []
     return [found for line in listed if isinstance(line, bytes) for found in published_in(line[:MAX_LINE_BYTES])]

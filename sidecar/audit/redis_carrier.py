@@ -27,36 +27,12 @@ from sidecar.audit.chain import ChainEnd, head_line, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd, read_anchor
 from sidecar.errors import SettingsError, fault_in
+from sidecar.storage.redis_script import script_text
 
 log = logging.getLogger("sidecar.audit")
 
 PAGE: Final = 200  # lines per read, about 400 KB
 DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
-
-_TAKE: Final = """
-local turn = (tonumber(string.match(redis.call('HGET', KEYS[2], 'turn') or '', '^%d+')) or 0) + 1
-redis.call('HSET', KEYS[2], 'turn', string.format('%d', turn) .. ' ' .. ARGV[1])
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
-return {turn, redis.call('HGET', KEYS[2], 'head') or '', last[1] and last[1][2][2] or ''}
-"""
-_APPEND: Final = """
-local mine, before, after, most, anyway = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local found = redis.call('HMGET', KEYS[2], 'turn', 'head')
-local turn, head = found[1] or '', found[2] or ''
-local number = function(text) return tonumber(string.match(text, '^%d+')) or 0 end
-if turn ~= mine and number(turn) >= number(mine) then return 'taken' end
-if turn == mine and head == after then return 'done' end
-if anyway == '' and (turn ~= mine or head ~= before) then return 'elsewhere' end
-for i = 6, #ARGV do
-  if most == '' then
-    redis.call('XADD', KEYS[1], '*', 'line', ARGV[i])
-  else
-    redis.call('XADD', KEYS[1], 'MAXLEN', '~', most, '*', 'line', ARGV[i])
-  end
-end
-redis.call('HSET', KEYS[2], 'turn', mine, 'head', after)
-return 'done'
-"""
 
 
 class RedisCarrier:
@@ -85,7 +61,7 @@ class RedisCarrier:
         Raises SettingsError."""
         token = secrets.token_hex(8)
         try:
-            turn, raw_head, line = self._ask("EVAL", _TAKE, 2, *self._keys, token)
+            turn, raw_head, line = self._ask("EVAL", script_text("audit_take"), 2, *self._keys, token)
             self._turn = f"{turn} {token}"
             found = _found(bytes(raw_head), bytes(line), self._key, self._older)
             begins = found.end if end is None else end
@@ -147,7 +123,7 @@ class RedisCarrier:
         before, after = (head_line(self._key, end).rstrip() for end in (append.before, append.after))
         lines = [line.rstrip(b"\n") for line in append.lines]
         arguments = (self._turn, before, after, self._most, "anyway" if anyway else "", *lines)
-        reply = self._ask("EVAL", _APPEND, 2, *self._keys, *arguments)
+        reply = self._ask("EVAL", script_text("audit_append"), 2, *self._keys, *arguments)
         if reply not in (DONE, TAKEN, ELSEWHERE):
             raise ConnectionError("a foreign reply")
         return bytes(reply)

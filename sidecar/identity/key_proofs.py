@@ -31,8 +31,6 @@ MAX_PROOF_CHARS: Final = 8 * 1024
 MAX_ID_CHARS: Final = 512
 MAX_KEPT: Final = 100_000  # about 100 bytes each
 KEY: Final = "dpop:"
-# One key per id: the first SET succeeds.
-SCRIPT: Final = "return redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) and 1 or 0"
 _JWS: Final = jwt.PyJWS()
 
 Share = Callable[[str, int], Awaitable[bool | None]]

@@ -33,7 +33,7 @@ Columns = Mapping[PermissionKind, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkReader:
+class YamlLinkReader:
     """Reads the roles and sets of one file."""
 
     values: Values

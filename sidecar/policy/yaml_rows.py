@@ -32,7 +32,7 @@ from sidecar.policy.faults import MAX_FAULTS, Faults, SourceLine, shown
 from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.rows import CsvField, CsvRow, hidden_character
-from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, LinkReader
+from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, YamlLinkReader
 from sidecar.policy.yaml_seed import permission_from, with_kind
 from sidecar.policy.yaml_values import ScalarOffsets, Values, YamlField, same_place
 from sidecar.settings.yaml_nodes import YamlNode, compose, lines_of
@@ -121,7 +121,7 @@ class _YamlReader:
             self.values.fault("P504", "this version of the format is unknown", version.span, "write version: 1")
         if said.keys() <= {"version"}:
             self.values.fault("P503", "it says nothing", root.span, "write rules, roles or sets")
-        links = LinkReader(self.values, self.columns, self.capabilities(said.get("capabilities")))
+        links = YamlLinkReader(self.values, self.columns, self.capabilities(said.get("capabilities")))
         for name, node in said.items():
             if name in ("rules", "permissions"):
                 yield from self.rules(node)

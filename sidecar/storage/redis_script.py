@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
 """Runs a script on one key that replicas share, and returns its reply. Raises ConnectionError if none comes in time."""
 
 
+@cache
 def script_text(name: str) -> str:
     """Returns the Lua source of one script in `storage/scripts/`."""
     return (SCRIPTS / f"{name}.lua").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -162,7 +163,52 @@ def test_possessive_patterns_are_recognised(text: str, expected: bool) -> None:
 
 
 def test_no_pattern_is_possessive() -> None:
-    files = sorted((ROOT / "sidecar").rglob("*.py"))
-    assert len(files) > 100
-    found = [(path.name, text) for path in files for text in strings(path.read_text("utf-8")) if is_possessive(text)]
+    assert len(SOURCES) > 100
+    found = [(path.name, text) for path, source in SOURCES.items() for text in strings(source) if is_possessive(text)]
     assert found == []
+
+
+# --- the rooms --------------------------------------------------------------------------------------------------------
+
+ROOMS = set(
+    "settings policy protocols observability storage http identity limits audit upstreams gateway tasks policy_tools "
+    "admin app cli vocabulary.py errors.py".split()
+)
+SOURCES = {path: path.read_text("utf-8") for path in sorted((ROOT / "sidecar").rglob("*.py"))}
+TREES = {path.relative_to(ROOT / "sidecar"): ast.parse(source) for path, source in SOURCES.items()}
+
+
+def test_the_rooms_are_those_of_the_design() -> None:
+    found = {path.name for path in (ROOT / "sidecar").iterdir() if path.name != "__pycache__"}
+    assert found == ROOMS | {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_class_names_are_unique() -> None:
+    """A protocol may have the name of the one class that implements it in a higher layer."""
+    found = Counter(
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases)
+    )
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_docstrings_state_what_a_thing_does() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path, tree in TREES.items():
+        assert not (ast.get_docstring(tree) or "").split("\n")[0].endswith("?"), path
+        for node in (node for node in ast.walk(tree) if isinstance(node, documented)):
+            assert not re.fullmatch(r"As `[^`]+`\.?", ast.get_docstring(node) or ""), (path, node)
+
+
+def test_persons_are_named_by_their_part() -> None:
+    words = re.compile(r"\b(?:whoever|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
+    assert sum(len(words.findall(source)) for source in SOURCES.values()) < 20
+
+
+def test_sql_and_lua_are_in_two_rooms() -> None:
+    spoken = re.compile(r"redis\.call\(|\b(?:SELECT .* FROM|INSERT INTO|CREATE TABLE|DELETE FROM)\b")
+    found = {path.relative_to(ROOT / "sidecar").parts[0] for path, source in SOURCES.items() if spoken.search(source)}
+    found |= {path.relative_to(ROOT / "sidecar").parts[0] for path in (ROOT / "sidecar").rglob("*.lua")}
+    assert found <= {"storage", "limits"}

@@ -57,7 +57,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_without_nulls)]
 Texts = Annotated[dict[str, str], BeforeValidator(_without_nulls)]
 
 
-class _Entry(BaseModel):
+class _ServerEntry(BaseModel):
     """The keys of an entry that are read. Numbers are taken as texts."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
@@ -247,7 +247,7 @@ class _ConfigurationReader:
                     yield server
 
     def server(self, name: str, loc: Loc, node: YamlNode) -> ClientServer | None:
-        entry = self.read(_Entry, loc, node)
+        entry = self.read(_ServerEntry, loc, node)
         if entry is None:
             return None
         said = _without_nulls(node.plain())

@@ -28,7 +28,7 @@ Lane = tuple[str, str]  # owner and URL
 
 
 @dataclass(slots=True)
-class _Entry:
+class _QueuedDelivery:
     waiting: PendingDelivery
     receiver: str
     state: DeliveryState = DeliveryState.WAITING
@@ -39,7 +39,7 @@ class DeliveryOrder:
     """All deliveries that are not at their end. `sending` counts those under way."""
 
     sending: int = 0
-    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _entries: dict[str, _QueuedDelivery] = field(default_factory=dict)
     _later: list[tuple[float, int, str]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
     _due: OrderedDict[str, OrderedDict[str, deque[str]]] = field(default_factory=OrderedDict)  # owner, URL, ids
@@ -58,7 +58,7 @@ class DeliveryOrder:
     def add(self, waiting: PendingDelivery, receiver: str) -> None:
         """Queues a delivery. A known one stays as it is."""
         if waiting.id not in self._entries:
-            self._entries[waiting.id] = _Entry(waiting, receiver)
+            self._entries[waiting.id] = _QueuedDelivery(waiting, receiver)
             heappush(self._later, (waiting.due_at, next(self._order), waiting.id))
 
     def take(self, now_s: float, per_minute: int) -> PendingDelivery | None:
@@ -147,7 +147,7 @@ class DeliveryOrder:
             self._next_at = {each: at for each, at in self._next_at.items() if at > now_s}
         return entry.waiting
 
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: _QueuedDelivery) -> None:
         owner, url = entry.waiting.owner, entry.waiting.url
         self.sending -= 1
         for counter, key in ((self._of_owner, owner), (self._of_receiver, entry.receiver)):
@@ -156,7 +156,7 @@ class DeliveryOrder:
                 del counter[key]
         self._lanes.discard((owner, url))
 
-    def _leave_queue(self, entry: _Entry) -> None:
+    def _leave_queue(self, entry: _QueuedDelivery) -> None:
         owner, url = entry.waiting.owner, entry.waiting.url
         queue = self._due.get(owner, OrderedDict()).get(url)
         if queue is not None and entry.waiting.id in queue:
