@@ -171,8 +171,26 @@ def test_no_pattern_is_possessive() -> None:
 # --- the rooms --------------------------------------------------------------------------------------------------------
 
 ROOMS = set(
-    "settings policy protocols observability storage http identity limits audit upstreams gateway tasks policy_tools "
-    "admin app cli vocabulary.py errors.py".split()
+    [
+        "settings",
+        "policy",
+        "protocols",
+        "observability",
+        "storage",
+        "http",
+        "identity",
+        "limits",
+        "audit",
+        "upstreams",
+        "gateway",
+        "tasks",
+        "policy_tools",
+        "admin",
+        "app",
+        "cli",
+        "vocabulary.py",
+        "errors.py",
+    ]
 )
 SOURCES = {path: path.read_text("utf-8") for path in sorted((ROOT / "sidecar").rglob("*.py"))}
 TREES = {path.relative_to(ROOT / "sidecar"): ast.parse(source) for path, source in SOURCES.items()}
