@@ -46,6 +46,14 @@ def print_json(value: object, *, as_line: bool = False, err: bool = False) -> No
     click.echo(revealed(orjson.dumps(value, option=0 if as_line else orjson.OPT_INDENT_2).decode()), err=err)
 
 
+def print_result(value: object, text: str, as_json: bool) -> None:
+    """Print a value as JSON, or the text that says the same."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
 def settings_in(config: Path, *, check_files: bool = False) -> Settings:
     """The settings of a configuration and of the environment. Raises SettingsError."""
     from sidecar.settings import load_settings

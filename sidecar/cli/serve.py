@@ -51,9 +51,7 @@ def serve(config: Path) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory if it is installed: it halves the event loop's cost per call. None means
-    asyncio's own.
-    """
+    """uvloop's loop factory if it is installed: it halves the event loop's cost per call. None is asyncio's own."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Reads points in time from the command line."""
+"""Reads times and durations from the command line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-_SPAN = re.compile(r"(\d{1,5})([smhd])\Z")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _span_s(text: str) -> float | None:
+    match = _SPAN.fullmatch(text)
+    return None if match is None else float(int(match[1]) * _UNIT_S[match[2]])
 
 
 class Moment(click.ParamType[str]):
@@ -17,14 +22,22 @@ class Moment(click.ParamType[str]):
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        span = _SPAN.match(text)
+        span_s = _span_s(str(value))
         try:
-            if span is not None:
-                moment = datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
-            else:
-                moment = datetime.fromisoformat(text)
+            past = None if span_s is None else datetime.now(UTC) - timedelta(seconds=span_s)
+            moment = past or datetime.fromisoformat(str(value))
         except (ValueError, OverflowError):
             self.fail("write a time like 2026-11-27T12:00:00Z, or a span like 15m, 2h, 7d", param, ctx)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+class Duration(click.ParamType[float]):
+    """`30s`, `15m`, `1h`, `90d`, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        return _span_s(str(value)) or self.fail("write 30s, 15m, 1h or 90d", param, ctx)

@@ -8,7 +8,6 @@ act as any user.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 import click
 
-from sidecar.cli.command import FILE, FOLDER, json_option, print_json, settings_in
+from sidecar.cli.command import FILE, FOLDER, json_option, print_json, print_result, settings_in
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.terminal import print_table
+from sidecar.cli.timestamps import Duration
 from sidecar.http.client.origin import parse_strictly
 from sidecar.http.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 from sidecar.identity.api_keys import KeyEntry
@@ -27,25 +27,8 @@ from sidecar.settings.timestamps import seconds_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 
 KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
-_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 _config = click.option("-c", "--config", type=FILE, default="sidecar.yaml", show_default=True, help="Names the files.")
 _keys = click.option("--keys", "keys_path", type=FILE, help="keys.yaml; by default the configured one.")
-
-
-class Duration(click.ParamType[float]):
-    """`30s`, `15m`, `1h`, `90d`, in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = _DURATION.fullmatch(str(value))
-        if match is None:
-            self.fail("write 30s, 15m, 1h or 90d", param, ctx)
-        return float(int(match[1]) * _UNIT_S[match[2]])
 
 
 @click.group(cls=Group)
@@ -67,7 +50,9 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
         raise click.ClickException(f"{out / KEY_FILE} exists; a key is never overwritten") from None
     (out / JWKS_FILE).write_text(key.jwks(), encoding="ascii")
     made = {"key": str(out / KEY_FILE), "jwks": str(out / JWKS_FILE), "kid": key.kid, "algorithm": algorithm}
-    _print(made, f"{made['key']}  private, mode 0600\n{made['jwks']}  public, {algorithm}, kid {key.kid}", as_json)
+    print_result(
+        made, f"{made['key']}  private, mode 0600\n{made['jwks']}  public, {algorithm}, kid {key.kid}", as_json
+    )
 
 
 @token.command()
@@ -81,24 +66,12 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
 @click.option("--ttl", type=Duration(), default="1h", show_default=True)
 @click.option("--typ", default="at+jwt", show_default=True)
 @json_option
-def mint(
-    key_path: Path,
-    issuer: str,
-    subject: str,
-    audiences: tuple[str, ...],
-    actors: tuple[str, ...],
-    scopes: tuple[str, ...],
-    claims: tuple[str, ...],
-    ttl: float,
-    typ: str,
-    as_json: bool,
-) -> None:
+def mint(key_path: Path, claims: tuple[str, ...], ttl: float, typ: str, as_json: bool, **about: Any) -> None:
     """Sign an access token for development."""
     key = _signing_key(key_path)
-    known = claims_for(issuer, subject, audiences, now=time.time(), ttl_s=ttl, actors=actors, scopes=scopes)
-    values = {**known, **dict(_claim(text) for text in claims)}
+    values = {**claims_for(now=time.time(), ttl_s=ttl, **about), **dict(_claim(text) for text in claims)}
     signed = key.sign(values, typ)
-    _print({"token": signed, "claims": values}, signed, as_json)
+    print_result({"token": signed, "claims": values}, signed, as_json)
 
 
 @token.command("callback-secret")
@@ -114,7 +87,7 @@ def callback_secret(url: str, config: Path, as_json: bool) -> None:
     key = load_or_make_callback_key(settings_in(config).callback_key_path)
     secret = key.told_to(receiver)
     place = f"{receiver.scheme}://{receiver.host}:{receiver.port}"
-    _print({"receiver": place, "secret": secret}, secret, as_json)
+    print_result({"receiver": place, "secret": secret}, secret, as_json)
 
 
 @token.command("api-key")
@@ -151,7 +124,7 @@ def api_key(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--principal") from None
     add_key(keys_path, entry, now)
-    _print({"key": text, **_shown(entry)}, text, as_json)
+    print_result({"key": text, **_shown(entry)}, text, as_json)
     click.echo(f"{entry.id} of {principal}, until {entry.expires_at or 'revoked'}; shown only now", err=True)
 
 
@@ -183,7 +156,7 @@ def revoke(key_id: str, keys_path: Path | None, config: Path, as_json: bool) -> 
     key_id = key_id.removeprefix("sck_").partition("_")[0]
     if not remove_key(keys_path, key_id, time.time()):
         raise click.ClickException(f"{keys_path} has no key {key_id}")
-    _print({"revoked": key_id}, f"revoked {key_id}; a running sidecar applies it at its next reload", as_json)
+    print_result({"revoked": key_id}, f"revoked {key_id}; a running sidecar applies it at its next reload", as_json)
 
 
 def _signing_key(path: Path) -> SigningKey:
@@ -226,10 +199,3 @@ def _listed(entry: KeyEntry, now_s: float) -> dict[str, Any]:
     state = "expired" if end is not None and end <= now_s else "valid"
     known = {"id": entry.id, "principal": entry.principal, "state": state}
     return {**known, "expires": entry.expires_at, "scopes": " ".join(entry.scopes)}
-
-
-def _print(data: dict[str, Any], text: str, as_json: bool) -> None:
-    if as_json:
-        print_json(data)
-    else:
-        click.echo(text)

@@ -24,7 +24,7 @@ import click
 import orjson
 
 from sidecar.cli.agent.formatting import OPERATOR, facts, figures
-from sidecar.cli.command import NO, check_known, config_option, json_option, print_json, settings_in
+from sidecar.cli.command import NO, check_known, config_option, json_option, print_result, settings_in
 from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings
 from sidecar.settings.agents import CliAgent
@@ -59,11 +59,8 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
         check_known(name, settings.agents, "agent", config)
     names = [name] if name else [each for each, definition in settings.agents.items() if definition.enabled]
     found = asyncio.run(_inspected(settings, names, prompt, timeout_s, no_run))
-    if as_json:
-        print_json({"agents": found})
-    else:
-        lines = (line for one in found for line in _lines(one, settings.agents[one["name"]]))
-        click.echo("\n".join(lines) or "there is no agent")
+    lines = (line for one in found for line in _lines(one, settings.agents[one["name"]]))
+    print_result({"agents": found}, "\n".join(lines) or "there is no agent", as_json)
     if any(one["status"] == "not well" for one in found):
         raise SystemExit(NO)
 

@@ -94,16 +94,15 @@ class StdioBridge:
         except Refusal as refusal:
             self._fail(id_in(envelope), refusal.code, refusal.detail)
             return
-        if isinstance(message, Request) and message.method != "initialize":
-            await self._free.acquire()
-            task = asyncio.create_task(self._answered(message))
-            self._under_way[message.id] = task
-            task.add_done_callback(lambda _: self._done(message.id))
-        elif isinstance(message, Request):
+        if not isinstance(message, Request):
+            await self._told(message)
+        elif message.method == "initialize":
             self._hello, self.session_id, self.version = message, None, ""
             await self._answered(message)
         else:
-            await self._told(message)
+            await self._free.acquire()
+            self._under_way[message.id] = asyncio.create_task(self._answered(message))
+            self._under_way[message.id].add_done_callback(lambda _: self._done(message.id))
 
     def _done(self, request_id: Id) -> None:
         self._free.release()
@@ -129,22 +128,18 @@ class StdioBridge:
         """Forward a request. The client gets a response to every request that it does not cancel itself."""
         opened = self._opened
         try:
-            await self._carried(request)
+            try:
+                await self._carried(request)
+            except SessionLostError:
+                await self._reopen(opened)
+                await self._carried(request)
         except SessionLostError:
-            await self._again(request, opened)
+            self._fail(request.id, NOT_REACHED, "the session is over and cannot be opened again")
         except EgressError as failure:
-            self._fail(
-                request.id, NOT_REACHED, f"the sidecar at {self.origin.host_header} cannot be reached: {failure}"
-            )
+            what = f"the sidecar at {self.origin.host_header} cannot be reached: {failure}"
+            self._fail(request.id, NOT_REACHED, what)
         except Refusal as refusal:
             self._fail(request.id, refusal.code, refusal.detail or refusal.answer.message)
-
-    async def _again(self, request: Request, opened: int) -> None:
-        try:
-            await self._reopen(opened)
-            await self._carried(request)
-        except (EgressError, Refusal, SessionLostError) as failure:
-            self._fail(request.id, NOT_REACHED, f"the session is over and cannot be opened anew: {failure}")
 
     async def _carried(self, request: Request) -> None:
         with await self._post(request) as response:
@@ -229,8 +224,6 @@ class StdioBridge:
                     if isinstance(tool, dict) and (declared := mirrored_in(tool.get("inputSchema"))):
                         self._parameters[str(tool.get("name"))] = declared
 
-    # The session
-
     async def _reopen(self, known: int) -> None:
         """Reopen the session, once for all calls that lost the same one. Raises EgressError, Refusal."""
         async with self._opening:
@@ -268,8 +261,6 @@ class StdioBridge:
                 failed += 1
             await asyncio.sleep(_WAITS_S[min(failed, len(_WAITS_S) - 1)])
 
-    # One request
-
     async def _post(self, message: Message) -> ClientResponse:
         """Send one message. Raises EgressError, Refusal, SessionLostError."""
         given = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
@@ -289,10 +280,8 @@ class StdioBridge:
 
     async def _get(self, last_id: str) -> ClientResponse:
         """Open the session's event stream. Raises EgressError."""
-        given = [("Accept", "text/event-stream"), *self._of_session()]
-        if last_id:
-            given.append(("Last-Event-ID", last_id))
-        return await self._send("GET", given, None)
+        resumed = [("Last-Event-ID", last_id)] if last_id else []
+        return await self._send("GET", [("Accept", "text/event-stream"), *self._of_session(), *resumed], None)
 
     async def _send(self, verb: str, given: list[tuple[str, str]], body: bytes | None) -> ClientResponse:
         headers = [*given, *self.headers()]

@@ -8,13 +8,15 @@ used until an operator has reviewed its tools.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from sidecar.cli.client_files.configuration import LOGINS, ClientFile, ClientServer
@@ -350,29 +352,21 @@ def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes texts that every YAML reader reads alike: quoted, unless they are plain words; no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _scalar(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    is_plain = _HARMLESS_WORD.fullmatch(text) and text.lower() not in _YAML_WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _scalar)
+
+
 def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]], indent: str = "  ") -> str:
     """Return the definitions as lines of sidecar.yaml, below `upstreams:`."""
-    return "".join(f"{indent}{line}\n" for name, section in upstreams.items() for line in _lines(name, section))
-
-
-def _lines(key: str, value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        yield f"{yaml_scalar(key)}:"
-        for name, below in value.items():
-            yield from (f"  {line}" for line in _lines(name, below))
-    elif isinstance(value, list):
-        yield f"{yaml_scalar(key)}: [{', '.join(map(yaml_scalar, value))}]"
-    else:
-        yield f"{yaml_scalar(key)}: {yaml_scalar(value)}"
-
-
-def yaml_scalar(value: object) -> str:
-    """Return a scalar that every YAML reader reads alike: quoted unless it is a plain word."""
-    if not isinstance(value, str):
-        return str(value)
-    if _HARMLESS_WORD.fullmatch(value) and value.lower() not in _YAML_WORDS:
-        return value
-    quoted = json.dumps(value, ensure_ascii=False)
-    return "".join(
-        c if c.isprintable() else f"\\u{ord(c):04x}" if ord(c) < 2**16 else f"\\U{ord(c):08x}" for c in quoted
-    )
+    return textwrap.indent(yaml.dump(upstreams, Dumper=_Dumper, sort_keys=False, width=sys.maxsize), indent)

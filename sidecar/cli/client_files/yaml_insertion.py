@@ -14,7 +14,6 @@ from typing import Any
 from sidecar.cli.client_files.folder import upstreams_yaml
 from sidecar.errors import SettingsError
 from sidecar.settings.yaml_document import Document, read_document
-from sidecar.settings.yaml_nodes import YamlNode
 
 
 def upstreams_in(path: Path) -> dict[str, Any]:
@@ -31,13 +30,12 @@ def with_upstreams(text: str, path: Path, upstreams: Mapping[str, Mapping[str, A
     before = document.data or {}
     wanted = {**before, "upstreams": {**(before.get("upstreams") or {}), **upstreams}}
     try:
-        good = read_document(path, text=added).data == wanted
+        if read_document(path, text=added).data == wanted:
+            return added
     except SettingsError:
-        good = False
-    if not good:
-        hint = "write upstreams: as lines below it, without braces"
-        document.refuse([document.fault(("upstreams",), "no upstream can be added here", "C108", hint, key=True)])
-    return added
+        pass
+    hint = "write upstreams: as lines below it, without braces"
+    return document.refuse([document.fault(("upstreams",), "no upstream can be added here", "C108", hint, key=True)])
 
 
 def _added(text: str, document: Document, upstreams: Mapping[str, Mapping[str, Any]]) -> str:
@@ -45,17 +43,10 @@ def _added(text: str, document: Document, upstreams: Mapping[str, Mapping[str, A
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
-    if node is None:
+    if node is None or node.key is None:
         return "".join([*lines, "\nupstreams:\n", upstreams_yaml(upstreams)])
-    at, indent = _place(node)
-    return "".join([*lines[:at], upstreams_yaml(upstreams, indent), *lines[at:]])
-
-
-def _place(node: YamlNode) -> tuple[int, str]:
-    """Return the line, counted from 0, before which entries are inserted, and their indent: that of the first entry, or
-    directly below the key.
-    """
+    at, indent = node.key.line, "  "  # directly below the key, or before the first entry, indented as it is
     first = next(iter(node.value.values()), None) if isinstance(node.value, dict) else None
     if first is not None and first.key is not None:
-        return first.key.line - 1, " " * (first.key.column - 1)
-    return (node.key.line if node.key else 0), "  "
+        at, indent = first.key.line - 1, " " * (first.key.column - 1)
+    return "".join([*lines[:at], upstreams_yaml(upstreams, indent), *lines[at:]])

@@ -12,7 +12,7 @@ import click
 
 from sidecar.app.policy_sources.bundle import Bundle, build, opened, read_keys, sign
 from sidecar.app.policy_sources.tarball import BadArchive
-from sidecar.cli.command import FILE, FOLDER, INVALID, UNVERIFIED, CommandFailed, json_option, print_json
+from sidecar.cli.command import FILE, FOLDER, INVALID, UNVERIFIED, CommandFailed, json_option, print_result
 from sidecar.cli.lazy_group import Group
 from sidecar.http.signing_keys import read_signing_key
 from sidecar.policy_tools.policy_location import in_folder
@@ -49,7 +49,7 @@ def build_(
         raise CommandFailed(str(bad), INVALID)
     said = {"bundle": str(out), "name": name, "version": number, "signed": key_path is not None}
     signed = "signed" if key_path is not None else "not signed yet: sidecar policy bundle sign"
-    _print(said, f"{out}  version {number} of {name}, {signed}", as_json)
+    print_result(said, f"{out}  version {number} of {name}, {signed}", as_json)
 
 
 @bundle.command("sign")
@@ -65,7 +65,7 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
     except OSError as error:
         raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
     kid = read_signing_key(key_path).kid
-    _print({"bundle": str(file), "kid": kid}, f"{file}  signed by {kid}", as_json)
+    print_result({"bundle": str(file), "kid": kid}, f"{file}  signed by {kid}", as_json)
 
 
 @bundle.command("verify")
@@ -85,7 +85,7 @@ def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> Non
         raise CommandFailed(f"{file}: {bad}", UNVERIFIED)
     except OSError as error:
         raise click.UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
-    _print(_said(file, found), _told(file, found), as_json)
+    print_result(_said(file, found), _told(file, found), as_json)
 
 
 def _said(file: Path, found: Bundle) -> dict[str, object]:
@@ -127,10 +127,3 @@ def _write(path: Path, raw: bytes) -> None:
         write_whole(path, raw, mode=0o644)
     except OSError as error:
         raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _print(said: dict[str, object], told: str, as_json: bool) -> None:
-    if as_json:
-        print_json(said)
-    else:
-        click.echo(told)

@@ -24,6 +24,7 @@ from sidecar.cli.command import (
     config_option,
     json_option,
     print_json,
+    print_result,
     settings_in,
 )
 from sidecar.cli.policy.explanation import as_data, lines
@@ -92,10 +93,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
             found = explain_record(Candidate(source, key), budgets, asked)
     except UnreadableAuditLine as error:
         raise CommandFailed(str(error), UNVERIFIED)
-    if as_json:
-        print_json(as_data(found, asked))
-    else:
-        click.echo("\n".join(lines(found, asked)))
+    print_result(as_data(found, asked), "\n".join(lines(found, asked)), as_json)
     sys.exit(0 if found.allowed else NO)
 
 

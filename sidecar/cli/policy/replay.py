@@ -18,7 +18,7 @@ from sidecar.cli.command import (
     UNVERIFIED,
     CommandFailed,
     json_option,
-    print_json,
+    print_result,
 )
 from sidecar.cli.terminal import progress
 from sidecar.cli.timestamps import Moment
@@ -76,10 +76,8 @@ def replay(
             report = replayed(audit, candidate, since=since or "", until=until or "", progress=tell)
     except (UnreadableAuditLine, OSError) as error:
         raise CommandFailed(str(error), UNVERIFIED)
-    if as_json:
-        print_json(as_data(report, candidate.engine.revision, limit))
-    else:
-        click.echo("\n".join(map(visible, lines(report, candidate.engine.revision, limit))))
+    said = report, candidate.engine.revision, limit
+    print_result(as_data(*said), "\n".join(map(visible, lines(*said))), as_json)
     counted = {"any": report.changed, "wider": report.wider, "narrower": report.narrower}
     undecided = sum(report.undecidable.values())
     if counted[fail_on] or (undecided and not allow_undecided):
