@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 LOWEST: Final = 15_000
@@ -22,17 +20,15 @@ def free_ports(count: int) -> list[int]:
     """Return `count` ports of 127.0.0.1 that are free now and unlikely to be taken soon. Raises OSError if there are
     too few.
     """
-    found = list(islice(filter(_is_free, _each_once()), count))
-    if len(found) < count:
-        raise OSError(f"no {count} ports between {LOWEST} and {HIGHEST} are free")
-    return found
-
-
-def _each_once() -> Iterator[int]:
     global _last
+    found: list[int] = []
     for _ in range(HIGHEST - LOWEST):
+        if len(found) == count:
+            return found
         _last = _last + 1 if _last < HIGHEST else LOWEST
-        yield _last
+        if _is_free(_last):
+            found.append(_last)
+    raise OSError(f"no {count} ports between {LOWEST} and {HIGHEST} are free")
 
 
 def _is_free(port: int) -> bool:
