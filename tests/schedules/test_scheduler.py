@@ -331,7 +331,9 @@ async def test_one_whose_standing_cannot_be_read_does_not_run_and_keeps_no_other
         with pytest.raises(Refusal, match="cannot be read: it was damaged, or another version wrote it"):
             await scheduler.run_now("minutely", "somebody")
         told = [one for one in caplog.records if one.levelname in ("WARNING", "ERROR") and "bug" not in one.message]
-        assert [one.message for one in told if "does not run" in one.message] == ["a schedule does not run"]
+        assert [one.message for one in told if "does not run" in one.message] == [
+            "a schedule does not run until its state is readable"
+        ]
         assert len([one for one in told if "cannot be read" in one.message]) <= 1, "each look would say so"
         with closing(sqlite3.connect(tmp_path / "records.sqlite")) as kept, kept:
             kept.execute("UPDATE records SET body = ? WHERE id = ?", (body, about))

@@ -269,10 +269,12 @@ class TaskLifecycle:
             await self._announce()
         except Refusal as refusal:
             if refusal.reason not in (Reason.TOO_LARGE, Reason.MALFORMED_CALL):
-                log.warning("a task's end cannot be told yet", extra={"reason": refusal.reason.value})
+                log.warning(
+                    "a completion callback cannot be queued yet; it is retried", extra={"reason": refusal.reason.value}
+                )
                 await asyncio.sleep(TELL_AGAIN_S)
                 return
-            log.warning("the callback of a task is refused, and not sent", extra={"reason": refusal.reason.value})
+            log.warning("a completion callback is refused, and not sent", extra={"reason": refusal.reason.value})
         await self._save(self.record.at(TaskStep.OVER))
 
     async def _announce(self) -> None:

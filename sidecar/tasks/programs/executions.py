@@ -304,7 +304,7 @@ class Executions:
             log.info("runs are under way", extra={"runs": len(self._courses), "grace_s": round(grace_s, 1)})
         await self.worker.wait(grace_s)
         if self._courses:
-            log.warning("runs are ended that did not end in time", extra={"runs": len(self._courses)})
+            log.warning("runs did not end in time, and are ended", extra={"runs": len(self._courses)})
         self._stop(list(self._courses.values()), "while it ran")
         await self.worker.wait(ENDING_S)
         await self.worker.cancel()
@@ -415,7 +415,7 @@ class Executions:
             if (course := self._courses.get(record.id)) is not None:
                 course.saving.look(record)
             elif not self._means.closing.is_set():
-                await self._nobodys(record)
+                await self._orphaned(record)
         if self.held.lapsed:  # others may have taken our runs for orphaned: the next write finds out
             for course in self._courses.values():
                 course.saving.doubted = True
@@ -425,7 +425,7 @@ class Executions:
         await asyncio.to_thread(working_folders.sweep)
         await self.store.sweep(self.clock())
 
-    async def _nobodys(self, record: Execution) -> None:
+    async def _orphaned(self, record: Execution) -> None:
         """Handles a run that no process holds. If it changed since it was read, the write fails on its revision. Raises
         RecordStoreOut."""
         if record.id in self.held.refused:
@@ -458,7 +458,10 @@ class Executions:
         ended = left_behind(record, why, self.clock(), self.keep_s())
         if await self.store.replace(ended) and ended.status is not None and record.status is None:
             self.metrics.agent_ran(record.target, ended.status)
-            log.warning("a run was left behind", extra={"run": record.id, "agent": record.target})
+            log.warning(
+                "a run was left by a process that is gone, and has failed",
+                extra={"run": record.id, "agent": record.target},
+            )
         self.held.refused.pop(record.id, None)
 
     def _stop(self, courses: list[RunLifecycle], when: str) -> None:

@@ -179,7 +179,7 @@ class RpcDialogue:
     def _forgive(self, something: bool = True) -> None:
         self._noise += something
         if self._noise > MAX_NOISE:
-            raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that nobody can hear")
+            raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that are no part of an answer")
 
 
 def _params(order: ProgramOrder) -> dict[str, Any]:

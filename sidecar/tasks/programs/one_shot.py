@@ -56,7 +56,10 @@ class OneShot:
                 yield fell(failure_of_start(failed))
                 return
             except OSError as error:
-                log.error("a run has no folder", extra={"agent": self._name, "why": error.strerror})
+                log.error(
+                    "no folder can be made for a run: check the temporary directory",
+                    extra={"agent": self._name, "why": error.strerror},
+                )
                 yield fell(Failure(Category.SYSTEM, "no folder can be made for its files"))
                 return
             stack.push_async_callback(attended.end, grace_s=self._grace_s)

@@ -341,7 +341,7 @@ class RunLifecycle:
         failure = self.record.failure  # its message is not logged: it may be the program's or the caller's text
         about = {"run": self.record.id, "agent": self.offer.name, "state": state.value}
         log.info(
-            "a run is in another state", extra=about | ({} if failure is None else {"category": failure.category.value})
+            "a run changed its state", extra=about | ({} if failure is None else {"category": failure.category.value})
         )
 
     def _tell(self, told: Told) -> None:
@@ -362,7 +362,7 @@ class RunLifecycle:
 
     def _lost(self, theirs: Execution | None) -> None:
         """Hands the run over: another process ended it, and its record replaces this one."""
-        log.warning("a run was taken for left behind, and is given up", extra={"run": self.record.id})
+        log.warning("another process ended a run of this process, which stops it", extra={"run": self.record.id})
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
         if theirs is not None:
             self.record, self._last = theirs, ({"task": theirs.task},)

@@ -70,13 +70,13 @@ class RunSaver:
                 bug = None if isinstance(error, RecordStoreOut) else error
                 if not is_out:  # log once, not every second for each run
                     about = {"run": self._newest().id, "error": str(error)}
-                    log.warning("a run cannot be kept right now", extra=about, exc_info=bug)
+                    log.warning("a run cannot be stored; it is retried", extra=about, exc_info=bug)
                 is_out = True
                 self._changed.set()
                 await asyncio.sleep(AGAIN_S)
                 continue
             if is_out:
-                log.info("a run is kept again", extra={"run": self._newest().id})
+                log.info("a run is stored again", extra={"run": self._newest().id})
             is_out = False
             if not self._changed.is_set():
                 self._settled.set()
@@ -106,7 +106,7 @@ class RunSaver:
             if theirs is None and may_be_anew and not self.doubted and self._held.is_sure:
                 may_be_anew = False
                 if (added := await self._held.add(record, self._bounds())) is AddedRecord.KEPT:
-                    log.warning("a run that the store forgot is kept anew", extra={"run": record.id})
+                    log.warning("a run that the store lost is stored again", extra={"run": record.id})
                     self.revision = record.revision
                     return
                 if added is AddedRecord.KNOWN:  # a reply was lost: the next look sees it

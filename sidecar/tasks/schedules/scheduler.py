@@ -246,7 +246,10 @@ class Scheduler:
             except Unreadable as unreadable:
                 unread.add(one)
                 if one not in self._unread:
-                    log.error("a schedule does not run", extra={**named[one].about, "why": str(unreadable)})
+                    log.error(
+                        "a schedule does not run until its state is readable",
+                        extra={**named[one].about, "why": str(unreadable)},
+                    )
         self._unread = frozenset(unread)
 
     async def _begin(self, one: NamedSchedule) -> None:
@@ -300,7 +303,7 @@ class Scheduler:
         if not self._is_due(one, standing):
             return
         if was_wrong(standing.settled_s, now_s):
-            log.warning("the clock was set back: what it did not come to is not made up for", extra=one.about)
+            log.warning("the clock was set back: due times until then are not made up for", extra=one.about)
             await self._change(one, lambda was: was.corrected(now_s))
             return
         owes = owed(schedule.calendar, standing.settled_s, now_s, schedule.late_s)

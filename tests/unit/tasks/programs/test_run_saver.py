@@ -108,7 +108,7 @@ async def test_a_store_that_is_out_is_told_once_of_each_run_and_when_it_is_kept_
         store.is_out = False
         await settled(one.saving)
     said = [(record.getMessage(), getattr(record, "run", "")) for record in caplog.records]
-    assert said == [("a run cannot be kept right now", "1"), ("a run is kept again", "1")]
+    assert said == [("a run cannot be stored; it is retried", "1"), ("a run is stored again", "1")]
 
 
 async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again(one: Watched) -> None:
