@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,75 +24,59 @@ SIGN_EVERY_S: Final = 10.0  # heartbeat interval while there are no events
 
 @dataclass(slots=True, eq=False)
 class _Subscriber:
-    events: deque[StreamResponse] = field(default_factory=deque)
+    events: deque[StreamResponse | None] = field(default_factory=deque)  # None stands for the whole Task
     size: int = 0
-    is_behind: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def put(self, event: StreamResponse, size: int) -> None:
+        self.news.set()
+        if self.events and self.events[0] is None:
+            return  # the Task will include it
+        if self.events and (len(self.events) >= MAX_EVENTS or self.size + size > MAX_BYTES):
+            self.events, self.size = deque([None]), 0
+        else:
+            self.events.append(event)
+            self.size += size
 
+
+@dataclass(slots=True, eq=False)
 class Broadcast:
     """The subscribers of one run. `task` returns its present task."""
 
-    def __init__(self, task: Callable[[], Task]) -> None:
-        self._task = task
-        self._ears: set[_Subscriber] = set()
-        self._over = False
+    task: Callable[[], Task]
+    _subscribers: set[_Subscriber] = field(default_factory=set)
+    _is_over: bool = False
 
     def tell(self, events: Iterable[StreamResponse]) -> None:
-        if not self._ears:
-            return
-        for event in events:
+        for event in events if self._subscribers else ():
             size = len(orjson.dumps(event))
-            for ear in self._ears:
-                _put(ear, event, size)
+            for subscriber in self._subscribers:
+                subscriber.put(event, size)
 
     def end(self) -> None:
-        self._over = True
-        for ear in self._ears:
-            ear.news.set()
+        self._is_over = True
+        for subscriber in self._subscribers:
+            subscriber.news.set()
 
     async def hear(self) -> AsyncGenerator[StreamResponse | None]:
         """Yields the present Task, and then events to the end; None is a heartbeat."""
-        with self._ear() as ear:
-            yield {"task": self._task()}
+        mine = _Subscriber()
+        self._subscribers.add(mine)
+        try:
+            yield {"task": self.task()}
             while True:
-                while ear.events or ear.is_behind:
-                    yield self._next(ear)
-                if self._over:
+                while mine.events:
+                    event = mine.events.popleft()
+                    if not mine.events:
+                        mine.size = 0
+                    yield {"task": self.task()} if event is None else event
+                if self._is_over:
                     return
-                ear.news.clear()
+                mine.news.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(SIGN_EVERY_S):
-                        await ear.news.wait()
-                if not ear.news.is_set():
+                        await mine.news.wait()
+                if not mine.news.is_set():
                     yield None
-
-    @contextmanager
-    def _ear(self) -> Iterator[_Subscriber]:
-        ear = _Subscriber()
-        self._ears.add(ear)
-        try:
-            yield ear
         finally:
-            self._ears.discard(ear)
-
-    def _next(self, ear: _Subscriber) -> StreamResponse:
-        if ear.is_behind:
-            ear.is_behind = False
-            return {"task": self._task()}
-        event = ear.events.popleft()
-        if not ear.events:
-            ear.size = 0
-        return event
-
-
-def _put(ear: _Subscriber, event: StreamResponse, size: int) -> None:
-    ear.news.set()
-    if ear.is_behind:
-        return  # the Task will include it
-    if ear.events and (len(ear.events) >= MAX_EVENTS or ear.size + size > MAX_BYTES):
-        ear.events.clear()
-        ear.size, ear.is_behind = 0, True
-        return
-    ear.events.append(event)
-    ear.size += size
+            self._subscribers.discard(mine)

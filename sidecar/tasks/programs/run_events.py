@@ -77,12 +77,18 @@ def after(task: Task, event: Event, now_s: float) -> Told:
                 return _with_artifact(task, update["artifact"] | {"artifactId": output_of(task)}, append=True, **last)
             return _with_artifact(task, update["artifact"], append=bool(update.get("append")), **last)
         case ProgressNote():
-            said = _progress(task, event, now_s)
+            known = (("progress", event.done), ("total", event.total))  # MCP's names
+            figures = {name: value for name, value in known if value is not None}
+            said = _message(task, [{"text": event.message}], now_s) | ({"metadata": figures} if figures else {})
             if event.stays:
                 task = {**task, "history": [*task.get("history", ()), said]}
             return _in_state(task, "TASK_STATE_WORKING", said, now_s)
         case AttemptEnd():
-            return _ended(task, event, now_s)
+            whole = _with(task, artifacts=[_joined(one) for one in task.get("artifacts", ())])
+            if event.failure is not None:
+                return stood(whole, FAILED, event.failure.message, now_s, timed_out=event.timed_out)
+            said = _message(whole, event.message, now_s, alone=event.alone) if event.message else {}
+            return _in_state(whole, event.state, said, now_s)
 
 
 def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
@@ -122,20 +128,6 @@ def _in_state(task: Task, state: str, message: Mapping[str, Any] | None, now_s: 
     status = {"state": state, **({"message": message} if message else {}), "timestamp": _moment(now_s)}
     update = {"taskId": task["id"], "contextId": task["contextId"], "status": status}
     return {**task, "status": status}, ({"statusUpdate": update},)
-
-
-def _ended(task: Task, event: AttemptEnd, now_s: float) -> Told:
-    whole = _with(task, artifacts=[_joined(one) for one in task.get("artifacts", ())])
-    if event.failure is not None:
-        return stood(whole, FAILED, event.failure.message, now_s, timed_out=event.timed_out)
-    message = _message(whole, event.message, now_s, alone=event.alone) if event.message else None
-    return _in_state(whole, event.state, message, now_s)
-
-
-def _progress(task: Task, event: ProgressNote, now_s: float) -> Mapping[str, Any]:
-    """Returns a message with the progress figures in its metadata, under MCP's names."""
-    figures = {name: value for name, value in (("progress", event.done), ("total", event.total)) if value is not None}
-    return _message(task, [{"text": event.message}], now_s) | ({"metadata": figures} if figures else {})
 
 
 def _message(task: Task, parts: Sequence[Mapping[str, Any]], now_s: float, *, alone: bool = False) -> dict[str, Any]:
