@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from sidecar.errors import Reason
 from sidecar.settings.agents import CliAgent, Resources
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
+from sidecar.tasks.worker import backoff_s
 from sidecar.upstreams.processes import Exit, StartFailed, WaitLimit
 from sidecar.vocabulary import Caller, Question
 
@@ -150,7 +151,7 @@ class ProgramRunner(Protocol):
         """Ends every process kept for a conversation, and records why."""
 
 
-SPREAD: Final = 0.2  # 20% more or less, so that runs that failed together are not retried together
+SPREAD: Final = (0.8, 1.2)
 
 
 def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], float]) -> float | None:
@@ -159,8 +160,7 @@ def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], 
     may_pass = ended.failure is not None and ended.failure.category is Category.TRANSIENT
     if ended.timed_out or not may_pass or tries >= agent.tries:
         return None
-    rest = min(agent.retries.backoff_s * 2.0 ** (tries - 1), agent.retries.max_backoff_s)
-    return rest * (1 - SPREAD + 2 * SPREAD * random())
+    return backoff_s(agent.retries.backoff_s, agent.retries.max_backoff_s, tries, SPREAD, random())
 
 
 FAILED: Final = "TASK_STATE_FAILED"

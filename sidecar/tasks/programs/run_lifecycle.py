@@ -118,7 +118,10 @@ class RunLifecycle:
             if not self.is_ending:
                 self._body = asyncio.create_task(self._to_its_end(), name=f"run {self.record.id}")
                 await asyncio.wait({self._body})
-                self._judge(self._body)
+                if not self._body.cancelled() and (error := self._body.exception()) is not None:
+                    log.error("bug", extra={"run": self.record.id}, exc_info=error)
+                if not self.is_ending:  # after a bug, which affects no other run
+                    self._fails(RunState.FAILED, Failure(Category.SYSTEM, "internal error"))
             self.offer.turns.leave(self.place)
             if not self.saving.is_lost:
                 self._move(RunState.IDLE)
@@ -288,7 +291,8 @@ class RunLifecycle:
             event = replace(event, failure=Failure(Category.AGENT, why))
         failure = event.failure
         if failure is None and event.state in _FAILURES:
-            failure = Failure(Category.AGENT, _words(event) or "it says so")
+            words = " ".join(part["text"] for part in event.message if isinstance(part.get("text"), str))
+            failure = Failure(Category.AGENT, words or "it says so")
         if failure is not None:  # it may be the program's text: stored without secrets
             failure = failure._replace(message=sanitized(failure.message))
         code, number = (None, None) if event.exit is None else event.exit
@@ -309,13 +313,6 @@ class RunLifecycle:
         return rest
 
     # --- record -------------------------------------------------------------------------------------------------------
-
-    def _judge(self, body: asyncio.Task[None]) -> None:
-        """Ends the run on a bug, so that it affects no other run."""
-        if not body.cancelled() and (error := body.exception()) is not None:
-            log.error("bug", extra={"run": self.record.id}, exc_info=error)
-        if not self.is_ending:
-            self._fails(RunState.FAILED, Failure(Category.SYSTEM, "internal error"))
 
     def _fails(self, state: RunState, failure: Failure) -> None:
         self.record = self.record._replace(failure=failure)
@@ -338,11 +335,10 @@ class RunLifecycle:
             facts["expires_at"] = self._now() + self.means.keep_s()
         self.record = self.record.moved(state, self._now(), why, **facts)
         self.saving.moved()
-        failure = self.record.failure  # its message is not logged: it may be the program's or the caller's text
         about = {"run": self.record.id, "agent": self.offer.name, "state": state.value}
-        log.info(
-            "a run changed its state", extra=about | ({} if failure is None else {"category": failure.category.value})
-        )
+        if self.record.failure is not None:  # its message is not logged: it may be the program's or the caller's text
+            about["category"] = self.record.failure.category.value
+        log.info("a run changed its state", extra=about)
 
     def _tell(self, told: Told) -> None:
         task, events = told
@@ -400,10 +396,6 @@ def _state_of(event: AttemptEnd) -> RunState:
     if event.failure is not None or event.state in _FAILURES:
         return RunState.FAILED
     return RunState.CANCELLED if event.state == CANCELED else RunState.COMPLETED
-
-
-def _words(event: AttemptEnd) -> str:
-    return " ".join(part["text"] for part in event.message if isinstance(part.get("text"), str))
 
 
 def _last_try(record: Execution) -> Attempt:

@@ -116,7 +116,7 @@ async def test_two_turns_of_one_conversation_never_overlap_and_come_in_order(pro
 
 async def test_who_waits_for_a_turn_waits_no_longer_than_its_deadline(processes: Processes) -> None:
     async with talking(processes, LINES) as (chat, launcher):
-        hanging = asyncio.create_task(tried(chat, order("hang", deadline_s=0.12)))
+        hanging = asyncio.create_task(tried(chat, order("hang", deadline_s=1.0)))
         await until(lambda: bool(launcher.started))
         late = await tried(chat, order("two", deadline_s=0.05))
         assert [type(event) for event in late] == [type(end(late))] and end(late).timed_out
@@ -440,7 +440,7 @@ async def test_who_takes_nothing_of_what_it_says_does_not_keep_it_alive(
 ) -> None:
     monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", 0.02)
     async with talking(processes, RPC, **JSON_RPC) as (chat, launcher):
-        events = chat.run(order("hang", deadline_s=0.12))
+        events = chat.run(order("hang", deadline_s=1.0))
         assert isinstance(await anext(events), Started)
         assert isinstance(await anext(events), ProgressNote)
         await dies(launcher.started[0].pid, 5)
