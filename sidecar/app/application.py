@@ -226,7 +226,7 @@ class Application:
         try:
             self.executions.offer(self.live.current.settings.agents)
         except SettingsError as error:  # the files changed after they were read: keep the previous agents
-            log.error("agents that are programs are as before\n%s", error)
+            log.error("the agent programs of the new settings cannot be used; the previous ones stay\n%s", error)
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
         self.listening.part_with_stale()

@@ -54,5 +54,9 @@ class BackgroundJobs:
                 error = ended
             self._ended_s[name] = loop.time()
             rest_s = self.rest_s if loop.time() - begun_s >= SOUND_S else min(2 * rest_s, MOST_S)
-            log.critical("a background task ended", extra={"task": name, "again_in_s": rest_s}, exc_info=error)
+            log.critical(
+                "a background task ended; it is started again",
+                extra={"task": name, "again_in_s": rest_s},
+                exc_info=error,
+            )
             await asyncio.sleep(rest_s)

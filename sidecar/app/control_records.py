@@ -76,10 +76,12 @@ class ControlRecords:
             found += await self._told_to_store()
         except OSError as error:
             self._unasked = self._store is not None and not self._store.up
-            log.warning("published checkpoints cannot be asked for", extra={"error": str(error)[:200]})
+            log.warning("published checkpoints cannot be read from the store", extra={"error": str(error)[:200]})
         known = await asyncio.to_thread(newest_of, found, self.attesting_key)
         if known.passed_over:
-            log.warning("published checkpoints that our key did not sign", extra={"count": known.passed_over})
+            log.warning(
+                "published checkpoints were skipped: our key did not sign them", extra={"count": known.passed_over}
+            )
         if known.newest is not None:
             await self._compare(known.newest)
 
@@ -89,7 +91,7 @@ class ControlRecords:
         try:
             facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
         except OSError as error:  # `verify` reads the whole log and reports what it cannot read
-            log.warning("the evidence cannot be compared with what was published", extra={"error": str(error)})
+            log.warning("the audit log cannot be compared with the published checkpoints", extra={"error": str(error)})
             return
         if not facts or ROLLED_BACK in self.audit.found:
             return
@@ -146,7 +148,7 @@ class ControlRecords:
         try:
             await self.audit.seal()
         except OSError as error:
-            log.error("the end of the evidence cannot be attested", extra={"error": str(error)})
+            log.error("the last checkpoint of the audit log cannot be written", extra={"error": str(error)})
         await self._tell()
 
     async def _tell(self) -> None:
@@ -183,5 +185,5 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
         message = f"the audit cannot be written: {error}"
         raise SettingsError([fault_in(opened.place, message, code="A111")]) from None
     if audit.found:
-        log.warning("the audit was not in order", extra={"found": audit.found})
+        log.warning("the audit log was not in order at the start", extra={"found": audit.found})
     return audit

@@ -37,6 +37,6 @@ class EnforcementMode:
         if mode == self._told:
             return
         self._told = mode
-        log.warning("policy is in another mode now", extra={"mode": mode, "shadow_until": until and rfc3339(until)})
+        log.warning("the enforcement mode changed", extra={"mode": mode, "shadow_until": until and rfc3339(until)})
         with suppress(SettingsError):  # logged
             await self.evidence.witness("mode", "sidecar", mode=mode, shadow_until=until and rfc3339(until))

@@ -171,7 +171,10 @@ def _patience(settings: Settings) -> ListenerDeadlines:
     server = settings.server
     connections = enough_for(server.max_connections)
     if connections < server.max_connections:
-        log.warning("fewer connections than configured: descriptors are short", extra={"connections": connections})
+        log.warning(
+            "fewer connections are accepted than configured: raise the limit of open files",
+            extra={"connections": connections},
+        )
     return ListenerDeadlines(
         server.header_timeout_s,
         server.keepalive_timeout_s,

@@ -35,7 +35,7 @@ from sidecar.upstreams.agents import AgentUpstream
 
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
 OUT = {
-    "task-store-out": "the task store is out: nobody's tasks can be asked for",
+    "task-store-out": "the task store is out: tasks cannot be read",
     "run-store-out": "the store of runs is out: no program can be called",
     "session-store-out": "the store of sessions is out: they are answered 503",
     "callback-store-out": "the store of callbacks is out: none is taken",

@@ -94,7 +94,9 @@ class ToolDrift:
             self.metrics.hidden_text_found(service.name, len(hidden))
             if hidden - watched.hidden:
                 names = sorted(hidden)[:MAX_TOLD]
-                log.warning("hidden characters in texts of tools", extra={"upstream": service.name, "tools": names})
+                log.warning(
+                    "texts of tools contain hidden characters", extra={"upstream": service.name, "tools": names}
+                )
             watched.hidden = hidden
         # Seen by a caller, and not or not yet in a list that the sidecar fetched itself.
         for tool, drift in _drifts(seen, _reference(watched, service, now)):

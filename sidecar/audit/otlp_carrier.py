@@ -95,7 +95,7 @@ class OtlpCarrier:
                 pause_s, why = _pause_s(said.retry_after, pause_s), f"status {said.status}"
                 unsure = unsure or said.status in (502, 504)  # a gateway does not know whether the receiver accepted
             if why != told:
-                log.warning("the receiver did not take the evidence; trying again", extra={"why": why[:200]})
+                log.warning("the receiver did not accept the audit records; trying again", extra={"why": why[:200]})
                 told = why
             if self._over.wait(pause_s):
                 raise UnsureError(why, again=False) if unsure else OSError(errno.EAGAIN, why)

@@ -242,7 +242,7 @@ async def test_only_a_commit_that_somebody_signed_who_may_is_taken(repo: Path, t
             commit(repo, MORE + f"# {len(by)}\n", *by)
             world.app.follower.trouble = ()
             world.app.follower.hint()
-            await until(lambda: any("nobody who may" in one for one in world.app.follower.trouble))
+            await until(lambda: any("no allowed signer" in one for one in world.app.follower.trouble))
             assert not await may(world, "delete_repo")
 
 

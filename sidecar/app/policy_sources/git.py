@@ -184,10 +184,10 @@ class _GitRunner:
         try:
             said = await self.line("show", "--no-patch", "--format=%G? %GS", commit, before=signers)
         except SourceError as error:
-            raise SourceError("nobody who may has signed the commit", refused=error.refused) from None
+            raise SourceError("no allowed signer has signed the commit", refused=error.refused) from None
         verdict, _, signer = said.partition(" ")
         if verdict != "G" or not signer:
-            raise SourceError("nobody who may has signed the commit", refused=True)
+            raise SourceError("no allowed signer has signed the commit", refused=True)
         return signer
 
     async def pack(self, commit: str, packed: Path) -> None:

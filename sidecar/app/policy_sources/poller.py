@@ -193,7 +193,7 @@ class SourcePoller:
 
     def _good(self, settings: Settings) -> None:
         if self.trouble:
-            log.info("the policy's source is well again")
+            log.info("the policy source works again")
         self.trouble, self.faults, self._failures, self.good_at = (), {}, 0, self.clock()
         kept = kept_for(settings)
         self.metrics.policy_source(True, self.good_at, kept.version if kept is not None else 0)
@@ -203,7 +203,7 @@ class SourcePoller:
         self.faults = Counter(fault.code for fault in faults)
         told = ("what the policy's source has now does not serve, what was taken last does", why)
         if told != self.trouble:
-            log.error("the policy's source: %s", why)
+            log.error("the policy source failed, the last policy stays in force: %s", why)
         self.trouble = told
         self.metrics.policy_source(False, self.good_at, None)
 
