@@ -154,9 +154,13 @@ class Forwarder:
             passed = await relay.whole(answer)
             if not passed.version:
                 return await relay.respond(passed)
-            session = self._session(exchange, passed.version, upstream_id)
+            session = exchange.session  # the one whose stream already exists
+            if session is not None:
+                session.begin(passed.version, upstream_id)
+            else:
+                session = self.start(exchange.caller, server, version=passed.version, upstream_id=upstream_id)
             undo.callback(self.abandon, session)
-            if not session.paired and exchange.service is not None and exchange.service.upstream.roams(upstream_id):
+            if not session.paired and exchange.service.upstream.roams(upstream_id):
                 await self.roaming.keep(session)
             response = await relay.respond(passed, {"Mcp-Session-Id": session.id})
             undo.pop_all()
@@ -166,12 +170,6 @@ class Forwarder:
         """Drops a session that its client never learned of."""
         self.sessions.end(session)
         self.roaming.forget_soon(session)
-
-    def _session(self, exchange: UpstreamExchange, version: str, upstream_id: str | None) -> Session:
-        if exchange.session is not None:
-            exchange.session.begin(version, upstream_id)
-            return exchange.session
-        return self.start(exchange.caller, exchange.request.server, version=version, upstream_id=upstream_id)
 
     def start(self, caller: Caller, server: str, **how: Any) -> Session:
         session, ended = self.sessions.start(caller, server, **how)
@@ -269,20 +267,17 @@ class Forwarder:
         return await empty(request, 204)
 
     def drain(self) -> None:
-        """Ends endless streams; calls in flight continue to their answers."""
+        """Ends endless streams on which no answer is to be sent; calls in flight continue to their answers."""
+        answering = {session_id for session_id, paired in self.pairs.items() if paired.busy}
         for exchange in {*self.streams, *self.oversight.calls}:  # some are still waiting for their first event
-            if exchange.endless and not self._awaited(exchange):
+            session = exchange.session if isinstance(exchange, UpstreamExchange) else None
+            if exchange.endless and (session is None or session.id not in answering):
                 exchange.cut_off(Reason.DRAINING)
 
     def cut_off(self) -> None:
         """Ends every exchange when the grace time is over."""
         for exchange in {*self.streams, *self.oversight.calls}:
             exchange.cut_off(Reason.DRAINING)
-
-    def _awaited(self, exchange: WatchedExchange) -> bool:
-        session = exchange.session if isinstance(exchange, UpstreamExchange) else None
-        paired = self.pairs.get(session.id) if session is not None else None
-        return paired is not None and paired.busy
 
     def say_farewell(self, session: Session) -> None:
         """Schedules notice to the upstream, and to the other replicas, that a session has ended."""

@@ -342,7 +342,8 @@ class Pipeline:
                 await request.breathe()
                 yield lease, plan.timeout_s
             except Refusal as refusal:
-                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or _unreached(refusal):
+                unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
+                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached:
                     # The breaker opened just now, or there was no credential or no connection: nothing was sent.
                     lease.forwarded = False
                 raise
@@ -569,12 +570,6 @@ async def _public(
     request.method = method
     await request.record.outcome(http_status=status, bytes_out=len(body))
     return WholeResponse(status, body, JSON if body else "", headers)
-
-
-def _unreached(refusal: Refusal) -> bool:
-    """Reports whether the upstream took no part in the call. A failure after its first byte is a refusal of the stream
-    (`response_stream.py`), not of the call."""
-    return isinstance(refusal.__cause__, ConnectFailed | QueueFull)
 
 
 def _similar_key(request: RequestContext, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:

@@ -285,10 +285,6 @@ class WatchedExchange:
         self.endless, self.timeout_s = True, None
 
     @property
-    def _ends_at(self) -> float | None:
-        return None if self.timeout_s is None else self.request.started_s + self.timeout_s
-
-    @property
     def left_s(self) -> float | None:
         """The rest of the deadline, in seconds."""
         ends_at = self.clock().at
@@ -296,7 +292,7 @@ class WatchedExchange:
 
     def clock(self) -> Deadline:
         """The running deadline, for readers of the answer. Changes to it apply to them."""
-        ends_at = self._ends_at
+        ends_at = None if self.timeout_s is None else self.request.started_s + self.timeout_s
         self.deadline.at = None if ends_at is None else max(ends_at, self.deadline.at or ends_at)
         return self.deadline
 

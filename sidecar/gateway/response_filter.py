@@ -92,7 +92,10 @@ class ResponseFilter:
             return FilteredMessage(jsonrpc.encode_response(response), final=True)
         if not isinstance(response.result, dict):
             raise refused("its result is not an object")
-        version = agreed_version(response.result) if self.exchange.call.method == "initialize" else ""
+        begins = self.exchange.call.method == "initialize"
+        version = str(response.result.get("protocolVersion")) if begins else ""
+        if begins and version not in eras.SESSION_VERSIONS:
+            raise refused("it agrees on a revision that is not known here")
         result = await self._result(response.result)
         created = self._creates(response.id, result)
         if "tasks" in result:
@@ -284,12 +287,12 @@ class ResponseFilter:
             raise refused("it asks the client outside of a result")  # forbidden by MCP 2026-07-28
         shown = request if self.exchange.outward is None else self.exchange.outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in messages.SERVER_REQUESTS):
-            return FilteredMessage(reply=_no(request.id, _UNKNOWN_METHOD))
+            return FilteredMessage(reply=jsonrpc.Response(request.id, error=_UNKNOWN_METHOD))
         if foreign or await self._lost_one(owned):
-            return FilteredMessage(reply=_no(request.id, _NOT_PERMITTED))
+            return FilteredMessage(reply=jsonrpc.Response(request.id, error=_NOT_PERMITTED))
         if request.method != "ping":
             if not (await self._ask(request.method)).allowed:
-                return FilteredMessage(reply=_no(request.id, _NOT_PERMITTED))
+                return FilteredMessage(reply=jsonrpc.Response(request.id, error=_NOT_PERMITTED))
             self.exchange.wait_for_caller()
         session.expect(request.id, request.method)
         # The client declared no tasks of its own, and answers as if none had been requested (MCP 2025-11-25).
@@ -349,24 +352,12 @@ _UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}
 _NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"}
 
 
-def _no(request_id: Id, error: dict[str, Any]) -> jsonrpc.Response:
-    return jsonrpc.Response(request_id, error=error)
-
-
 def read_answer(raw: bytes) -> jsonrpc.Message:
     """Parses one message of the upstream. Raises Refusal(RESPONSE_REFUSED), because the error is never the caller's."""
     try:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:
         raise refused(refusal.detail) from None
-
-
-def agreed_version(result: dict[str, Any]) -> str:
-    """Returns the revision that an `initialize` result agrees on. An unknown one is refused."""
-    version = result.get("protocolVersion")
-    if version not in eras.SESSION_VERSIONS:
-        raise refused("it agrees on a revision that is not known here")
-    return str(version)
 
 
 def refused(detail: str) -> Refusal:

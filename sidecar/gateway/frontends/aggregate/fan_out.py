@@ -25,17 +25,15 @@ from sidecar.gateway.frontends.aggregate.names import AggregateNames
 from sidecar.gateway.frontends.mcp_requests import SpreadIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import RequestContext, UpstreamExchange
-from sidecar.gateway.response_filter import LEFT_OUT, FilteredMessage, read_answer
-from sidecar.gateway.response_stream import PROTOCOL_STATUSES
+from sidecar.gateway.response_filter import LEFT_OUT, FilteredMessage
 from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Service, Snapshot, all_of, any_of
 from sidecar.identity import check_caller
 from sidecar.observability.metrics import Metrics
-from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Notification, Request, Response
+from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Notification, Request
 from sidecar.protocols.mcp.messages import LeftOut, server_question
 from sidecar.upstreams.mcp.sessions import Session, upstream_id_from
-from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, SESSION_ID, UpstreamAnswer
-from sidecar.upstreams.statuses import refusal_of
+from sidecar.upstreams.mcp.transport import SESSION_ID
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 HELLO: Final = 1  # the id of the first request; the session's client has not sent that server anything yet
@@ -293,9 +291,7 @@ class FanOut:
         with await exchange.post(message) as answer:
             if part is not None:
                 self.exchanges.check_alive(part, answer)
-            if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
-                return GatheredPage(service.name, _nothing(await _protocol_error(answer)))
-            passed = await self.exchanges.relay(exchange, (message.id,)).whole(answer)
+            passed = await self.exchanges.relay(exchange, (message.id,)).told(answer)
         return GatheredPage(service.name, _checked(passed), names.left_out)
 
 
@@ -311,24 +307,12 @@ def note(request: RequestContext, servers: Sequence[Service], missing: Sequence[
     }
 
 
-async def _protocol_error(answer: UpstreamAnswer) -> Mapping[str, Any]:
-    message = read_answer(await answer.read(MAX_ERROR_BYTES))
-    if not isinstance(message, Response) or message.error is None:
-        raise refusal_of(answer)
-    return message.error
-
-
 def _checked(passed: FilteredMessage) -> Mapping[str, Any]:
     if passed.result is None:
-        return _nothing(orjson.loads(passed.out or b"{}").get("error", {}))
+        if orjson.loads(passed.out or b"{}").get("error", {}).get("code") == METHOD_NOT_FOUND:
+            return {}  # an empty list, of a server that does not know the method
+        raise Refusal(Reason.UPSTREAM_FAILED, "it answered with an error")
     cursor = passed.result.get("nextCursor")
     if isinstance(cursor, str) and len(cursor) > MAX_CURSOR_CHARS:
         raise Refusal(Reason.RESPONSE_REFUSED, "its cursor is too long")
     return passed.result
-
-
-def _nothing(error: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns an empty list for a server that does not know the method. Any other error is a failure."""
-    if error.get("code") == METHOD_NOT_FOUND:
-        return {}
-    raise Refusal(Reason.UPSTREAM_FAILED, "it answered with an error")

@@ -120,7 +120,9 @@ class StreamMerge:
                 self._stop(set(names).difference(found))
                 names = found
                 self._start(names)
-                self._tell_of_change()
+                for wanted, what in _CHANGES.items():
+                    if not self._subscribes or self._wanted.get(wanted) is True:
+                        self._say(f"notifications/{what}/list_changed", {})
 
     def _stop(self, names: Iterable[str]) -> None:
         for name in names:
@@ -144,11 +146,6 @@ class StreamMerge:
     @property
     def _subscribes(self) -> bool:
         return self.call.intent.message is not None
-
-    def _tell_of_change(self) -> None:
-        for wanted, what in _CHANGES.items():
-            if not self._subscribes or self._wanted.get(wanted) is True:
-                self._say(f"notifications/{what}/list_changed", {})
 
     def _say(self, method: str, params: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
         if isinstance(self.call.intent.message, Request):
