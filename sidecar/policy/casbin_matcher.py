@@ -48,14 +48,11 @@ class CasbinMatcher:
         texts = [[*(self._table.text(column, row) for column in self._columns), str(row)] for row in rows]
         if rows and all(values):
             with self._lock:
-                self._ask(texts, *values, found)
+                if not self._enforcer.enabled:  # threats K15: a disabled enforcer allows everything
+                    raise RuntimeError("Casbin's enforcement was switched off")
+                self._enforcer.model["p"]["p"].policy = texts
+                self._enforcer.enforce(*values, found)
         return [int(row) for row in found]
-
-    def _ask(self, rows: list[list[str]], *values: object) -> None:
-        if not self._enforcer.enabled:  # threats K15: a disabled enforcer allows everything
-            raise RuntimeError("Casbin's enforcement was switched off")
-        self._enforcer.model["p"]["p"].policy = rows
-        self._enforcer.enforce(*values)
 
 
 class _Caller(str):

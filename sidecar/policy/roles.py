@@ -135,7 +135,8 @@ class RolePaths:
             for links in self._links.values():
                 for container, names in links.contents().items():
                     for name in names:
-                        found.setdefault(_server_of(name), set()).add(container)
+                        server = name.partition(":")[2].partition("/")[0]
+                        found.setdefault(server, set()).add(container)
             self._on_server = {server: frozenset(containers) for server, containers in found.items()}
         return self._on_server.get(server, _NOTHING)
 
@@ -145,10 +146,6 @@ def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
     these."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
-
-
-def _server_of(name: str) -> str:
-    return name.partition(":")[2].partition("/")[0]
 
 
 def _is_container(name: str) -> bool:
@@ -183,7 +180,8 @@ class PolicySubjects:
         key = (principal.name, principal.roles)
         known = self._memo.get(key)
         if known is None:
-            domain = _domain_of(principal.name)
+            name = principal.name  # `user:<namespace>/<id>`
+            domain = name.partition(":")[2].partition("/")[0] if "/" in name else NONE
             roles = self._ways.containers(principal.name, domain)
             for granted in principal.roles:
                 roles = roles | {granted} | self._ways.containers(granted, domain)
@@ -209,8 +207,3 @@ class PolicySubjects:
         if role in asker.granted or role in links.parents.get(asker.name, ()):
             return (role,)
         return links.way((asker.name, *asker.granted), role)
-
-
-def _domain_of(name: str) -> str:
-    """Return the namespace in `user:<namespace>/<id>`."""
-    return name.partition(":")[2].partition("/")[0] if "/" in name else NONE

@@ -209,7 +209,9 @@ class _YamlReader:
             said = notes if number == 0 else {"part_of": notes.get("part_of") or rule.notes["id"]}
             yield rule.kind, CsvRow("p", tuple(fields[column] for column in columns), rule.line, said, rule.line)
             if number and (len(faults.errors), len(faults.warnings)) != before:
-                _tell_once(faults)
+                # A fault that repeats in all rows of a rule is one fault.
+                faults.errors[:] = dict.fromkeys(faults.errors)
+                faults.warnings[:] = dict.fromkeys(faults.warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +282,6 @@ class _RuleColumns:
                 self.values.fault("P501", f"{key} must be a whole number", place.span, hint)
                 return None
         return self.values.text(place, key)
-
-
-def _tell_once(faults: Faults) -> None:
-    """Reduce a fault repeated in all rows of a rule to one fault."""
-    faults.errors[:] = dict.fromkeys(faults.errors)
-    faults.warnings[:] = dict.fromkeys(faults.warnings)
 
 
 def _joined(actions: Sequence[YamlField]) -> YamlField:

@@ -52,7 +52,10 @@ def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, l
             continue
         taken[variable.loc] = variable.name
         if node := _node_of(variable, faults):
-            root = _laid_over(root, _as_in_file(variable.loc), node, faults)
+            section, *rest = variable.loc
+            if section in NAMED:  # names in variables have underscores in place of hyphens: `MY_SERVER` is `my-server`
+                rest[0] = str(rest[0]).replace("_", "-")
+            root = _laid_over(root, (section, *rest), node, faults)
     changed = replace(document, root=root) if taken else document
     return _filled_in(changed, environ, faults), faults
 
@@ -102,13 +105,6 @@ def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
         problem = f"{variable.value} cannot be read: {getattr(error, 'strerror', None) or 'no such path'}".lower()
     faults.append(fault_in(f"env {variable.name}", problem, code="S203"))
     return None
-
-
-def _as_in_file(loc: Loc) -> Loc:
-    """Names in variables have underscores in place of hyphens: `MY_SERVER` is `my-server`."""
-    if loc[0] in NAMED and len(loc) > 1:
-        return (loc[0], str(loc[1]).replace("_", "-"), *loc[2:])
-    return loc
 
 
 def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) -> YamlNode:

@@ -213,9 +213,9 @@ def split_url(text: str, *schemes: str) -> SplitResult:
     return parts
 
 
-def _http_url(text: str) -> str:
-    split_url(text, "https", "http")
-    return text
+def url_of(*schemes: str) -> AfterValidator:
+    """Return the check of a URL with one of the schemes."""
+    return AfterValidator(lambda text: split_url(text, *schemes) and text)
 
 
 def https_url(message: str, hint: str = "use https://") -> AfterValidator:
@@ -268,7 +268,7 @@ def _grpc_url(text: str) -> str:
     return text
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+HttpUrl = Annotated[str, url_of("https", "http")]
 KeyUrl = Annotated[str, https_url("keys may be fetched over https only", "use https://, or jwks_path with a file")]
 PublicUrl = Annotated[
     str, https_url("callers beyond this machine need https", "write https://{rest}"), AfterValidator(_public_url)

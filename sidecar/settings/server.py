@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -48,12 +48,9 @@ class TlsFiles(Section):
 Rate = Annotated[int, Field(ge=0, le=2**20)]
 
 
-def _tls_tag(value: Any) -> str:
-    return "<external>" if isinstance(value, str) else "<files>"
-
-
 Tls = Annotated[
-    Annotated[TlsFiles, Tag("<files>")] | Annotated[Literal["external"], Tag("<external>")], Discriminator(_tls_tag)
+    Annotated[TlsFiles, Tag("<files>")] | Annotated[Literal["external"], Tag("<external>")],
+    Discriminator(lambda value: "<external>" if isinstance(value, str) else "<files>"),
 ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sidecar.settings.agent_endpoints import AgentOffer, offer_faults
 from sidecar.settings.credentials import UpstreamCredential, header_faults
@@ -23,7 +23,7 @@ from sidecar.settings.field_types import (
     Seconds,
     Section,
     VariableName,
-    split_url,
+    url_of,
 )
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import ResponseSettings
@@ -108,18 +108,10 @@ _OF_PROGRAMS = frozenset(
 _OF_ADDRESSES = frozenset({"transport", "headers", "connect_timeout_s", "max_connections"})
 
 
-def _agent_url(text: str) -> str:
-    split_url(text, "http", "https", "grpc", "grpcs")
-    return text
-
-
-AgentUrl = Annotated[str, AfterValidator(_agent_url)]
-
-
 class A2aUpstream(AgentOffer):
     """An A2A agent. One of its interfaces is enough: to callers it is offered in every binding and version."""
 
-    url: AgentUrl
+    url: Annotated[str, url_of("http", "https", "grpc", "grpcs")]
     """The address of that interface: `http(s)://` for JSON-RPC and HTTP+JSON, `grpc(s)://host:port` for gRPC."""
     binding: Literal["jsonrpc", "http_json", "grpc"] | None = None
     """What is spoken there; by default `grpc` for a grpc address, else `jsonrpc`."""
@@ -212,7 +204,9 @@ class UpstreamSettings(Section):
             yield Finding(problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True)
             return
         if self.a2a is not None:
-            yield from self._not_for_agents()
+            for key in ("pins", "responses"):
+                if getattr(self, key) is not None:
+                    yield Finding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)
             yield from offer_faults(self.a2a, anonymous=self.anonymous)
         if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
@@ -242,8 +236,3 @@ class UpstreamSettings(Section):
             hint = "write type: api_key, or use another kind of credential"
             at = ("a2a", "authentication", "type")
             yield Finding("who shows this token can show none that goes on", "S113", hint, at)
-
-    def _not_for_agents(self) -> Iterator[Finding]:
-        for key in ("pins", "responses"):
-            if getattr(self, key) is not None:
-                yield Finding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)

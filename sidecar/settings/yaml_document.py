@@ -77,7 +77,9 @@ class Document:
     def validate(self, model: type[Model], context: Mapping[str, Any] | None = None) -> Model:
         """The content as `model`. Raises this document's error with all faults, positions and hints."""
         if self.data is None:
-            self.refuse([fault_in(self.path, "the file is empty", code="Y102", hint=_expected_keys(model))])
+            needed = [name for name, about in model.model_fields.items() if about.is_required()]
+            hint = f"it needs at least: {', '.join(needed)}" if needed else ""
+            self.refuse([fault_in(self.path, "the file is empty", code="Y102", hint=hint)])
         try:
             return model.model_validate(self.data, context=dict(context or {}))
         except ValidationError as error:
@@ -146,8 +148,3 @@ def leading_out(path: Path, folder: Path) -> Fault | None:
 def in_file_order(faults: Iterable[Fault]) -> list[Fault]:
     """The faults in file order, without duplicates."""
     return sorted(set(faults), key=lambda fault: (fault.file, fault.line, fault.column, fault.code, fault.message))
-
-
-def _expected_keys(model: type[BaseModel]) -> str:
-    needed = [name for name, field_info in model.model_fields.items() if field_info.is_required()]
-    return f"it needs at least: {', '.join(needed)}" if needed else ""

@@ -68,22 +68,14 @@ def meaning_of(text: str) -> Scalar:
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
-        return _integer(text)
+        if len(text) <= _MAX_DIGITS and _LOWEST <= (integer := int(text)) <= _HIGHEST:
+            return integer
+        raise DoubtfulScalarError("this number does not fit into 64 bits", "quote it if it is a name")
     if _DECIMAL.fullmatch(text):
-        return _decimal(text)
+        if math.isfinite(decimal := float(text)):
+            return decimal
+        raise DoubtfulScalarError("this number is too large", "quote it if it is a name")
     for pattern, message, hint in _DOUBTFUL:
         if pattern.fullmatch(text):
             raise DoubtfulScalarError(message.format(text=text), hint.format(text=text))
     return text
-
-
-def _integer(text: str) -> int:
-    if len(text) <= _MAX_DIGITS and _LOWEST <= (number := int(text)) <= _HIGHEST:
-        return number
-    raise DoubtfulScalarError("this number does not fit into 64 bits", "quote it if it is a name")
-
-
-def _decimal(text: str) -> float:
-    if math.isfinite(number := float(text)):
-        return number
-    raise DoubtfulScalarError("this number is too large", "quote it if it is a name")
