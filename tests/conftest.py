@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from sidecar.cli.serve import settle_interpreter
+from tests.valkey import Valkey, running_valkey
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -26,6 +29,13 @@ os.umask(0o027)  # who keeps secrets in files closes them to others, and the sid
 def pytest_collection_finish() -> None:
     settle_interpreter()
     signal.signal(signal.SIGINT, interrupted)
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    """A store of the module's own."""
+    with running_valkey() as server:
+        yield server
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:

@@ -38,7 +38,7 @@ from tests.flow.talk import Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.test_shadow import shadow
 from tests.flow.world import STATELESS, Upstream, World, started, stateless, until, world
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 GOOD = {"repo": "acme/site"}
 SPREAD_S = 3.0  # a second for each replica's look, and what a busy machine adds
@@ -471,12 +471,6 @@ async def test_a_damaged_memory_stops_the_start(tmp_path: Path) -> None:
 
 
 # --- replicas -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Any:
-    with running_valkey() as server:
-        yield server
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ import asyncio
 import os
 import signal
 from asyncio.subprocess import Process
-from collections.abc import Iterator
-
-import pytest
 
 from bench import crowd
 from bench.costs import MOST, spend
@@ -16,15 +13,9 @@ from bench.process import ready
 from sidecar.limits.redis_store import RedisCounters
 from sidecar.limits.topology import PREFIX
 from tests.flow.limit_worker import DAY, HOUR, LEASE_S, LIMIT, SLOTS
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 WORKER = "tests.flow.limit_worker"
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
 
 
 async def said(worker: Process) -> str:

@@ -30,12 +30,6 @@ HOLD_S = 0.1  # how long an emptied store is held is asked in unit/limits/test_f
 SLACK_S = 1.0  # a test machine has other things to do; the median below is held to the promise itself
 
 
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
-
-
 @contextmanager
 def killed(valkey: Valkey) -> Iterator[None]:
     valkey.server.terminate()

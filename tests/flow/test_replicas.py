@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,15 +24,9 @@ from sidecar.storage import peers
 from sidecar.storage.peers import Peers, RevisionSkew, ServedRevision
 from tests.flow.test_sources import MORE, may, shop, until
 from tests.flow.world import PATIENCE_S, RULES, World, world
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 KEY = "{sidecar}:replicas"
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
 
 
 @asynccontextmanager

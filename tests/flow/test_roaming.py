@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +23,11 @@ from sidecar.upstreams.mcp.session_store import SessionRecord, key_of, opened
 from tests.flow.process import served
 from tests.flow.streams import Emitter
 from tests.flow.world import PATIENCE_S, SESSION, Upstream, World, listening, until, world
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 PROGRAM = Path(__file__).with_name("program.py")
 HELLO = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
 GOOD = {"repo": "acme/site"}
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,7 @@ from tests.a2a.test_task_api import DONE, WORKING, busy
 from tests.a2a.world import task
 from tests.refusals import refused
 from tests.schedules.clockwork import MINUTELY, RULES, Clockwork, clockwork, minute_of
-from tests.valkey import Valkey, running_valkey
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
+from tests.valkey import Valkey
 
 
 @pytest.fixture(params=["memory", "file", "redis"])

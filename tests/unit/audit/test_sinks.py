@@ -41,7 +41,7 @@ from sidecar.errors import Refusal, SettingsError
 from sidecar.http.client.origin import parse_origin
 from tests.receiver import Receiver, receiving
 from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward_over_a_loop, numbered_ids, understood
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 STREAM = "evidence"
 DEADLINE_S = 0.1
@@ -184,12 +184,6 @@ class AtReceiver:
             yield
         finally:
             self.receiver.go.set()
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
 
 
 @pytest.fixture

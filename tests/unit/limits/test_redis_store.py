@@ -21,7 +21,6 @@ from sidecar.limits.plan import LimitCharge
 from sidecar.limits.redis_store import AT_ONCE, EPOCH, TIDE, RedisCounters, _ForeignReplyError, _verdict
 from sidecar.limits.store import StoreObserver
 from sidecar.limits.topology import PREFIX, finder_of
-from sidecar.settings import load_settings
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -60,16 +59,6 @@ async def test_time_for_which_the_loop_was_held_is_not_the_stores(valkey: Valkey
                 time.sleep(0.12)  # the whole process, longer than the deadline
             await answer
         assert store.up
-
-
-async def test_the_deadline_is_a_setting(tmp_path: Path) -> None:
-    for said, seconds in (("", 0.08), (", timeout: 300ms", 0.3)):
-        (tmp_path / "sidecar.yaml").write_text(f'version: 1\nstore: {{url: "redis://127.0.0.1:1"{said}}}\n')
-        chosen = load_settings(tmp_path / "sidecar.yaml", {}, check_files=False).store
-        assert chosen.timeout == seconds
-        store = open_store(chosen, lambda: 0.0)
-        assert isinstance(store, RedisCounters) and store._deadline_s == seconds
-        await store.close()
 
 
 async def used(store: RedisCounters, limit: LimitCharge) -> int:
@@ -360,20 +349,6 @@ async def test_before_the_first_connection_an_absent_store_is_unavailable_and_la
         assert asyncio.get_running_loop().time() - started_s < 1.0
         assert not store.up
         assert not store._owed
-
-
-async def test_a_loop_that_was_held_refuses_nothing_that_the_store_answered(fresh_valkey: Valkey) -> None:
-    async with opened(fresh_valkey.url, deadline_s=0.08) as store:
-        await store.ping()
-        asked = [
-            asyncio.ensure_future(one)
-            for one in (store.reserve(ALL, "call"), store.run("return 7", "x", []), store.look(ALL))
-        ]
-        for _ in range(3):  # before they are sent, and with the replies in the socket
-            await asyncio.sleep(0.002)
-            time.sleep(0.2)
-        verdict, answer, standings = await asyncio.gather(*asked)
-        assert verdict.admitted and answer == 7 and len(standings) == len(ALL) and store.up
 
 
 async def test_a_loop_that_was_held_before_the_first_connection_refuses_nothing(fresh_valkey: Valkey) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,11 @@ from tests.unit.tasks.programs.staging import (
     says,
     staged,
 )
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 
 def filed(folder: Path) -> SqliteRecordStore[Execution]:
     return SqliteRecordStore(SqliteFile(folder / "records.sqlite"), RUNS)
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

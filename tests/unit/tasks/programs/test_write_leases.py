@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
@@ -16,18 +16,12 @@ from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs.concurrency import RunSlots
 from sidecar.tasks.programs.write_leases import ANOTHERS, ASKS, KEY, STOOD_STILL, UNHEARD, WriteLease, WriteLeases
 from sidecar.upstreams.processes import WaitLimit
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
 
 LEASE_S = 0.2
 KEPT_S = 0.5  # where it must be kept on a machine that is busy
 LONG_S = 60.0  # where it must not end meanwhile
 DEAD = 50
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with running_valkey() as server:
-        yield server
 
 
 @pytest.fixture
