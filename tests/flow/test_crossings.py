@@ -355,10 +355,8 @@ async def test_who_does_not_come_back_has_its_call_cancelled(tmp_path: Path) -> 
     async with down(tmp_path, settings=settings) as running:
         held, server = await held_by(running), running.upstream
         await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
-        assert (
-            server.of_method("notifications/cancelled")[0]["params"]["requestId"]
-            == (server.of_method("tools/call")[0]["id"])
-        )
+        (cancelled,), (call,) = server.of_method("notifications/cancelled"), server.of_method("tools/call")
+        assert cancelled["params"]["requestId"] == call["id"]
         assert (await act(running, QUESTION, **again(held)))[-1]["error"]["code"] == -32602
 
 

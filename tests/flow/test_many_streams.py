@@ -27,7 +27,7 @@ from tests.flow.world import Upstream, World, until
 
 MANY = "max_per_principal: 1000, session_calls_per_minute: 100000"
 ROOM = "streams: {max_per_principal: 1000}\n"
-SLOW_READERS = 100
+SLOW_READERS = 40
 NOTE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"' + b"x" * 16_000 + b'"}}\n\n'
 
 
@@ -39,7 +39,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_two_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path: Path) -> None:
+async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path: Path) -> None:
     """What calls take beside them is for `python -m bench.streams` to say."""
     async with gateway(tmp_path, upstream=listening_upstream(), sessions=MANY, settings=ROOM) as running:
         bob = await opened(running, BOB)
@@ -47,10 +47,10 @@ async def test_two_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_pat
         tasks, open_files = len(asyncio.all_tasks()), descriptors()
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with nothing_left(), aiohttp.ClientSession(connector=connector) as http, AsyncExitStack() as ears:
-            talks = [await opened(running) for _ in range(200)]
+            talks = [await opened(running) for _ in range(100)]
             for talk in talks:
                 await ears.enter_async_context(stream(talk, http=http))
-            await until(lambda: emitter(running).count == 200)
+            await until(lambda: emitter(running).count == 100)
             await running.app.pipeline.exchanges.oversight.look()
             assert (await bob.call("search_code", GOOD))[0] == 200
             for talk in talks:
@@ -62,7 +62,7 @@ async def test_two_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_pat
         assert running.app.pipeline.exchanges.places.count == 0
 
 
-async def test_five_hundred_reconnects_leave_another_caller_untouched(tmp_path: Path) -> None:
+async def test_two_hundred_reconnects_leave_another_caller_untouched(tmp_path: Path) -> None:
     """BL-037."""
     async with gateway(tmp_path, upstream=listening_upstream()) as running:
         alice, bob = await opened(running), await opened(running, BOB)
@@ -73,19 +73,19 @@ async def test_five_hundred_reconnects_leave_another_caller_untouched(tmp_path: 
                 async with stream(alice) as ear:
                     statuses[ear.status] += 1
 
-        storm = [asyncio.create_task(reconnect(100)) for _ in range(5)]
+        storm = [asyncio.create_task(reconnect(40)) for _ in range(5)]
         answers = []
         while not all(each.done() for each in storm):
             answers.append((await bob.call("search_code", GOOD))[0])
             answers.append((await bob.ask("tools/list"))[0])
         await asyncio.gather(*storm)
-        assert statuses.total() == 500 and statuses.keys() <= {200, 429}
+        assert statuses.total() == 200 and statuses.keys() <= {200, 429}
         assert set(answers) == {200}
         assert (await alice.call("search_code", GOOD))[0] == 200
         await until(lambda: emitter(running).count == 0 and not running.app.pipeline.exchanges.streams)
 
 
-async def test_a_hundred_readers_who_read_nothing_are_bounded_and_hung_up_on(tmp_path: Path) -> None:
+async def test_forty_readers_who_read_nothing_are_bounded_and_hung_up_on(tmp_path: Path) -> None:
     sent: Counter[str] = Counter()
 
     async def flood(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jwt
 import pytest
-from aiohttp import web
 
 from sidecar.app.loader import check_files
 from sidecar.errors import SettingsError
@@ -22,6 +21,7 @@ from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.federated import At
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.pairs import pair
+from tests.flow.scripts import status
 from tests.flow.talk import Era, Talk, reason_of
 from tests.flow.test_crossings import act
 from tests.flow.world import TOOLS, Upstream, World, listening, until, world
@@ -234,8 +234,8 @@ async def test_a_caller_without_a_token_is_refused_and_not_charged(kind: str, tm
             assert answer[2]["WWW-Authenticate"].startswith("Bearer resource_metadata=")
         assert stage.server.calls() == []
         own = bearer(IDP.token("nhi:planner", at(stage.running)))
-        status, *_ = await stage.talk(headers=own).call("search_code", GOOD)
-        assert (status, len(stage.server.calls())) == (200, 1)
+        code, *_ = await stage.talk(headers=own).call("search_code", GOOD)
+        assert (code, len(stage.server.calls())) == (200, 1)
 
 
 # --- token endpoints in trouble ---------------------------------------------------------------------------------------
@@ -266,12 +266,9 @@ async def test_where_no_token_is_to_be_had_no_call_is_sent(
 
 
 async def test_a_token_that_is_refused_is_not_shown_again_and_no_call_is_sent_twice(tmp_path: Path) -> None:
-    async def refuse(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=401)
-
     async with scene(tmp_path, "client_credentials") as stage:
         assert (await stage.talk().call("search_code", GOOD))[0] == 200
-        stage.server.script["tools/call"] = refuse
+        stage.server.script["tools/call"] = status(401)
         answer = await stage.talk().call("search_code", GOOD)
         assert (answer[0], reason_of(answer)) == (502, "upstream-failed")
         del stage.server.script["tools/call"]

@@ -407,6 +407,7 @@ def test_what_would_cost_too_much_is_refused_unchecked() -> None:
 scalars = st.none() | st.integers(-9, 9) | st.text()
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=4), st.recursive(scalars, st.lists, max_leaves=20)))
 def test_json_has_no_more_values_and_characters_than_bytes(arguments: Json) -> None:
     """So where the bytes are few enough, nothing needs to be counted."""
@@ -512,7 +513,7 @@ def keywords(children: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
 schemas: st.SearchStrategy[Json] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(root=keywords(schemas), one=schemas, two=schemas, arguments=st.dictionaries(names, values, max_size=4))
 def test_both_engines_say_the_same(root: Json, one: Json, two: Json, arguments: dict[str, Json]) -> None:
     schema = {**root, "type": "object", "$defs": {"one": one, "two": two}}
@@ -558,7 +559,7 @@ broken_keywords = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=75)
+@settings(max_examples=40)
 @given(root=broken_keywords, below=broken_keywords)
 def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
     schema = {**root, "type": "object", "items": below}
@@ -571,6 +572,7 @@ def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
     assert used == judge.is_valid(schema)
 
 
+@settings(max_examples=50)
 @given(schema=values | st.dictionaries(st.sampled_from(["type", "$ref", "$id", "properties", "$defs"]), values))
 def test_whatever_an_upstream_calls_a_schema_is_used_or_refused(schema: Json) -> None:
     try:

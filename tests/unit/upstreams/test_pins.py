@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.errors import PolicyError
@@ -141,6 +141,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(MEMBERS[1:]), JSON))
 def test_whatever_a_definition_holds_is_read_as_it_was_written(tmp_path_factory: Any, members: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("pins", numbered=True) / "pins.yaml"
