@@ -41,14 +41,14 @@ STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does
 ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server
 
 _USER, _NHI, _TOOL = PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL
-_SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
+SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
     _USER: ("user", "role", ANONYMOUS),
     _NHI: ("nhi", "role"),
     _TOOL: ("user", "nhi", "role", ANONYMOUS),
     PermissionKind.GUARDRAIL: ("user", "nhi", "role", ANONYMOUS),
 }
 _THINGS = ("tool", "prompt", "resource", "nhi", "set")
-_OBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
+OBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
     _USER: ("nhi", "set"),
     _NHI: ("nhi", "set"),
     _TOOL: _THINGS,
@@ -77,7 +77,7 @@ def subject(text: str, kind: PermissionKind) -> str:
     """Parse `user:…`, `nhi:…` (patterns), `role:…` (exact), `anonymous` or `*`, as far as the kind permits them."""
     _check_ascii(text)
     word, colon, rest = text.partition(":")
-    allowed = _SUBJECTS[kind]
+    allowed = SUBJECTS[kind]
     if text == "*" or (text == ANONYMOUS and ANONYMOUS in allowed):
         return text
     if not colon or word not in allowed:
@@ -89,7 +89,7 @@ def subject(text: str, kind: PermissionKind) -> str:
 
 def object_(text: str, kind: PermissionKind) -> str:
     """Parse `tool:<server>/<tool>` and similar (patterns), `nhi:<name>` (pattern), `set:<name>` (exact) or `*`."""
-    return text if text == "*" else _thing(text, _OBJECTS[kind])
+    return text if text == "*" else _thing(text, OBJECTS[kind])
 
 
 def home_of(subject_: str, obj: str) -> PermissionKind | None:

@@ -21,6 +21,7 @@ from sidecar.settings.yaml_nodes import MAX_BYTES, Loc
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 _THINGS = (*grammar.ON_SERVERS, "nhi:")
+ACTION_ON = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 _AFTER_EVERYTHING = chr(0x10FFFF)
 
 

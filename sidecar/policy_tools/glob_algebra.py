@@ -20,6 +20,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple
 
+from sidecar.policy import grammar
 from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.vocabulary import PermissionKind
 
@@ -64,25 +65,19 @@ class GlobShape(NamedTuple):
 
 
 Shapes = tuple[GlobShape, ...]
-_USER, _NHI = GlobShape("user:", _ID, 256), GlobShape("nhi:", _ID, 256)
-_THINGS = (
-    GlobShape("tool:", _NAME, 256, True),
-    GlobShape("prompt:", _NAME, 256, True),
-    GlobShape("resource:", _URI, 2048, True),
-    _NHI,
-)
+_SHAPES = {
+    "user": GlobShape("user:", _ID, 256),
+    "nhi": GlobShape("nhi:", _ID, 256),
+    "tool": GlobShape("tool:", _NAME, 256, True),
+    "prompt": GlobShape("prompt:", _NAME, 256, True),
+    "resource": GlobShape("resource:", _URI, 2048, True),
+}
 SUBJECTS: Mapping[PermissionKind, Shapes] = {
-    PermissionKind.USER_TO_NHI: (_USER,),
-    PermissionKind.NHI_TO_NHI: (_NHI,),
-    PermissionKind.AGENT_TO_TOOL: (_USER, _NHI),
-    PermissionKind.GUARDRAIL: (_USER, _NHI),
+    kind: tuple(_SHAPES[word] for word in words if word in _SHAPES) for kind, words in grammar.SUBJECTS.items()
 }
 """`anonymous` is an exact word that no pattern matches: callers that need it add this shape."""
 OBJECTS: Mapping[PermissionKind, Shapes] = {
-    PermissionKind.USER_TO_NHI: (_NHI,),
-    PermissionKind.NHI_TO_NHI: (_NHI,),
-    PermissionKind.AGENT_TO_TOOL: _THINGS,
-    PermissionKind.GUARDRAIL: _THINGS,
+    kind: tuple(_SHAPES[word] for word in words if word in _SHAPES) for kind, words in grammar.OBJECTS.items()
 }
 
 

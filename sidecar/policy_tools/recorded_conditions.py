@@ -205,11 +205,7 @@ class StandIn:
     digest: str
     paths: tuple[Steps, ...]
     from_caller: bool
-
-    @property
-    def names(self) -> Read:
-        """Return what it reads of arguments."""
-        return self.condition.names
+    names: Read
 
     def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Outcome, Mapping[str, Any]]:
         """Return the outcome for the record being decided."""
@@ -219,7 +215,7 @@ class StandIn:
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
     """Return the policy with its conditions answered by `case`."""
     stand_ins: dict[str, Any] = {
-        text: StandIn(condition, case, condition.text, condition.digest, condition.paths, condition.from_caller)
+        text: StandIn(condition, case, text, condition.digest, condition.paths, condition.from_caller, condition.names)
         for text, condition in source.conditions.items()
     }
     case.revision = source.revision

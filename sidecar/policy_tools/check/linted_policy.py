@@ -13,28 +13,23 @@ from typing import NamedTuple
 
 from sidecar.limits.plan import Budgets
 from sidecar.policy import PolicySource
-from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS
+from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS, OBJECTS, SUBJECTS
 from sidecar.policy.patterns import glob, meets_prefix
-from sidecar.policy_tools.catalogue import KnownCatalogue
+from sidecar.policy_tools.catalogue import ACTION_ON, KnownCatalogue
 from sidecar.policy_tools.check.source_positions import RuleSources
 from sidecar.policy_tools.diff.rules import is_shipped
 from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
-_CALLERS, _OBJECTS = frozenset({"user", "nhi", "anonymous"}), frozenset({"tool", "prompt", "resource", "nhi"})
+# CONTRACT 1.2, 1.3: the subjects and objects that each kind is asked about
 KINDS_ASKED: Mapping[PermissionKind, tuple[frozenset[str], frozenset[str]]] = {
-    # CONTRACT 1.2, 1.3: the subjects and objects of each kind
-    PermissionKind.USER_TO_NHI: (frozenset({"user", "anonymous"}), frozenset({"nhi"})),
-    PermissionKind.NHI_TO_NHI: (frozenset({"nhi"}), frozenset({"nhi"})),
-    PermissionKind.AGENT_TO_TOOL: (_CALLERS, _OBJECTS),
-    PermissionKind.GUARDRAIL: (_CALLERS, _OBJECTS),
+    kind: (frozenset(SUBJECTS[kind]) - {"role"}, frozenset(OBJECTS[kind]) - {"set"}) for kind in PermissionKind
 }
-_OF_THINGS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 # CONTRACT 1.4: the actions on agents; all other known actions are on an MCP server as a whole
 _OF_AGENTS = frozenset(
     action for action in ACTIONS if action.startswith(("message/", "tasks/", "push/", "card/")) or action == "delegate"
 )
-_OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(_OF_THINGS.values())) | MCP_TASK_ACTIONS
+_OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(ACTION_ON.values())) | MCP_TASK_ACTIONS
 
 
 class Granting(NamedTuple):
@@ -115,8 +110,8 @@ class LintedPolicy:
     def object_kinds(self, rule: RuleRef) -> frozenset[str]:
         """Return the kinds of object that a rule can match, among those of its permission kind."""
         things = self.things(rule.object) if rule.object.startswith("set:") else [rule.object]
-        kinds = _OBJECTS if rule.object == "*" else frozenset(thing.partition(":")[0] for thing in things)
-        return kinds & KINDS_ASKED[rule.kind][1]
+        asked = KINDS_ASKED[rule.kind][1]
+        return asked if rule.object == "*" else asked.intersection(thing.partition(":")[0] for thing in things)
 
     def asked(self, rule: RuleRef) -> frozenset[str]:
         """Return those of a rule's actions that are possible on its object."""
@@ -133,7 +128,7 @@ class LintedPolicy:
     def on_known_server(self, obj: str) -> bool:
         """Whether a configured upstream matches this tool, prompt or resource; true if no upstreams are known."""
         word, _, rest = obj.partition(":")
-        if self.names is None or word not in _OF_THINGS:
+        if self.names is None or word not in ACTION_ON:
             return True
         server, slash, _ = rest.partition("/")
         if slash and "*" not in server:
@@ -151,8 +146,8 @@ def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[
     """Return the actions possible on these kinds of objects (`tool`, `nhi` …) under a permission kind."""
     possible: set[str] = set()
     for word in objects:
-        if word in _OF_THINGS:
-            possible.add(_OF_THINGS[word])
+        if word in ACTION_ON:
+            possible.add(ACTION_ON[word])
         elif kind in AGENTS:
             possible |= _OF_AGENTS
         else:

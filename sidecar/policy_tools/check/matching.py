@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import islice
 
@@ -18,6 +17,7 @@ from sidecar.policy_tools.check.linted_policy import (
     possible_actions,
     server_of,
 )
+from sidecar.policy_tools.rule_text import cut, moment
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
 MAX_NEAR = 500  # names that are searched for a hint
@@ -171,8 +171,7 @@ def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:5]) + (" …" if len(ordered) > 5 else "") if ordered else "no upstreams"
+    return ", ".join(cut(sorted(names), 5)) or "no upstreams"
 
 
 # --- breadth ----------------------------------------------------------------------------------------------------------
@@ -208,9 +207,9 @@ def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         left_s = rule.expires_at - policy.now_s
         if left_s <= 0:
             hint = "take it away, or renew it"
-            yield PolicyFinding("P621", f"expired at {_told(rule.expires_at)}", hint, rule, "expires_at")
+            yield PolicyFinding("P621", f"expired at {moment(rule.expires_at)}", hint, rule, "expires_at")
         elif left_s <= policy.soon_days * DAY_S:
-            message = f"expires in {_span(left_s)}, at {_told(rule.expires_at)}"
+            message = f"expires in {_span(left_s)}, at {moment(rule.expires_at)}"
             yield PolicyFinding("P622", message, "renew it, or let it end", rule, "expires_at")
 
 
@@ -228,10 +227,6 @@ def _created(text: str) -> float | None:
         return expires_at(text) if text else None
     except Wrong:
         return None
-
-
-def _told(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _span(seconds: float) -> str:

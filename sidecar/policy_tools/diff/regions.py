@@ -6,20 +6,17 @@ whether access is gained or lost, the change is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
+from sidecar.policy import grammar
 from sidecar.policy_tools.diff.access_changes import MAX_COMPARED, AccessChange, Effort, gained, inside, trimmed
 from sidecar.policy_tools.diff.region_shapes import Change, Region, RegionShaper, Shaped
 from sidecar.policy_tools.diff.search import Point, Search, TooHard
 from sidecar.policy_tools.diff.terms import Side
 from sidecar.vocabulary import PermissionKind
 
-_SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
-    PermissionKind.USER_TO_NHI: ("user:", "anonymous"),
-    PermissionKind.NHI_TO_NHI: ("nhi:",),
-}
 MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison is given up
 
 
@@ -113,7 +110,7 @@ def with_something_in_them(
 
 
 def _holds(region: Region, subjects: Sequence[str], objects: Sequence[str]) -> bool:
-    possible = [name for name in subjects if name.startswith(_SUBJECTS.get(region.kind, ("",)))]
+    possible = [name for name in subjects if name.startswith(grammar.SUBJECTS[region.kind])]
     callers = [name for name in possible if any(term.meets(name) for term in region.subjects)]
     things = [name for name in objects if any(term.meets(name) for term in region.objects)]
     parted = region.within or region.exceptions  # else it is the same with each of its actions

@@ -13,18 +13,13 @@ from typing import NamedTuple
 
 from sidecar.policy.grammar import USED
 from sidecar.policy.patterns import WILDCARD
+from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.policy_tools.diff.terms import RowMeaning, RowTerm
 from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, classes, witness
-from sidecar.vocabulary import ANONYMOUS, PermissionKind
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 MAX_KNOWN = 2_000  # names that are searched for a witness
 MAX_TRIES = 20_000  # subjects tried for one question
-_NATURAL = {
-    "tool": ("tools/call",),
-    "prompt": ("prompts/get",),
-    "resource": ("resources/read",),
-    "nhi": ("message/send", "message/stream", "delegate", "tasks/get", "tasks/list", "tasks/cancel"),
-}
 
 
 class TooHard(Exception):
@@ -65,7 +60,7 @@ class Search:
         groups: dict[frozenset[int], set[str]] = {}
         for action in actions:
             groups.setdefault(frozenset(i for i, row in enumerate(near) if action in row.actions), set()).add(action)
-        first = _NATURAL.get(inside[0].object.label.partition(":")[0], ("tools/call",))[0]
+        first = _usual(inside[0].object.label)[0]
         for members, group in sorted(groups.items(), key=lambda item: (first not in item[1], len(item[0]))):
             point = self._in_group(subjects, objects, [near[i] for i in sorted(members)], group)
             if point is not None:
@@ -150,5 +145,11 @@ def _named(terms: Iterable[RowTerm]) -> set[str]:
 
 def _action(obj: str, actions: set[str]) -> str:
     """Return the most usual action on such an object."""
-    wished = (*_NATURAL.get(obj.partition(":")[0], ()), *USED, *sorted(actions))
-    return next(action for action in wished if action in actions)
+    return next(action for action in (*_usual(obj), *sorted(actions)) if action in actions)
+
+
+def _usual(obj: str) -> Sequence[str]:
+    """Return the actions on such an object, the most usual first; those on tools for a pattern of anything."""
+    word = obj.partition(":")[0]
+    on_agents = ("message/send", "message/stream", DELEGATE, "tasks/get", "tasks/list", "tasks/cancel")
+    return (*(on_agents if word == "nhi" else (ACTION_ON.get(word, "tools/call"),)), *USED)

@@ -87,8 +87,8 @@ class RuleShaper:
         least, most = grid.names(grid.subjects, must.subjects), grid.names(grid.subjects, may)
         subjects = _between(least, most, self.roles) or _between(least, most, self.more_roles) or least
         self.more_roles.add(subjects)
-        everybody = _mask(grid.subjects, grid.subject_at, subjects, whole=False)
-        used = grid.names(grid.objects, grid.objects_with(everybody, must.actions))
+        holders = _mask(grid.subjects, grid.subject_at, subjects, whole=False)
+        used = grid.names(grid.objects, grid.objects_with(holders, must.actions))
         if pattern:
             obj, objects = pattern, frozenset(self.known.fitting(pattern))
         else:

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from sidecar.policy import Engine, PolicySource, load_policy
 from sidecar.policy.grammar import ON_SERVERS
-from sidecar.policy_tools.catalogue import Known
+from sidecar.policy_tools.catalogue import ACTION_ON, Known
 from sidecar.policy_tools.rule_text import scalar
 from sidecar.policy_tools.suggest.evidence import KINDS, Triple, UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggestion
@@ -35,7 +35,6 @@ MAX_CELLS = 2_000_000  # with more cells, only a sample is asked
 SUITE_FILE = "tests/suggested.yaml"
 MAX_DENIED = 500
 MAX_TRIES = 4  # subjects, and objects, for one row that denies
-_ACTIONS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 
 
 class ProofFailed(Exception):
@@ -191,7 +190,7 @@ def _forbidden(suggestion: Suggestion, known: Known, engine: Engine, now_s: floa
     for rule in suggestion.carried.denies[:MAX_DENIED]:
         objects = [name for name in known.fitting(rule.object) if name.startswith(ON_SERVERS)]
         for subject, obj in product(known.subjects[:MAX_TRIES], objects[:MAX_TRIES]):
-            triple = Triple(PermissionKind.AGENT_TO_TOOL, subject, obj, _ACTIONS[obj.partition(":")[0]])
+            triple = Triple(PermissionKind.AGENT_TO_TOOL, subject, obj, ACTION_ON[obj.partition(":")[0]])
             decision = engine.decide((Principal(subject),), question_of(triple), now_s)
             if rule.id not in told and not decision.allowed and _rests_on(decision, rule.id):
                 told.add(rule.id)

@@ -12,7 +12,7 @@ Names are read by the grammar of rows, so that a test can ask about everything t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
@@ -24,6 +24,7 @@ from sidecar.policy import grammar
 from sidecar.policy.faults import shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy_tools.audit_records import POLICY_REASONS
+from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.protocols.mcp import messages
 from sidecar.settings.field_types import Count, Many, Scope, Seconds, Section, Slug
 from sidecar.settings.uris import named_object
@@ -36,11 +37,10 @@ MAX_CHAIN = 10  # a subject, eight actors and a workload: no credential proves a
 
 Member = Literal["tools", "prompts", "resources"]
 
-_ON_SERVERS: Mapping[str, str] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 _SESSION = frozenset(messages.NOTIFICATIONS) | {name for name, method in messages.METHODS.items() if method.session}
 _SESSION -= grammar.MCP_TASK_ACTIONS  # A2A has actions of the same name on an agent, and those need a row
 _OF_SERVERS = _SESSION | messages.SERVER_REQUESTS
-_OF_NHIS = grammar.ACTIONS - set(_ON_SERVERS.values())
+_OF_NHIS = grammar.ACTIONS - set(ACTION_ON.values())
 
 
 MAX_NAMES = 5_000
@@ -245,7 +245,7 @@ class WrittenTest(Section):
     def asked(self) -> Question:
         """Return the question of a call. Raises Refusal if the proxy would reject the call as malformed."""
         kind, _, rest = (self.calls or "").partition(":")
-        action = self.action or _ON_SERVERS[kind]
+        action = self.action or ACTION_ON[kind]
         if kind == "nhi":
             if action in _OF_SERVERS:
                 return messages.server_question(rest, action)
@@ -302,8 +302,8 @@ class WrittenTest(Section):
             yield Finding(
                 f"{self.action} is not asked of an nhi", "T103", "name the tool, prompt or resource", ("action",)
             )
-        elif kind != "nhi" and self.action not in (None, _ON_SERVERS[kind]):
-            hint = f"it is asked as {_ON_SERVERS[kind]}"
+        elif kind != "nhi" and self.action not in (None, ACTION_ON[kind]):
+            hint = f"it is asked as {ACTION_ON[kind]}"
             yield Finding(f"{self.action} is not asked of a {kind}", "T103", hint, ("action",))
         else:
             yield from self._faults_of_parameters(kind)
