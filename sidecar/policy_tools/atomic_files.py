@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from secrets import token_hex
 
 from sidecar.settings.writing import check_replaceable
 
@@ -25,22 +24,14 @@ def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
         for path, raw in files.items():
             check_replaceable(path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-                written.append((Path(file.name), path))
+            beside = path.with_name(f".{token_hex(8)}")
+            written.append((beside, path))
+            with beside.open("xb") as file:
                 file.write(raw)
-        mode = 0o666 & ~_umask()
         for beside, path in written:
-            beside.chmod(mode)
             beside.replace(path)
     except OSError as error:
         raise UnwrittenError(f"cannot be written: {error.strerror}: {error.filename}") from None
     finally:
         for beside, _ in written:
             beside.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """Return the umask of this process, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -25,6 +25,10 @@ ACTION_ON = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resourc
 _AFTER_EVERYTHING = chr(0x10FFFF)
 
 
+def server_of(obj: str) -> str:
+    return obj.partition(":")[2].partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class KnownCatalogue:
     """The existing objects according to their owners. `servers` are those of which every tool is listed."""

@@ -12,6 +12,7 @@ from sidecar.errors import PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import STEMS
 from sidecar.policy_tools import convert as parts
+from sidecar.policy_tools.convert.content import DifferentError, columns_of
 from sidecar.policy_tools.policy_location import in_folder
 
 
@@ -39,8 +40,8 @@ def convert(
         if out is not None and source.is_dir() and out.resolve().is_relative_to(where.resolve()):
             raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
         folder = models or place.models
-        done = parts.convert(_files(where, kind), to, folder, parts.columns_of(folder), str(place.policies))
-    except parts.DifferentError as different:
+        done = parts.convert(_files(where, kind), to, folder, columns_of(folder), str(place.policies))
+    except DifferentError as different:
         raise CommandFailed(f"{different}\nnothing was written", NO)
     if not done.sources:
         raise click.UsageError(f"{source} holds no rows in {'CSV' if to == 'yaml' else 'YAML'}")

@@ -153,7 +153,3 @@ def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[
         else:
             possible |= _OF_SERVERS if kind is PermissionKind.AGENT_TO_TOOL else _OF_SERVERS | _OF_AGENTS
     return frozenset(possible)
-
-
-def server_of(obj: str) -> str:
-    return obj.partition(":")[2].partition("/")[0]

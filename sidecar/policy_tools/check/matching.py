@@ -9,14 +9,8 @@ from itertools import islice
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS, USED, Wrong, expires_at, home_of
 from sidecar.policy.patterns import glob, meets_prefix
-from sidecar.policy_tools.catalogue import KnownCatalogue
-from sidecar.policy_tools.check.linted_policy import (
-    KINDS_ASKED,
-    LintedPolicy,
-    PolicyFinding,
-    possible_actions,
-    server_of,
-)
+from sidecar.policy_tools.catalogue import KnownCatalogue, server_of
+from sidecar.policy_tools.check.linted_policy import KINDS_ASKED, LintedPolicy, PolicyFinding, possible_actions
 from sidecar.policy_tools.rule_text import cut, moment
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from sidecar.policy.faults import shown
 from sidecar.policy.grammar import ON_SERVERS
-from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding, server_of
+from sidecar.policy_tools.catalogue import server_of
+from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
 from sidecar.vocabulary import RuleRef
 
 _UNUSED = "take its rows away, or use it"

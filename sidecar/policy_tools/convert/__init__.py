@@ -17,19 +17,9 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import GUARDRAILS, ROLES
 from sidecar.policy.yaml_links import Columns
 from sidecar.policy.yaml_rows import MAX_BYTES
-from sidecar.policy_tools.convert.content import (
-    Content,
-    ContentEntry,
-    DifferentError,
-    columns_of,
-    compare,
-    read,
-    revision_of_both,
-)
+from sidecar.policy_tools.convert.content import Content, ContentEntry, compare, read, revision_of_both
 from sidecar.policy_tools.convert.writer import csv_of, yaml_of
 from sidecar.vocabulary import PermissionKind
-
-__all__ = ["Converted", "DifferentError", "Form", "bounded", "columns_of", "convert", "files_below"]
 
 Form = Literal["yaml", "csv"]
 SUFFIXES: Mapping[Form, tuple[str, ...]] = {"yaml": (".yaml", ".yml"), "csv": (".csv",)}

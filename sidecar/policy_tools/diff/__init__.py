@@ -30,35 +30,13 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.catalogue import exact_names
+from sidecar.policy_tools.diff import rules as texts
+from sidecar.policy_tools.diff import terms
 from sidecar.policy_tools.diff.access_changes import lifted, lost_limits
 from sidecar.policy_tools.diff.describe import merged
 from sidecar.policy_tools.diff.region_shapes import Change, Region
 from sidecar.policy_tools.diff.regions import changed_regions, with_something_in_them
-from sidecar.policy_tools.diff.rules import (
-    Edit,
-    LinkChange,
-    ModelChange,
-    RuleChanges,
-    budget_changes,
-    is_shipped,
-    link_changes,
-    model_changes,
-    moved_budgets,
-    role_changes,
-    rule_changes,
-)
 from sidecar.policy_tools.diff.search import Search, TooHard
-from sidecar.policy_tools.diff.terms import (
-    ALWAYS,
-    EVERY_CALLER,
-    EVERYTHING,
-    NOW,
-    THEN,
-    Reader,
-    changed_meanings,
-    moved,
-    place_of,
-)
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.glob_algebra import TooManyStates
 from sidecar.vocabulary import PermissionKind, RuleRef
@@ -83,11 +61,11 @@ class Difference:
     old: str
     new: str
     regions: tuple[Region, ...]
-    rules: RuleChanges
-    budgets: tuple[Edit, ...]
-    roles: tuple[LinkChange, ...]
-    sets: tuple[LinkChange, ...]
-    models: tuple[ModelChange, ...]
+    rules: texts.RuleChanges
+    budgets: tuple[texts.Edit, ...]
+    roles: tuple[texts.LinkChange, ...]
+    sets: tuple[texts.LinkChange, ...]
+    models: tuple[texts.ModelChange, ...]
     notes: tuple[str, ...]
     old_ids: frozenset[str]
     new_ids: frozenset[str]
@@ -139,32 +117,32 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
         old=old.label,
         new=new.label,
         regions=tuple(merged(regions)),
-        rules=rule_changes(old.rules, new.rules),
+        rules=texts.rule_changes(old.rules, new.rules),
         budgets=(
-            *budget_changes(old.budgets, new.budgets),
-            *moved_budgets(old.budgets, new.budgets, old.source.roles, new.source.roles),
+            *texts.budget_changes(old.budgets, new.budgets),
+            *texts.moved_budgets(old.budgets, new.budgets, old.source.roles, new.source.roles),
         ),
-        roles=role_changes(old.source, new.source),
-        sets=link_changes(old.source.sets, new.source.sets),
-        models=model_changes(old.source, new.source),
+        roles=texts.role_changes(old.source, new.source),
+        sets=texts.link_changes(old.source.sets, new.source.sets),
+        models=texts.model_changes(old.source, new.source),
         notes=tuple(notes),
         old_ids=frozenset(rule.id for rule in old.rules),
         new_ids=frozenset(rule.id for rule in new.rules),
-        moved=moved(old.source, new.source),
+        moved=terms.moved(old.source, new.source),
         lifted=tuple(limits),
     )
 
 
 def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], list[str], list[RuleRef]]:
-    touched = changed_meanings(old.rules, new.rules, old.source, new.source)
-    reader, places = Reader(old.source, new.source), {place_of(meaning.object) for meaning in touched}
-    places |= {place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
+    touched = terms.changed_meanings(old.rules, new.rules, old.source, new.source)
+    reader, places = terms.Reader(old.source, new.source), {terms.place_of(meaning.object) for meaning in touched}
+    places |= {terms.place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
     # Rules whose objects lie where nothing changed have the same effect in both policies.
     near_old, near_new = (
-        [rule for rule in side.rules if "" in places or (place := place_of(rule.object)) in places or not place]
+        [rule for rule in side.rules if "" in places or (place := terms.place_of(rule.object)) in places or not place]
         for side in (old, new)
     )
-    before, after = reader.sides(near_old, old.source, THEN), reader.sides(near_new, new.source, NOW)
+    before, after = reader.sides(near_old, old.source, terms.THEN), reader.sides(near_new, new.source, terms.NOW)
     names = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
     regions: list[Region] = []
     notes: list[str] = []
@@ -183,7 +161,7 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
             note = f"{kind.value}: so much is different that its regions were not worked out; see the rules"
         if note:
             notes.append(note)
-            everything = ((EVERY_CALLER,), (EVERYTHING,), ACTIONS, ALWAYS)
+            everything = ((terms.EVERY_CALLER,), (terms.EVERYTHING,), ACTIONS, terms.ALWAYS)
             found = [Region(kind, "unknown", *everything, None, (), undecided=True)]
         elif any(region.undecided for region in found):
             notes.append(f"{kind.value}: too many patterns meet; regions without a witness may be empty")
@@ -197,8 +175,8 @@ def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> 
         return ""
     if old.domains or new.domains:  # the engine then uses the caller's own domain, in every kind
         return f"{kind.value}: roles have domains; what its rows mean together is not worked out"
-    if is_shipped(old, kind) and is_shipped(new, kind):
+    if texts.is_shipped(old, kind) and texts.is_shipped(new, kind):
         return ""
-    if any(change.kind is kind for change in model_changes(old, new)):
+    if any(change.kind is kind for change in texts.model_changes(old, new)):
         return f"{kind.value}: the model changed; any answer of this kind may be another one"
     return f"{kind.value}: not the shipped model; what its rows mean together is not worked out"

@@ -186,7 +186,8 @@ def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
                 change: Change = "wider" if other < one else "narrower"
                 yield Edit(f"costs {' '.join(key)}", field, then, since, change)
         if was.paths != now.paths and _FREE not in (was, now):
-            yield Edit(f"costs {' '.join(key)}", "from_result", _pointers(was.paths), _pointers(now.paths), "unknown")
+            then, since = (", ".join("/" + "/".join(path) for path in cost.paths) or None for cost in (was, now))
+            yield Edit(f"costs {' '.join(key)}", "from_result", then, since, "unknown")
 
 
 class _Cost(NamedTuple):
@@ -207,10 +208,6 @@ def _costs(budgets: Budgets) -> dict[tuple[str, str], _Cost]:
         paths = tuple(sorted((*told.paths, cost.path))) if cost.path else told.paths
         found[cost.object, cost.unit] = _Cost(told.per_call + cost.per_call, told.max_per_call + cost.most, paths)
     return found
-
-
-def _pointers(paths: tuple[tuple[str, ...], ...]) -> str | None:
-    return ", ".join("/" + "/".join(path) for path in paths) or None
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:

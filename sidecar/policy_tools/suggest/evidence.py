@@ -78,15 +78,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class SuggestQuery:
-    """Which records count. `denied` includes those for which there was no rule; times are as in records."""
+    """Which records count: from `since` on and before `until`, as in records; `denied`: those without a rule, too."""
 
     since: str = ""
     until: str = ""
     denied: bool = False
-
-    def within(self, time: str) -> bool:
-        """Whether a time is from `since` on and before `until`."""
-        return self.since <= time and (not self.until or time < self.until)
 
 
 @dataclass(slots=True)
@@ -128,7 +124,7 @@ class UsageEvidence:
         if not isinstance(time, str) or not _TIME.fullmatch(time):
             self.counts["unreadable"] += 1
             return
-        if not wanted.within(time):
+        if time < wanted.since or (wanted.until and time >= wanted.until):
             return
         self.counts["records"] += 1
         chain, obj, action = record.get("chain"), record.get("object"), record.get("action")

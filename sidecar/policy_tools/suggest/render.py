@@ -12,6 +12,7 @@ from typing import Any
 from sidecar.policy.faults import SourceLine, shown
 from sidecar.policy.grammar import NONE
 from sidecar.policy.rows import CsvField, CsvRow
+from sidecar.policy_tools.catalogue import server_of
 from sidecar.policy_tools.convert.content import Content, ContentEntry
 from sidecar.policy_tools.convert.writer import csv_of, yaml_of
 from sidecar.policy_tools.rule_text import columns, cut, moment
@@ -204,7 +205,7 @@ def _grants(suggestion: Suggestion) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for rule in suggestion.rules:
         if rule.kind is PermissionKind.AGENT_TO_TOOL:
-            servers = {f"nhi:{obj.partition(':')[2].partition('/')[0]}" for obj in rule.objects if "/" in obj}
+            servers = {f"nhi:{server_of(obj)}" for obj in rule.objects if "/" in obj}
             servers |= {obj for obj in rule.objects if obj.startswith("nhi:")}
             found |= {(subject, server) for subject in rule.subjects for server in servers}
     return found

@@ -17,16 +17,7 @@ from sidecar.policy_tools.catalogue import Known
 from sidecar.policy_tools.suggest.evidence import KINDS, MAX_CITED, Trace, Triple, UsageEvidence
 from sidecar.policy_tools.suggest.grid import Grid, components
 from sidecar.policy_tools.suggest.rule_shape import Names, RuleDraft, RuleShaper, common_head
-from sidecar.policy_tools.suggest.terms import (
-    NOTHING_CARRIED,
-    PLAIN,
-    Backing,
-    Carried,
-    Present,
-    Terms,
-    carried,
-    grouped,
-)
+from sidecar.policy_tools.suggest.terms import NOTHING_CARRIED, PLAIN, Carried, Present, Terms, carried, grouped
 from sidecar.vocabulary import ANONYMOUS, PermissionKind
 
 SUGGESTED = "suggested"
@@ -93,7 +84,7 @@ def suggest(
     policy allows.
     """
     source = present.source
-    groups = grouped(evidence, Backing(source) if source else None)
+    groups = grouped(evidence, source)
     shaper = RuleShaper(known, frozenset(present.roles), frozenset(present.sets), patterns, widen)
     drafts: list[RuleDraft] = []
     at_least = 0

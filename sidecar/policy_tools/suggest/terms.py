@@ -60,11 +60,6 @@ class Backed:
     triples: list[Triple] = field(default_factory=list)
     rows: dict[str, set[RuleRef]] = field(default_factory=dict)
 
-    def add(self, triple: Triple, rows: Collection[RuleRef]) -> None:
-        self.triples.append(triple)
-        if rows:
-            self.rows.setdefault(triple.subject, set()).update(rows)
-
     def holds(self, pattern: str, subjects: Iterable[str], actions: Collection[str]) -> bool:
         """Whether present rows allow everything that a pattern matches, including what does not exist yet."""
         return not self.rows or all(
@@ -140,9 +135,10 @@ class Backing:
         return self._found[kind, obj]
 
 
-def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
+def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
     """Group the use by terms. Uses that no row allows any more leave the evidence, unless they passed without a row."""
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
+    backing = Backing(source) if source else None
     for triple, trace in list(evidence.traces.items()):
         held: Mapping[Terms, Collection[RuleRef]] = backing.terms_of(triple, trace) if backing else {}
         if not held and backing and not trace.without_rule:
@@ -150,7 +146,10 @@ def grouped(evidence: UsageEvidence, backing: Backing | None) -> Groups:
             del evidence.traces[triple]
             continue
         for terms, rows in held.items() or [(PLAIN, ())]:
-            groups.setdefault(triple.kind, {}).setdefault(terms, Backed()).add(triple, rows)
+            backed = groups.setdefault(triple.kind, {}).setdefault(terms, Backed())
+            backed.triples.append(triple)
+            if rows:
+                backed.rows.setdefault(triple.subject, set()).update(rows)
     return {kind: dict(_countable(found, evidence)) for kind, found in groups.items()}
 
 

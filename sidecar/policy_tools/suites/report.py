@@ -131,12 +131,8 @@ def _coverage_lines(coverage: CoveredRules) -> Iterator[str]:
 
 def _coverage_data(coverage: CoveredRules) -> dict[str, Any]:
     missing = [{"id": r.id, "kind": r.kind.value, "file": r.file, "line": r.line} for r in coverage.missing]
-    return {
-        "rules": coverage.rules,
-        "exercised": coverage.exercised,
-        "percent": round(coverage.percent, 3),
-        "missing": missing,
-    }
+    figures = {"rules": coverage.rules, "exercised": coverage.exercised, "percent": round(coverage.percent, 3)}
+    return {**figures, "missing": missing}
 
 
 def _result_data(result: TestResult) -> dict[str, Any]:

@@ -18,14 +18,8 @@ from sidecar.limits import Budgets
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.faults import meant
 from sidecar.policy_tools.rule_text import cut
-from sidecar.policy_tools.suites.execution import (
-    CoveredRules,
-    DecidingRules,
-    TestBench,
-    TestOutcome,
-    covered,
-    known_names,
-)
+from sidecar.policy_tools.suites import execution
+from sidecar.policy_tools.suites.execution import CoveredRules, TestBench, TestOutcome
 from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_suites
 from sidecar.policy_tools.suites.suite_schema import Expect
 from sidecar.vocabulary import RuleRef
@@ -81,11 +75,10 @@ def run_suites(
     coverage: bool = False,
     on_each: OnEach = lambda done, of: None,
 ) -> SuiteReport:
-    """Run the wanted tests of some suites. `now_s` is the time of tests without one, in seconds since the epoch;
-    `on_each` is called with the number of finished tests and of all.
-    """
+    """Run the wanted tests; `now_s` is the time of those without one, `on_each` gets the numbers done and in all."""
     own = replace(budgets)  # a copy: plans cached here are of no use to the server
-    bench = TestBench(engine, DecidingRules(engine, source), own, now_s, exercised=set() if coverage else None)
+    grounds = execution.DecidingRules(engine, source)
+    bench = TestBench(engine, grounds, own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
     chosen = [(suite, [test for test in suite.tests if wanted(test)]) for suite in suites]
     total, results = sum(len(tests) for _, tests in chosen), []
@@ -93,11 +86,11 @@ def run_suites(
         if any(test.listing is not None and test.listing.names is None for test in tests):
             if objects is None:
                 objects = frozenset((*(rule.object for rule in source.rules), *source.sets.parents))
-            bench.known = known_names(objects | suite.named)
+            bench.known = execution.known_names(objects | suite.named)
         for test in tests:
             results.append(_result(bench, test, source))
             on_each(len(results), total)
-    found = covered(source.rules, frozenset(bench.exercised)) if bench.exercised is not None else None
+    found = execution.covered(source.rules, frozenset(bench.exercised)) if bench.exercised is not None else None
     return SuiteReport(tuple(suites), tuple(results), found)
 
 

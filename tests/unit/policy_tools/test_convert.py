@@ -17,8 +17,8 @@ from sidecar.policy import grammar, load_policy
 from sidecar.policy.faults import Faults
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.yaml_rows import parse_yaml
-from sidecar.policy_tools.convert import DifferentError, columns_of, convert
-from sidecar.policy_tools.convert.content import Content, compare, read, said
+from sidecar.policy_tools.convert import convert
+from sidecar.policy_tools.convert.content import Content, DifferentError, columns_of, compare, read, said
 from sidecar.policy_tools.convert.writer import csv_of, yaml_of
 from sidecar.policy_tools.rule_text import scalar
 from sidecar.settings.shipped_files import shipped

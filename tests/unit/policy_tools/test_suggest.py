@@ -1,4 +1,4 @@
-"""What does somebody get who lets a log suggest a policy?
+"""What does a log suggest as a policy?
 
 `UPDATE_GOLDEN=1 pytest tests/unit/policy_tools` writes the golden text anew; the diff is then to be read.
 """
@@ -199,7 +199,7 @@ def test_yaml_says_what_csv_says(world: World) -> None:
     assert (said["version"], said["roles"], said["sets"]) == ("1", data["roles"], data["sets"])
 
 
-def test_a_catalogue_keeps_patterns_from_covering_what_nobody_used(world: World) -> None:
+def test_a_catalogue_keeps_patterns_from_covering_what_was_never_used(world: World) -> None:
     a_day_at_work(world)
     catalogue = world.folder / "catalogue.yaml"
     catalogue.write_text("github: [get_file, get_issue, get_pull_request, get_secret]\n")

@@ -113,7 +113,7 @@ def test_every_cover_is_exact_and_its_bound_is_below_it(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_roles_that_were_planted_are_found_again(seed: int) -> None:
-    """Twenty teams that overlap: whoever wrote the policy needed twenty rules, and so do we."""
+    """Twenty teams that overlap: the author of the policy needed twenty rules, and so do we."""
     chance = random.Random(seed)
     people, things = _names(80), _names(120)
     used = {
