@@ -273,7 +273,7 @@ TEN = "nhi:a, tool:s/t, use, -, 10, -, allow"
         (WIDE + row(TEN), WIDE + row(TEN, "other"), []),
         (WIDE + row(TEN), WIDE + row(TEN.replace("10", "5").replace("s/t", "s/*"), "other"), []),
         (WIDE + row(TEN), WIDE + row(TEN.replace("10", "20"), "other"), ["r"]),
-        (row(TEN), "", []),  # nobody may call it at all
+        (row(TEN), "", []),  # no principal may call it at all
         (row(TEN), row(TEN.replace("use", "tools/call")), []),
         (row(TEN), row("nhi:b, tool:s/t, use, -, -, -, allow", "b"), []),
         (row(TEN), row(TEN.replace("10", "20")), []),  # told as what changed in it

@@ -161,7 +161,7 @@ def test_every_agent_may_use_something_and_is_used_by_somebody(
         own_roles = source.roles.closure([agent]) - {"role:agents"}  # beyond what every agent may
         assert acting & ({agent} | own_roles), f"{agent} may use nothing"
         by_itself = {"nhi:dependency-updater"} if agent == "nhi:dependency-updater" else set[str]()
-        assert used & ({agent} | source.sets.closure([agent])) or by_itself, f"{agent} is used by nobody"
+        assert used & ({agent} | source.sets.closure([agent])) or by_itself, f"{agent} is used by no principal"
 
 
 # --- who may say what -------------------------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ def test_the_exit_code_says_whether_answers_differ(kept: Path, options: tuple[st
 
 
 def test_what_cannot_be_decided_is_no_good_answer(tmp_path: Path) -> None:
-    """Whoever takes exit 0 for "nothing changes" must not be told so of what nobody knows."""
+    """Exit 0 means that nothing changes, and must not be given where that is not known."""
     old, new = (write_policy(tmp_path / name, {"agent_to_tool": rows(row(when))}) for name, when in
                 (("old", STARTS), ("new", "args.path == 'a'")))  # fmt: skip
     record(tmp_path / "audit.jsonl", engine_of(old), [SEARCH])
