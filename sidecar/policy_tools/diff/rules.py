@@ -186,8 +186,8 @@ def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
                 change: Change = "wider" if other < one else "narrower"
                 yield Edit(f"costs {' '.join(key)}", field, then, since, change)
         if was.paths != now.paths and _FREE not in (was, now):
-            then, since = (", ".join("/" + "/".join(path) for path in cost.paths) or None for cost in (was, now))
-            yield Edit(f"costs {' '.join(key)}", "from_result", then, since, "unknown")
+            told = [", ".join("/" + "/".join(path) for path in cost.paths) or None for cost in (was, now)]
+            yield Edit(f"costs {' '.join(key)}", "from_result", told[0], told[1], "unknown")
 
 
 class _Cost(NamedTuple):
