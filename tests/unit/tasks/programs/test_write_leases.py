@@ -95,7 +95,13 @@ async def test_who_died_waiting_is_passed_over_and_who_died_at_work_too(shared: 
     assert LEASE_S / 2 < time.monotonic() - began_s < LEASE_S * DEAD / 2, "all of them are passed over at once"
 
 
-async def test_it_is_kept_for_as_long_as_somebody_keeps_it(shared: Run) -> None:
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept many times per lease, so that a machine that is busy now and then does not lose it."""
+    monkeypatch.setattr("sidecar.tasks.programs.write_leases.KEPT_TIMES", 40)
+
+
+async def test_it_is_kept_for_as_long_as_somebody_keeps_it(shared: Run, often: None) -> None:
     first, second = (replica(shared, me, KEPT_S).of("writer", "run") for me in ("one", "two"))
     await first.come()
     keeping = asyncio.create_task(first.keep())
@@ -135,8 +141,11 @@ async def test_who_stood_still_has_lost_it_and_says_so(shared: Run) -> None:
     assert first.why == STOOD_STILL
 
 
-async def test_what_runs_under_it_is_told_how_long_it_may_live_with_every_heartbeat(shared: Run) -> None:
-    first = replica(shared, "one", KEPT_S).of("writer", "run")
+async def test_what_runs_under_it_is_told_how_long_it_may_live_with_every_heartbeat(
+    shared: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.tasks.programs.write_leases.KEPT_TIMES", 3_000)
+    first = replica(shared, "one", LONG_S).of("writer", "run")
     assert first.term.until is None
     asked_s = time.monotonic()
     await first.come()
@@ -148,9 +157,9 @@ async def test_what_runs_under_it_is_told_how_long_it_may_live_with_every_heartb
             await asyncio.sleep(0.005)
     keeping.cancel()
     asks = [until.asks_mono_s for until in told if until is not None]
-    assert asks == sorted(set(asks)) and asks[0] >= asked_s + ASKS * KEPT_S
+    assert asks == sorted(set(asks)) and asks[0] >= asked_s + ASKS * LONG_S
     assert all(
-        until is None or asks_s < until.kills_mono_s < asks_s + KEPT_S / 2
+        until is None or asks_s < until.kills_mono_s < asks_s + LONG_S / 2
         for asks_s, until in zip(asks, told, strict=True)
     )
     first.term.release(told.append)
@@ -167,7 +176,7 @@ async def test_a_store_that_came_back_empty_gives_none_until_whoever_had_it_has_
     assert not await second._comes()
     keeping = asyncio.create_task(first.keep())
     assert await is_kept_waiting(second, 1.2 * KEPT_S)
-    assert not keeping.done()
+    assert not keeping.done(), first.why
     keeping.cancel()
 
 
