@@ -99,22 +99,19 @@ class RotationSettings(Section):
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _SECRET_WORDS = frozenset({"token", "cookie", "otp", "pin", "jwt", "pwd"})
-_SECRET_PARTS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey", "privatekey", "authorization",
-                 "credential")  # fmt: skip
+_SECRET_PART = re.compile(r"passw(or)?d|passphrase|secret|(api|access|private)key|authorization|credential")
 
 
 def _no_secret(pointer: str) -> str:
     for name in pointer.split("/"):
         words = [word.lower() for word in _WORD.findall(name)]
-        if any(part in "".join(words) for part in _SECRET_PARTS) or not _SECRET_WORDS.isdisjoint(words):
+        if _SECRET_PART.search("".join(words)) or not _SECRET_WORDS.isdisjoint(words):
             reject(f"{name} sounds like a credential", WRONG, "none is recorded: choose another")
     return pointer
 
 
-ClearObject = Annotated[
-    str, named(rf"(tool|prompt):{SLUG}/[A-Za-z0-9_.\-/]{{1,128}}", "exact tool or prompt",
-                              "such as tool:github/search_code")
-]  # fmt: skip
+_CLEAR_OBJECT = rf"(tool|prompt):{SLUG}/[A-Za-z0-9_.\-/]{{1,128}}"
+ClearObject = Annotated[str, named(_CLEAR_OBJECT, "exact tool or prompt", "such as tool:github/search_code")]
 ClearPointer = Annotated[
     str,
     Field(max_length=256),
