@@ -111,25 +111,7 @@ def test_columns_stand_in_the_order_of_the_model() -> None:
 # --- defaults and the seeds -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "row"),
-    [
-        ("agent_to_tool", "", "use, -, -, -, allow"),
-        ("agent_to_tool", "effect: deny", "*, -, -, -, deny"),
-        ("guardrail", "", "*, -, -, -, deny"),
-        ("guardrail", "actions: tools/call", "tools/call, -, -, -, deny"),
-        ("agent_to_tool", "actions: [tools/call, prompts/get]", "tools/call|prompts/get, -, -, -, allow"),
-        ("agent_to_tool", "actions: tools/call|prompts/get", "tools/call|prompts/get, -, -, -, allow"),
-        ("agent_to_tool", 'expires_at: "-", max_calls_per_hour: "-", when: "-"', "use, -, -, -, allow"),
-        ("agent_to_tool", "expires_at: 2027-03-31T00:00:00Z", "use, 2027-03-31T00:00:00Z, -, -, allow"),
-        ("agent_to_tool", "max_calls_per_hour: 0", "use, -, 0, -, allow"),  # the rows' own reader refuses it
-        ("nhi_to_nhi", "permission_type: call", f"{CALLED}, -, -, -, allow"),
-        ("nhi_to_nhi", "permission_type: delegate", "use, -, -, -, allow"),
-        ("nhi_to_nhi", "permission_type: call, actions: [message/send]", "message/send, -, -, -, allow"),
-        ("nhi_to_nhi", "permission_type: delegate, actions: [message/send]", "message/send|delegate, -, -, -, allow"),
-        ("nhi_to_nhi", "permission_type: delegate, actions: [use]", "use, -, -, -, allow"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "row"), TABLES["test_what_is_not_said_is_the_safer_thing"])
 def test_what_is_not_said_is_the_safer_thing(kind: str, more: str, row: str) -> None:
     text = f"version: 1\nrules: [{{kind: {kind}, subject: nhi:a, object: nhi:b{', ' if more else ''}{more}}}]\n"
     assert said(text) == [f"p, nhi:a, nhi:b, {row}"]

@@ -41,29 +41,11 @@ def due_on(expression: str, zone: str, month: int, day: int, until: str) -> str:
 
 @pytest.mark.parametrize(
     ("expression", "zone", "forward", "back"),
-    [
-        # Fixed times: what is left out is due right after it, what is repeated the first time alone.
-        ("30 2 * * *", BERLIN, "03:00", "02:30"),
-        ("0,30 1-3 * * *", BERLIN, "01:00 01:30 03:00 03:30", "01:00 01:30 02:00 02:30 03:00 03:30"),
-        ("0 2,3 * * *", BERLIN, "03:00", "02:00 03:00"),
-        ("30 2 * * *", NEW_YORK, "03:00", "02:30"),
-        ("30 1 * * *", NEW_YORK, "01:30", "01:30"),
-        ("15 2 * * *", LORD_HOWE, "02:30", "02:15"),
-        ("45 1 * * *", LORD_HOWE, "01:45", "01:45"),
-        # Everything else goes by the time that passes; ' marks the second time that the clock shows it.
-        ("*/30 * * * *", BERLIN, "00:00 00:30 01:00 01:30 03:00 03:30",
-         "00:00 00:30 01:00 01:30 02:00 02:30 02:00' 02:30' 03:00 03:30"),
-        ("*/30 * * * *", NEW_YORK, "00:00 00:30 01:00 01:30 03:00 03:30",
-         "00:00 00:30 01:00 01:30 01:00' 01:30' 02:00 02:30 03:00 03:30"),
-        ("*/30 * * * *", LORD_HOWE, "00:00 00:30 01:00 01:30 02:30 03:00 03:30",
-         "00:00 00:30 01:00 01:30 01:30' 02:00 02:30 03:00 03:30"),
-        ("0 */2 * * *", BERLIN, "00:00", "00:00 02:00 02:00'"),
-        ("*/30 2 * * *", BERLIN, "", "02:00 02:30 02:00' 02:30'"),
-        ("*/20 3 * * *", LORD_HOWE, "03:00 03:20 03:40", "03:00 03:20 03:40"),
-        ("@hourly", LORD_HOWE, "00:00 01:00 03:00", "00:00 01:00 02:00 03:00"),
-    ],
+    TABLES["test_where_a_clock_changes"],
 )  # fmt: skip
 def test_where_a_clock_changes(expression: str, zone: str, forward: str, back: str) -> None:
+    """A fixed time that is left out is due right after it, one that is repeated the first time alone. All others go by
+    the time that passes; ' marks the second time that the clock shows it."""
     assert due_on(expression, zone, *FORWARD[zone], "04:00") == forward
     assert due_on(expression, zone, *BACK[zone], "04:00") == back
 
