@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
-from sidecar.admin.routes import ROUTES
+from sidecar.admin.routes import ROUTES, route_of
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST
@@ -90,14 +90,15 @@ async def told(running: World, *line: str, code: int = 0) -> Any:
 async def sent(
     running: World, path: str, body: Any = None, secret: str = SECRET, verb: str = ""
 ) -> tuple[int, Any, Mapping[str, str]]:
-    """What the admin listener answers; a body is sent with POST."""
+    """What the admin listener answers, which is as the document describes it; a body is sent with POST."""
     raw = body if isinstance(body, bytes | io.BytesIO | None) else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     verb = verb or ("GET" if body is None else "POST")
     async with running.http.request(verb, running.admin_url + path, data=raw, headers=headers) as response:
-        text = await response.text()
-        is_json = "json" in response.headers["Content-Type"]
-        return response.status, json.loads(text) if is_json else text, dict(response.headers)
+        text, given = await response.text(), dict(response.headers)
+        value = json.loads(text) if "json" in given["Content-Type"] else text
+        check_described(path.partition("?")[0], verb, response.status, value, given)
+        return response.status, value, given
 
 
 def controls(running: World) -> list[dict[str, Any]]:
@@ -105,10 +106,12 @@ def controls(running: World) -> list[dict[str, Any]]:
 
 
 def check_described(path: str, verb: str, status: int, value: Any, headers: Mapping[str, str]) -> None:
-    told = DOCUMENT["paths"][path][verb]["responses"][str(status)]
-    schema = told["content"][headers["Content-Type"]]["schema"]
-    faults = [error.message for error in Draft202012Validator({**DOCUMENT, **schema}).iter_errors(value)]
-    assert not faults, faults
+    route = route_of(path)[0].get(verb)
+    if route is not None and route.path in DOCUMENT["paths"]:
+        told = DOCUMENT["paths"][route.path][verb.lower()]["responses"][str(status)]
+        content = told["content"][headers["Content-Type"]]
+        whole = Draft202012Validator({**DOCUMENT, **content.get("schema", {})})
+        assert [error.message for error in whole.iter_errors(value)] == []
 
 
 async def at_work(running: World, run_id: str) -> None:
@@ -201,16 +204,13 @@ async def test_what_an_agent_does_not_take_is_answered_as_refused(tmp_path: Path
         no = await sent(running, "/api/agents/choosy/runs", {"prompt": "x", "parameters": {"language": "fr"}})
         assert no[0] == 400 and no[1]["reason"] == "bad-arguments", no
         assert no[1]["error"] == "/message/parts/0/data/parameters/language has a value that cannot be chosen"
-        check_described("/api/agents/{name}/runs", "post", *no)
         for _ in range(2):  # one at work, one that waits
             taken = await sent(running, "/api/agents/one/runs", {"prompt": "x"})
             assert taken[0] == 201 and taken[1]["run_id"] and taken[1]["error"] is None
         full = await sent(running, "/api/agents/one/runs", {"prompt": "x"})
         assert (full[0], full[1]["reason"]) == (429, "too-many-concurrent"), full
-        check_described("/api/agents/{name}/runs", "post", *full)
         by_hand = await sent(running, "/api/schedules/weekly/run", {})
         assert (by_hand[0], by_hand[1]["reason"]) == (429, "too-many-concurrent"), by_hand
-        check_described("/api/schedules/{name}/run", "post", *by_hand)
         assert full[1]["error"] in (await did(running, "schedule", "run", "weekly", code=1)).stderr
         for detach in ([], ["--detach"]):
             told_so = await did(running, "agent", "run", "one", *detach, code=1)
@@ -290,14 +290,12 @@ async def test_a_run_that_asks_is_answered_on_behalf_of_whom_it_is(tmp_path: Pat
         await did(running, "agent", "logs", "-f", theirs)
         for run_id in (as_planner, nightly, theirs):
             no = await sent(running, f"/api/runs/{run_id}/answer", {"prompt": "red"})
-            check_described("/api/runs/{id}/answer", "post", *no)
             assert no[0] == 403, "a credential of the admin listener speaks for nhi:operator alone"
         for run_id in (as_planner, nightly):
             assert (await did(running, "agent", "answer", run_id, "red")).stdout == "red it is"
         assert "nhi:planner's own" in (await did(running, "agent", "answer", theirs, "red", code=1)).stderr
         again = (await told(running, "agent", "run", "asks"))["id"]
         yes = await sent(running, f"/api/runs/{again}/answer", {"prompt": "red"})
-        check_described("/api/runs/{id}/answer", "post", *yes)
         assert yes[0] == 201 and yes[1]["run_id"] == again and yes[2]["Location"] == f"/api/runs/{again}"
         acts = [(one["run"], one["principal"]) for one in controls(running) if one["what"] == "run-answered"]
         me = "nhi:operator"
@@ -341,24 +339,14 @@ async def test_no_body_brings_in_what_nobody_listens_to(running: World) -> None:
 
 async def test_answers_are_as_described_and_act_for_nobody_else(running: World) -> None:
     ordered = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
-    check_described("/api/agents/{name}/runs", "post", *ordered)
     run_id = ordered[1]["run_id"]
     assert ordered[0] == 201 and ordered[2]["Location"] == f"/api/runs/{run_id}"
     status, text, _ = await sent(running, f"/api/runs/{run_id}/output?follow=true", secret=VIEW)
     assert status == 200 and "event: output\n" in text and text.rstrip().splitlines()[-2] == "event: end"
-    for path, described in {
-        "/api/agents": "/api/agents",
-        "/api/agents/echo": "/api/agents/{name}",
-        "/api/agents/echo/runs": "/api/agents/{name}/runs",
-        "/api/runs?owner=nhi:operator&limit=1": "/api/runs",
-        f"/api/runs/{run_id}": "/api/runs/{id}",
-        f"/api/runs/{run_id}/output": "/api/runs/{id}/output",
-        "/api/runs?who=x": "/api/runs",
-        "/api/agents/nobody": "/api/agents/{name}",
-    }.items():
-        check_described(described, "get", *await sent(running, path, secret=VIEW))
+    seen = ("agents", "agents/echo", "agents/echo/runs", "runs?owner=nhi:operator&limit=1")
+    for path in (*seen, f"runs/{run_id}", f"runs/{run_id}/output", "runs?who=x", "agents/nobody"):
+        await sent(running, f"/api/{path}", secret=VIEW)
     no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi", "principal": "nhi:planner"})
-    check_described("/api/agents/{name}/runs", "post", *no)
     assert no[0] == 403 and "control socket" in no[1]["error"]
     await did(running, "agent", "run", "echo", "--as", "nhi:planner")
     mine = (await sent(running, "/api/runs?owner=nhi:planner"))[1]["runs"]
@@ -380,7 +368,6 @@ async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same
     no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
     assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
     given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
-    check_described("/api/runs/{id}/cancel", "post", *given_up)
     assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
     assert [(run["agent"], run["status"]) for run in (await sent(running, "/api/runs"))[1]["runs"]] == [
         ("slow", "cancelled")
@@ -517,10 +504,9 @@ async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> N
             )
         acts = [(one["what"], one["schedule"]) for one in controls(running) if one.get("schedule") == "nightly"]
         assert acts == [(f"schedule-{verb}", "nightly") for verb in ("run", "pause", "resume")]
-        check_described("/api/schedules", "get", *await sent(running, "/api/schedules", secret=VIEW))
+        await sent(running, "/api/schedules", secret=VIEW)
         for verb, statuses in (("pause", {200}), ("resume", {200}), ("run", {201, 429})):  # or its last run goes on
             answer = await sent(running, f"/api/schedules/nightly/{verb}", {})
-            check_described(f"/api/schedules/{{name}}/{verb}", "post", *answer)
             assert answer[0] in statuses
 
 
@@ -541,7 +527,6 @@ async def test_a_schedule_is_added_and_removed_and_is_there_after_a_restart(tmp_
         assert (run["caller"], run["schedule"], run["status"]) == (["nhi:hourly"], "hourly", "success")
         again = await sent(running, "/api/schedules", {"name": "hourly", "agent": "echo", "cron": "@daily"})
         assert again[0] == 409
-        check_described("/api/schedules", "post", *again)
     async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **of_hourly}) as running:
         every = (await told(running, "schedule", "list"))["schedules"]
         (hourly,) = (one for one in every if one["name"] == "hourly")
@@ -552,10 +537,8 @@ async def test_a_schedule_is_added_and_removed_and_is_there_after_a_restart(tmp_
         assert "remove it there" in (await did(running, "schedule", "remove", "nightly", code=1)).stderr
         gone = await sent(running, "/api/schedules/nightly", verb="DELETE")
         assert gone[0] == 409
-        check_described("/api/schedules/{name}", "delete", *gone)
         added = await sent(running, "/api/schedules", {"name": "hourly", "agent": "echo", "cron": "@daily"})
         assert added[0] == 201
-        check_described("/api/schedules", "post", *added)
         acts = [(one["what"], one["by"][:5]) for one in controls(running) if one.get("schedule") == "hourly"]
         assert acts == [
             ("schedule-add", "local"),
@@ -591,7 +574,6 @@ async def test_a_schedule_that_would_not_do_is_not_added(tmp_path: Path) -> None
         for order, status, says in NOT_ADDED:
             answer = await sent(running, "/api/schedules", order)
             assert (answer[0], says in answer[1]["error"]) == (status, True), answer
-            check_described("/api/schedules", "post", *answer)
         assert (await sent(running, "/api/schedules", NOT_ADDED[0][0], secret=VIEW))[0] == 403
         names = {one["name"] for one in (await told(running, "schedule", "list"))["schedules"]}
         assert names == {"nightly", "idle", "sundays"}
