@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.errors import Reason, Refusal
+from tests.flow.causes import full_disk
+from tests.flow.talk import Talk
 from tests.flow.world import RULES, World, world
 
 SECRET = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
@@ -132,18 +133,11 @@ async def test_promtool_is_content(planner: World) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-async def test_a_reload_that_cannot_be_recorded_does_not_happen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reload_that_cannot_be_recorded_does_not_happen(tmp_path: Path) -> None:
     rules = tmp_path / "policies" / "agent_to_tool.csv"
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
         rules.write_text(RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n")
-
-        def full(what: str, by: str, **facts: object) -> None:
-            raise Refusal(Reason.AUDIT_UNAVAILABLE)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(running.app.audit), "control", staticmethod(full))
+        with full_disk(Talk(running, "stateless")):
             status, body = await get(running, "/api/reload", SECRET, "POST")
         assert status == 409 and "audit cannot be written" in body
         assert (await running.call("delete_repo", {}))[0] == 403

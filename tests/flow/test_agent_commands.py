@@ -24,12 +24,13 @@ from jsonschema import Draft202012Validator
 
 from sidecar.admin.routes import ROUTES, route_of
 from sidecar.cli import main
-from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST
 from sidecar.tasks.programs.attempt import Prompt
 from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Caller, Principal
+from tests.flow.causes import full_disk
 from tests.flow.described import DOCUMENT
+from tests.flow.talk import Talk
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, until, world, write_folder
 from tests.unit.admin.test_requests import POISON
@@ -355,23 +356,16 @@ async def test_answers_are_as_described_and_act_for_nobody_else(running: World) 
     assert tasks["executable"] == "/bin/sh" and "args" not in tasks and "and more" not in json.dumps(tasks)
 
 
-async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same(
-    running: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same(running: World) -> None:
     run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
     await at_work(running, run_id)
-
-    async def full(what: str, by: str, **facts: object) -> None:
-        raise Refusal(Reason.AUDIT_UNAVAILABLE)
-
-    monkeypatch.setattr(running.app.desk, "witness", full)
-    no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
-    assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
-    given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
-    assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
-    assert [(run["agent"], run["status"]) for run in (await sent(running, "/api/runs"))[1]["runs"]] == [
-        ("slow", "cancelled")
-    ]
+    with full_disk(Talk(running, "stateless")):
+        no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
+        assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
+        given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
+        assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
+    found = (await sent(running, "/api/runs"))[1]["runs"]
+    assert [(run["agent"], run["status"]) for run in found] == [("slow", "cancelled")]
 
 
 async def test_runs_are_found_page_by_page(running: World) -> None:
