@@ -190,8 +190,6 @@ class CancelOrder(TypedDict):
 
 
 class Schedule(TypedDict):
-    """A schedule and its state."""
-
     name: Annotated[str, "its key under `schedules`, or the name under which it was added"]
     source: Annotated[str, "`configured` in sidecar.yaml, or `added` over this API and kept in the store"]
     added_by: Annotated[str | None, "who added it"]

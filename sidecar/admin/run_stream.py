@@ -40,7 +40,6 @@ class NewsArtifact:
     digest: Any = field(default_factory=sha256)
 
     def add(self, text: str, parts: int) -> None:
-        """Add text and parts that were sent."""
         self.chars += len(text)
         self.parts += parts
         self.digest.update(text.encode("utf-8", "surrogatepass"))
@@ -108,7 +107,6 @@ def text_of(task: Mapping[str, Any]) -> str:
 
 
 def message_of(status: Mapping[str, Any]) -> str:
-    """The text of the message in a task's status, or ""."""
     return _parted((status.get("message") or {}).get("parts", ()))[0]
 
 

@@ -16,7 +16,6 @@ from sidecar.tasks.schedules.scheduler import ShownSchedule
 
 
 def run_of(record: Execution) -> Run:
-    """A run without its texts."""
     began, ended = record.started_at, record.ended_at
     return {
         "id": record.id,
@@ -46,7 +45,6 @@ def run_of(record: Execution) -> Run:
 
 
 def run_in_full(record: Execution) -> RunInFull:
-    """A run with its stored texts."""
     return {
         **run_of(record),
         "input": record.input,
@@ -61,7 +59,6 @@ def run_in_full(record: Execution) -> RunInFull:
 
 
 def agent_of(name: str, definition: CliAgent, pool: RunPool, last: Execution | None) -> Agent:
-    """An agent and its state here."""
     return {
         "name": name,
         "id": definition.id or name,
@@ -100,7 +97,6 @@ def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
 
 
 def schedule_of(shown: ShownSchedule) -> Schedule:
-    """A schedule and its state."""
     chosen, standing = shown.schedule, shown.standing
     return {
         "name": shown.key,

@@ -79,7 +79,6 @@ def _with_origin(setting: ShownSettings) -> dict[str, Any]:
 
 
 def _table(settings: Sequence[ShownSettings]) -> list[str]:
-    """Return one line per setting; settings that are unset and have no default are left out."""
     told = [(_name(s), _written(s.value), s.origin) for s in settings if s.value is not None]
     names = max((len(name) for name, _, _ in told), default=0)
     values = min(48, max((len(value) for _, value, _ in told), default=0))

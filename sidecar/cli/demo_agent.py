@@ -52,7 +52,6 @@ def card(port: int) -> AgentCard:
 
 
 def application(port: int) -> Any:
-    """Return the agent as an ASGI application."""
     shown = card(port)
     handler = DefaultRequestHandler(agent_executor=Researcher(), task_store=InMemoryTaskStore(), agent_card=shown)
     return Starlette(routes=[*create_agent_card_routes(shown), *create_jsonrpc_routes(handler, rpc_url="/")])

@@ -159,7 +159,6 @@ def join(
 
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
-    """Return the files, the secret files, and messages to print. Raises ConfigError."""
     from sidecar.cli.client_files.configuration import open_client_file
     from sidecar.cli.client_files.folder import imported
     from sidecar.cli.client_files.wrap import names_of
@@ -197,7 +196,6 @@ def _needs(found: Import, folder: Path) -> list[str]:
 
 
 def starting_files() -> Mapping[str, str]:
-    """Return the starting files: path inside the folder → content."""
     models = {f"models/{path.name}": path.read_text("utf-8") for path in sorted(shipped("models").glob("*.conf"))}
     return {
         "sidecar.yaml": _SETTINGS,

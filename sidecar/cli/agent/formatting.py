@@ -31,7 +31,6 @@ def row_for(principal: str, agent: str) -> Mapping[str, str]:
 
 
 def figures(usage: Mapping[str, Any]) -> str:
-    """Return what the run used."""
     read, written = amount(usage["disk_read_bytes"]), amount(usage["disk_write_bytes"])
     peak = amount(usage["peak_memory_bytes"])
     return f"{usage['cpu_s']:.2f} s of CPU, {peak} of memory at most, {read} read, {written} written"
@@ -48,7 +47,6 @@ def amount(size: int) -> str:
 
 
 def facts(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line for each fact that is present."""
     for name, value in told.items():
         if value not in (None, ""):
             yield f"  {name:<14}{shown(str(value))}"

@@ -48,7 +48,6 @@ class RunOutput:
         self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def status(self, data: Mapping[str, Any]) -> None:
-        """Set the run's state."""
         state = str(data.get("state") or "").removeprefix("TASK_STATE_")
         words = [_WORDS.get(state, state.lower().replace("_", " "))]
         done, total = data.get("progress"), data.get("total")
@@ -71,7 +70,6 @@ class RunOutput:
         self._at_start = text.endswith("\n") if text else self._at_start
 
     def clear(self) -> None:
-        """Erase the status line."""
         if self._line is not None:
             self._line.stop()
             self._line = None

@@ -52,5 +52,4 @@ def reading() -> Iterator[None]:
 
 
 def unreadable(error: OSError) -> str:
-    """Return which file cannot be read, and why."""
     return plain(f"{error.filename or 'a file of the log'}: {error.strerror or error}")

@@ -46,7 +46,6 @@ class Filter:
     until: str = ""
 
     def wants(self, record: dict[str, Any]) -> bool:
-        """Whether a record matches all filters."""
         exact = ("event", "status", "reason", "decision_id", "run_id")
         timestamp = str(record.get("timestamp"))
         return (

@@ -262,7 +262,6 @@ class StdioBridge:
             await asyncio.sleep(_WAITS_S[min(failed, len(_WAITS_S) - 1)])
 
     async def _post(self, message: Message) -> ClientResponse:
-        """Send one message. Raises EgressError, Refusal, SessionLostError."""
         given = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
         version = _stateless_version(message)
         if version and isinstance(message, Request):
@@ -279,7 +278,6 @@ class StdioBridge:
         return response
 
     async def _get(self, last_id: str) -> ClientResponse:
-        """Open the session's event stream. Raises EgressError."""
         resumed = [("Last-Event-ID", last_id)] if last_id else []
         return await self._send("GET", [("Accept", "text/event-stream"), *self._of_session(), *resumed], None)
 

@@ -223,7 +223,6 @@ class _Importer:
         return _PARAMETER.sub(parameter, f"{head}{scheme}{host}{slash}{path}")
 
     def headers(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the headers that contain a secret, and all others."""
         secret, beside = dict[str, str](), dict[str, str]()
         for name, value in self.server.headers.items():
             hides = name.lower() in CREDENTIAL_HEADERS or "$" in value or names_a_secret(name) or looks_secret(value)

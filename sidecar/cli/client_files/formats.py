@@ -162,7 +162,6 @@ def program(address: str, *, needs_key: bool) -> dict[str, Any]:
 
 
 def written(client: ClientFormat, said: Mapping[str, Any]) -> str:
-    """A snippet in the format of the client's file."""
     if client.form == "yaml":
         return yaml.safe_dump(dict(said), sort_keys=False, allow_unicode=True).rstrip()
     if client.form == "json":

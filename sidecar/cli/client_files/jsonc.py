@@ -57,13 +57,11 @@ class JsonText:
     members: Mapping[Loc, JsonMember]
 
     def piece(self, loc: Loc) -> str:
-        """Return the text of the value at `loc`."""
         member = self.members[loc]
         return self.text[member.value : member.end]
 
 
 def read_jsonc(path: Path) -> tuple[JsonText, bytes]:
-    """Return a file and the bytes it was read from. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

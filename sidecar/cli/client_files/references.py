@@ -33,7 +33,6 @@ class ReferencePlaces:
     bare: bool = False
 
     def folders(self) -> Mapping[str, str]:
-        """The folders by the names of their references."""
         here = str(self.workspace)
         return {
             "workspaceFolder": here,

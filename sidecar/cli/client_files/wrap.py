@@ -54,7 +54,6 @@ def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapp
 
 
 def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
-    """Rewrite each of these entries to its address."""
     client = file.client
     changed: dict[Loc, str] = {}
     edits: list[tuple[int, int, str]] = []
@@ -124,7 +123,6 @@ def _said(address: str, client: ClientFormat, server: ClientServer, headers: Map
 
 
 def _before(text: str, at: int) -> str:
-    """Return the text before an offset on its line."""
     return text[text.rfind("\n", 0, at) + 1 : at]
 
 

@@ -17,7 +17,6 @@ from sidecar.settings.yaml_document import Document, read_document
 
 
 def upstreams_in(path: Path) -> dict[str, Any]:
-    """Return the upstreams in the file, by name. Raises SettingsError."""
     data = read_document(path).data
     upstreams = data.get("upstreams") if isinstance(data, dict) else None
     return upstreams if isinstance(upstreams, dict) else {}

@@ -198,7 +198,6 @@ def _tell_unasked(record: Mapping[str, Any], as_json: bool) -> NoReturn:
 
 
 def _key(config: Path, path: Path | None, *, of_record: bool) -> AuditKey | None:
-    """Return the given key; for the configured audit log, its own key if it may be read."""
     if path is not None:
         return load_key(path)
     if of_record:

@@ -20,7 +20,6 @@ _PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}
 
 
 def lines(found: Explanation, asked: RecordedQuestion | None = None) -> Iterator[str]:
-    """Yield the explanation, line by line."""
     yield from map(visible, _lines(found, asked))
 
 
@@ -177,7 +176,6 @@ def _shown(value: object) -> str:
 
 
 def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[str, Any]:
-    """Return the explanation as plain values."""
     decision = found.decision
     data: dict[str, Any] = {
         "allowed": found.allowed,

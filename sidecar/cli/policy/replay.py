@@ -85,7 +85,6 @@ def replay(
 
 
 def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
-    """Yield the result as lines of text."""
     undecidable = sum(report.undecidable.values())
     yield f"{report.replayed} of {report.records} records were decided anew, by revision {revision[:16]}"
     yield f"  same         {report.same}"
@@ -120,7 +119,6 @@ def _example(kind: ChangeKind, group: ReplayGroup) -> Iterator[str]:
 
 
 def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
-    """Return the result as plain values."""
     counted = ("records", "replayed", "same", "wider", "narrower", "left_out", "torn_bytes", "ungrouped")
     return {
         "revision": revision,

@@ -133,7 +133,6 @@ def _given(path: Path) -> tuple[Path, ...]:
 
 
 def _lines(file: BinaryIO, tell: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield lines of bounded length."""
     for count, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
         yield line
         tell(count)
@@ -153,7 +152,6 @@ def _end_empty(evidence: UsageEvidence, present: Present) -> NoReturn:
 
 
 def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:
-    """Print the summary beside the output."""
     count, triples = len(suggestion.rules), len(evidence.traces)
     bound = "the fewest there can be" if suggestion.at_least == count else f"at least {suggestion.at_least} are needed"
     where = f", in {output}" if output else ""
