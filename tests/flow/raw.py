@@ -6,13 +6,19 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from aiohttp import web
+
+from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, open_listener
+from sidecar.http.server.response import WholeResponse
+from sidecar.settings.addresses import ListenAddress, UnixAddress
 from tests.flow.world import ACCEPT, PATIENCE_S, STATELESS, World, stateless
 
 CALL = json.dumps(stateless("tools/call", {"name": "search_code", "arguments": {"repo": "acme/raw"}})).encode()
@@ -24,6 +30,31 @@ ROUTING = [
     "Mcp-Name: search_code",
 ]
 _STATUS = re.compile(rb"HTTP/\d\.\d (\d{3}) [^\r\n]*\r\n")
+
+
+ANYWHERE = ListenAddress("127.0.0.1", 0)
+
+
+@asynccontextmanager
+async def listening(
+    handle: Handle,
+    address: ListenAddress | UnixAddress = ANYWHERE,
+    tls: ssl.SSLContext | None = None,
+    probes: Collection[str] = (),
+    **patience: float,
+) -> AsyncIterator[Listener]:
+    """A listener of ours before this handler, without anything else of a sidecar."""
+
+    async def broken(_: str, status: int) -> web.StreamResponse:
+        return WholeResponse(status)
+
+    listener = open_listener(address)
+    deadlines = ListenerDeadlines(**patience)  # type: ignore[arg-type]  # by name, as the test says
+    listener.serve(Server(handle, broken, deadlines, probes=probes), tls)
+    try:
+        yield listener
+    finally:
+        await listener.close(1.0)
 
 
 @dataclass

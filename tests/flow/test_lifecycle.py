@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,13 @@ from sidecar.gateway import routing
 from sidecar.http.client import ANSWERS
 from sidecar.http.server import listeners, memory_trim
 from sidecar.http.server.connection_limits import Seat
-from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, ServerConnection, open_listener
+from sidecar.http.server.listeners import Listener, ServerConnection
 from sidecar.http.server.memory_trim import MemoryTrim
 from sidecar.http.server.response import WholeResponse
-from sidecar.settings.addresses import ListenAddress, UnixAddress
+from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.server import ServerSettings
 from tests.flow.process import Served
-from tests.flow.raw import CALL, Wire, answer_in, request, statuses, wire
+from tests.flow.raw import CALL, Wire, answer_in, listening, request, statuses, wire
 from tests.flow.talk import reason_of
 from tests.flow.test_kill import Held, process, until_draining
 from tests.flow.world import PATIENCE_S, Upstream, World, until, world, write_folder
@@ -42,31 +42,8 @@ from tests.flow.world import PATIENCE_S, Upstream, World, until, world, write_fo
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
-ANYWHERE = ListenAddress("127.0.0.1", 0)
-
-
 async def here(_: web.BaseRequest) -> web.StreamResponse:
     return WholeResponse(200, b"here")
-
-
-@asynccontextmanager
-async def listening(
-    address: ListenAddress | UnixAddress = ANYWHERE,
-    tls: ssl.SSLContext | None = None,
-    handle: Handle = here,
-    probes: Collection[str] = (),
-    **patience: float,
-) -> AsyncIterator[Listener]:
-    async def broken(_: str, status: int) -> web.StreamResponse:
-        return WholeResponse(status)
-
-    listener = open_listener(address)
-    deadlines = ListenerDeadlines(**patience)  # type: ignore[arg-type]  # by name
-    listener.serve(Server(handle, broken, deadlines, probes=probes), tls)
-    try:
-        yield listener
-    finally:
-        await listener.close(1.0)
 
 
 @asynccontextmanager
@@ -114,7 +91,7 @@ def still_open(socks: list[socket.socket]) -> int:
 
 
 async def test_a_flood_of_silence_takes_nobodys_place() -> None:
-    async with listening(max_connections=20) as listener:
+    async with listening(here, max_connections=20) as listener:
         flood = []
         for _ in range(10):
             flood += half_open(listener, 10, "127.0.0.66")
@@ -126,14 +103,14 @@ async def test_a_flood_of_silence_takes_nobodys_place() -> None:
 
 
 async def test_one_address_has_as_many_places_as_it_may_and_a_socket_file_as_many_as_there_are(tmp_path: Path) -> None:
-    async with listening(max_connections=20, max_per_peer=5) as listener:
+    async with listening(here, max_connections=20, max_per_peer=5) as listener:
         flood, others = half_open(listener, 12), half_open(listener, 4, "127.0.0.2")
         await until(lambda: still_open(flood) == 5)
         assert still_open(others) == 4
         for sock in (*flood, *others):
             sock.close()
     path = tmp_path / "sock"
-    async with listening(UnixAddress(path), max_connections=20, max_per_peer=5):
+    async with listening(here, UnixAddress(path), max_connections=20, max_per_peer=5):
         socks = [socket.socket(socket.AF_UNIX) for _ in range(12)]
         for sock in socks:
             sock.connect(str(path))
@@ -148,7 +125,7 @@ LINGERER = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"
 
 
 async def test_who_was_answered_and_lingers_gives_its_place_to_the_next() -> None:
-    async with listening(max_connections=20) as listener, AsyncExitStack() as open_ones:
+    async with listening(here, max_connections=20) as listener, AsyncExitStack() as open_ones:
         lingering = []
         for number in range(60):
             source = f"127.0.0.{66 + number % 2}"
@@ -167,7 +144,7 @@ async def test_probes_have_places_that_nobody_else_takes() -> None:
             await go.wait()
         return WholeResponse(200, b"here")
 
-    async with listening(handle=handle, probes=("/livez",), max_connections=3) as listener, AsyncExitStack() as stack:
+    async with listening(handle, probes=("/livez",), max_connections=3) as listener, AsyncExitStack() as stack:
         request = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
         busy = [await stack.enter_async_context(asking(listener, request % b"/metrics")) for _ in range(3)]
         await until(lambda: len(listener.seats) == 3)
@@ -193,7 +170,7 @@ async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(m
         return WholeResponse(200, b"read")
 
     slow = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nx"
-    async with listening(handle=handle, max_connections=20) as listener, AsyncExitStack() as stack:
+    async with listening(handle, max_connections=20) as listener, AsyncExitStack() as stack:
         callers = [number // 5 for number in range(20)]  # a quarter of all places is one caller's
         waiting = [await stack.enter_async_context(asking(listener, slow % caller)) for caller in callers]
         await asyncio.sleep(0.2)
@@ -210,7 +187,7 @@ async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(m
 async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files = descriptors_in("/proc/self/fd")
-    async with listening(tls=tls, max_connections=5, header_timeout_s=0.4) as listener:
+    async with listening(here, tls=tls, max_connections=5, header_timeout_s=0.4) as listener:
         flood = half_open(listener, 12)
         await until(lambda: still_open(flood) == 5)
         await until(lambda: still_open(flood) == 0)
@@ -220,7 +197,7 @@ async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
 
 
 async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> None:
-    async with listening() as listener:
+    async with listening(here) as listener:
         gc.collect()
         gc.disable()
         try:

@@ -18,10 +18,9 @@ from aiohttp.base_protocol import BaseProtocol
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import BodyBounds, read_body
 from sidecar.http.server.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
-from sidecar.http.server.listeners import SLICE_BYTES, Listener, ListenerDeadlines, Server, open_listener
+from sidecar.http.server.listeners import SLICE_BYTES, Listener
 from sidecar.http.server.response import WholeResponse
-from sidecar.settings.addresses import ListenAddress
-from tests.flow.raw import Wire, chunks, statuses
+from tests.flow.raw import Wire, chunks, listening, statuses
 from tests.flow.world import until
 
 PARSERS: dict[str, Any] = {"C": http_parser.HttpRequestParser, "Python": http_parser.HttpRequestParserPy}
@@ -75,25 +74,17 @@ class Ears:
             writer.transport.abort()
 
 
-async def _broken(_: str, status: int) -> web.StreamResponse:
-    return WholeResponse(status)
-
-
 @asynccontextmanager
-async def listening() -> AsyncIterator[Ears]:
+async def hearing() -> AsyncIterator[Ears]:
     ears = Ears()
-    ears.listener = open_listener(ListenAddress("127.0.0.1", 0))
-    ears.listener.serve(Server(ears.handle, _broken, ListenerDeadlines()))
-    try:
+    async with listening(ears.handle) as ears.listener:
         yield ears
-    finally:
-        await ears.listener.close(0.2)
 
 
 @pytest.fixture(params=PARSERS)
 async def ears(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ears]:
     monkeypatch.setattr(web_protocol, "HttpRequestParser", PARSERS[request.param])
-    async with listening() as running:
+    async with hearing() as running:
         yield running
 
 

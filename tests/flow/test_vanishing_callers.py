@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.http.server.listeners import Listener, ListenerDeadlines, Server, open_listener
+from sidecar.http.server.listeners import Listener
 from sidecar.http.server.response import WholeResponse
-from sidecar.settings.addresses import ListenAddress
-from tests.flow.raw import CALL, Wire, request, wire
+from tests.flow.raw import CALL, Wire, listening, request, wire
 from tests.flow.streams import event
 from tests.flow.talk import Talk
 from tests.flow.world import Upstream, World, until, world
@@ -165,17 +164,8 @@ async def test_a_caller_who_leaves_a_session_stream_leaves_the_session(planner: 
 LARGE = b"x" * 32 * 2**20
 
 
-@asynccontextmanager
-async def listening(handle: Any, **patience: float) -> AsyncIterator[tuple[Listener, str]]:
-    def broken(peer: str, status: int) -> web.Response:
-        return web.Response(status=status)
-
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    listener.serve(Server(handle, broken, ListenerDeadlines(**patience)))  # type: ignore[arg-type]  # by name, as the test says
-    try:
-        yield listener, f"http://127.0.0.1:{listener.port}"
-    finally:
-        await listener.close(1.0)
+def url_of(listener: Listener) -> str:
+    return f"http://127.0.0.1:{listener.port}"
 
 
 class Place:
@@ -198,7 +188,8 @@ async def piecemeal(asked: web.BaseRequest) -> web.StreamResponse:
 
 @pytest.mark.parametrize("handle", [whole, piecemeal])
 async def test_who_does_not_read_is_hung_up_on(handle: Any) -> None:
-    async with listening(handle, reading_timeout_s=0.3) as (_, url):
+    async with listening(handle, reading_timeout_s=0.3) as listener:
+        url = url_of(listener)
         place: Any = Place(url)
         async with wire(place, receive_bytes=4096) as connection:
             connection.stop_reading()
@@ -216,7 +207,8 @@ async def test_who_reads_slowly_gets_everything() -> None:
     async def some(_: web.BaseRequest) -> web.StreamResponse:
         return WholeResponse(200, LARGE[: 8 * 2**20])
 
-    async with listening(some, reading_timeout_s=0.2) as (_, url):
+    async with listening(some, reading_timeout_s=0.2) as listener:
+        url = url_of(listener)
         place: Any = Place(url)
         async with wire(place, receive_bytes=4096) as connection:
             await connection.send(request(place, "Connection: close"))
@@ -257,7 +249,8 @@ async def test_what_waits_for_all_who_do_not_read_is_bounded_and_who_reads_stays
     async def large(_: web.BaseRequest) -> web.StreamResponse:
         return WholeResponse(200, LARGE[: 8 * 2**20])
 
-    async with listening(large, max_unread_bytes=24 * 2**20) as (listener, url):
+    async with listening(large, max_unread_bytes=24 * 2**20) as listener:
+        url = url_of(listener)
         place: Any = Place(url)
         async with AsyncExitStack() as stack:
             reading = await stack.enter_async_context(wire(place, receive_bytes=4096))

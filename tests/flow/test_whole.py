@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.http.server.listeners import ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import WholeResponse
-from sidecar.settings.addresses import ListenAddress
+from tests.flow.raw import listening
 
 JSON = "application/json"
 Make = Callable[[], web.StreamResponse]
-
-
-async def broken(peer: str, status: int) -> web.StreamResponse:
-    return WholeResponse(status)
 
 
 @asynccontextmanager
@@ -31,12 +26,8 @@ async def answering(*makes: Make) -> AsyncIterator[int]:
         await request.read()
         return makes[int(request.path[1:])]()
 
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    listener.serve(Server(handle, broken, ListenerDeadlines()))
-    try:
+    async with listening(handle) as listener:
         yield listener.port
-    finally:
-        await listener.close(1.0)
 
 
 async def heard(port: int, sent: bytes) -> bytes:
@@ -167,15 +158,13 @@ async def test_a_caller_who_is_gone_costs_nothing() -> None:
             raise
         return WholeResponse(200, b"{}", JSON)
 
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    listener.serve(Server(handle, broken, ListenerDeadlines()))
-    _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    writer.write(REQUESTS["plain"] % 0)
-    await asyncio.sleep(0.05)
-    writer.transport.abort()
-    await asyncio.sleep(0.05)
-    assert made == ["cancelled"]
-    await listener.close(1.0)
+    async with listening(handle) as listener:
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(REQUESTS["plain"] % 0)
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        assert made == ["cancelled"]
 
 
 async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
@@ -193,11 +182,9 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
             raise
         return response
 
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    listener.serve(Server(handle, broken, ListenerDeadlines()))
-    assert await heard(listener.port, REQUESTS["get"] % 0) == b""
-    assert len(raised) == 1
-    await listener.close(1.0)
+    async with listening(handle) as listener:
+        assert await heard(listener.port, REQUESTS["get"] % 0) == b""
+        assert len(raised) == 1
 
 
 async def test_an_answer_is_sent_once() -> None:
@@ -208,11 +195,9 @@ async def test_an_answer_is_sent_once() -> None:
             await response.write_eof()
         return response
 
-    listener = open_listener(ListenAddress("127.0.0.1", 0))
-    listener.serve(Server(handle, broken, ListenerDeadlines()))
-    received = await heard(listener.port, LAST % 0)
-    assert received.count(b"HTTP/1.1 200 OK") == 1
-    await listener.close(1.0)
+    async with listening(handle) as listener:
+        received = await heard(listener.port, LAST % 0)
+        assert received.count(b"HTTP/1.1 200 OK") == 1
 
 
 @pytest.mark.parametrize("value", ["a\r\nX: b", "a\nb", "a\rb", "a\0b", "a\x7fb", "\x1b[0m"])
