@@ -28,7 +28,7 @@ from sidecar.policy_tools.suggest.evidence import KINDS, Triple, UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggestion
 from sidecar.vocabulary import ANONYMOUS, Decision, PermissionKind, Principal, Question
 
-ENGINE_S = 3.0  # for the engine's questions
+ENGINE_S = 1.0  # for the engine's questions, after every cell was compared
 MAX_SAMPLED = 20_000  # questions, if not all can be asked
 MAX_CELLS = 2_000_000  # with more cells, only a sample is asked
 

@@ -72,6 +72,14 @@ def agents(source: PolicySource) -> frozenset[str]:
 
 
 @pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The audit log of the traffic."""
+    path = tmp_path_factory.mktemp("acme") / "audit.jsonl"
+    write_traffic(ACME, path)
+    return path
+
+
+@pytest.fixture(scope="module")
 def week() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((ACME / TRAFFIC).read_text("utf-8"))
     return loaded
@@ -243,10 +251,8 @@ def test_the_traffic_is_the_same_each_time(source: PolicySource, week: dict[str,
     assert 3000 <= len(first) <= 4000
 
 
-def test_the_traffic_is_recorded_by_the_real_writer_with_real_decisions(tmp_path: Path, source: PolicySource) -> None:
-    out = tmp_path / "audit.jsonl"
-    write_traffic(ACME, out)
-    records = [orjson.loads(line) for line in out.read_bytes().splitlines()]
+def test_the_traffic_is_recorded_by_the_real_writer_with_real_decisions(log: Path, source: PolicySource) -> None:
+    records = [orjson.loads(line) for line in log.read_bytes().splitlines()]
     events = Counter(record["event"] for record in records)
     reasons = Counter(record["reason"] for record in records if record["event"] == "refusal")
     assert events["decision"] == events["outcome"] > 3000
@@ -285,11 +291,10 @@ def _chain(*names: str) -> Chain:
 
 
 def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothing_else(
-    tmp_path: Path, source: PolicySource
+    tmp_path: Path, log: Path
 ) -> None:
     """Of all that the company has: one row for each recorded use on one side, the suggestion on the other."""
-    log, catalogue = tmp_path / "audit.jsonl", str(ACME / "catalogue.yaml")
-    write_traffic(ACME, log)
+    catalogue = str(ACME / "catalogue.yaml")
     suggested = tmp_path / "suggested" / "policies"
     options = ["-c", str(ACME / "sidecar.yaml"), "--catalogue", catalogue, "--drop-terms", "-o", str(suggested)]
     assert CliRunner().invoke(policy_suggest, [str(log), *options]).exit_code == 0
@@ -314,9 +319,8 @@ def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothin
     assert [region["change"] for region in orjson.loads(told.stdout)["regions"]] == ["wider"]
 
 
-def test_what_is_suggested_from_its_traffic_allows_nothing_that_its_policy_does_not(tmp_path: Path) -> None:
-    log, catalogue = tmp_path / "audit.jsonl", str(ACME / "catalogue.yaml")
-    write_traffic(ACME, log)
+def test_what_is_suggested_from_its_traffic_allows_nothing_that_its_policy_does_not(tmp_path: Path, log: Path) -> None:
+    catalogue = str(ACME / "catalogue.yaml")
     suggested = tmp_path / "suggested" / "policies"
     options = ["-c", str(ACME / "sidecar.yaml"), "--catalogue", catalogue, "-o", str(suggested)]
     told = CliRunner().invoke(policy_suggest, [str(log), *options])
