@@ -23,7 +23,6 @@ from sidecar.admin.operator_api import OperatorApi
 from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
-from sidecar.app.enforcement import EnforcementMode
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
 from sidecar.app.loader import executions_from, next_snapshot, snapshot_of
 from sidecar.app.policy_sources import SourcePoller
@@ -32,7 +31,7 @@ from sidecar.app.reload import Reloader
 from sidecar.app.sampled_gauges import SampledGauges
 from sidecar.app.servers import Servers, base_url_of, take
 from sidecar.app.shared_store import SharedStore
-from sidecar.app.status import StatusReport
+from sidecar.app.status import ENFORCE, StatusReport
 from sidecar.app.tool_drift import ToolDrift
 from sidecar.errors import SettingsError
 from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchEntry, SwitchLedger, object_of
@@ -43,6 +42,7 @@ from sidecar.limits.usage_report import UsageQuery, UsageReport
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.load import load
+from sidecar.settings.timestamps import rfc3339
 from sidecar.storage.peers import Peers, ServedRevision
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.run_record import RUNS
@@ -130,7 +130,6 @@ class Application:
         self.watcher = FileWatcher(path, lambda: live.current.settings, seen)
         build = partial(next_snapshot, path, environ, processes, executions)
         self.reloader = Reloader(live, build, self.watcher, metrics, witness=witness, serves=self._now_serving)
-        self.enforcement = EnforcementMode(self.pipeline, evidence)
         self.drift = ToolDrift(live, metrics, witness, time.monotonic)
         self.replicas = Peers(secrets.token_hex(8), shared.run, self._serving, self._heard_of_news)
         self.gauges = SampledGauges(self.pipeline, self.replicas)
@@ -140,8 +139,9 @@ class Application:
             live, executions, self.scheduler, orders, new_id, control, lambda: self.pipeline.draining
         )
         self.listening = Servers(path, settings, self.pipeline)
-        parts = self.reloader, follower, self.replicas, self.drift, self.enforcement, self.jobs
+        parts = self.reloader, follower, self.replicas, self.drift, self.jobs
         report = StatusReport(settings, way, executions, shared.counting, *parts)
+        self.report, self._mode = report, ENFORCE
         # Operators' requests
         self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
@@ -218,8 +218,18 @@ class Application:
             await asyncio.sleep(LOOK_EVERY_S)
             self.gauges.look()
             await self.shared.counting.look(self.limiter.store)
-            await self.enforcement.look()
+            await self._look_at_mode()
             await self.drift.look()
+
+    async def _look_at_mode(self) -> None:
+        """Update the metric, and record and log a change of mode. Shadow mode ends by the clock."""
+        mode, until = self.report.mode, self.live.current.shadow_until
+        self.metrics.enforcement(mode)
+        if mode != self._mode:
+            self._mode, facts = mode, {"mode": mode, "shadow_until": until and rfc3339(until)}
+            log.warning("the enforcement mode changed", extra=facts)
+            with suppress(SettingsError):  # logged
+                await self.evidence.witness("mode", "sidecar", **facts)
 
     async def _now_serving(self) -> None:
         """Notify all components that depend on the snapshot in force."""
@@ -230,7 +240,7 @@ class Application:
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
         self.listening.part_with_stale()
-        await self.enforcement.look()
+        await self._look_at_mode()
         for banner in self.banners():
             log.warning(banner)
         self.watcher.hint()  # the set of watched files may have changed

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from sidecar import __version__
 from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath
-from sidecar.app.enforcement import SHADOW, EnforcementMode
 from sidecar.app.policy_sources import SourcePoller
 from sidecar.app.reload import Reloader
 from sidecar.app.tool_drift import ToolDrift
@@ -33,6 +32,7 @@ from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.schedules.scheduler import ShownSchedule
 from sidecar.upstreams.agents import AgentUpstream
 
+SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
 OUT = {
     "task-store-out": "the task store is out: tasks cannot be read",
@@ -64,13 +64,17 @@ class StatusReport:
     follower: SourcePoller
     replicas: Peers
     drift: ToolDrift
-    enforcement: EnforcementMode
     jobs: BackgroundJobs
     started_at: float = field(default_factory=time.time)
 
     @property
     def pipeline(self) -> Pipeline:
         return self.way.pipeline
+
+    @property
+    def mode(self) -> str:
+        """`enforce` or `shadow`."""
+        return SHADOW if self.pipeline.live.current.shadows(self.pipeline.clock()) else ENFORCE
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
         """Ready unless draining; `degraded` while the newest files are not in force or the store is out. Only codes and
@@ -165,7 +169,7 @@ class StatusReport:
             "loaded_at": rfc3339(self.reloader.loaded_at),
             "rules": dict(now.engine.rule_counts),
             "warnings": [str(fault) for fault in now.engine.warnings],
-            "mode": self.enforcement.mode,
+            "mode": self.mode,
             "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             "source": self.follower.status(now.settings),
             "replicas": None if self.replicas.skew is None else self.replicas.skew._asdict(),
@@ -216,9 +220,7 @@ class StatusReport:
 
     def banners(self) -> tuple[str, ...]:
         until = self.pipeline.live.current.shadow_until
-        shadow = (
-            (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.enforcement.mode == SHADOW and until else ()
-        )
+        shadow = (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.mode == SHADOW and until else ()
         count = len(self.disabled_principals())
         disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
         store = self.pipeline.limiter.store

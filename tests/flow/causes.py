@@ -20,7 +20,7 @@ from sidecar.audit.file_sink import AuditFile
 from sidecar.errors import Reason
 from tests.flow.idp import APPS, SETTINGS, Idp, bearer
 from tests.flow.talk import ERAS, Answer, Era, Talk
-from tests.flow.world import ACCEPT, META, TOOLS, Upstream, until
+from tests.flow.world import ACCEPT, META, TOOLS, Upstream, World, until
 
 IDP = Idp()
 PLANNER_KEY, OTHER_KEY = IDP.api_key("nhi:planner"), IDP.api_key("nhi:other")
@@ -335,9 +335,9 @@ async def store_unavailable(talk: Talk) -> Answer:
 
 
 @contextmanager
-def full_disk(talk: Talk) -> Iterator[None]:
+def full_disk(running: World) -> Iterator[None]:
     """The audit file is on a device without room."""
-    file = talk.world.app.audit.trail.sink
+    file = running.app.audit.trail.sink
     assert isinstance(file, AuditFile)
     full, real = os.open("/dev/full", os.O_WRONLY), os.dup(file._file)
     os.dup2(full, file._file)
@@ -353,7 +353,7 @@ def full_disk(talk: Talk) -> Iterator[None]:
 async def audit_unavailable(talk: Talk) -> Answer:
     if talk.era == "session":
         await talk.open()
-    with full_disk(talk):
+    with full_disk(talk.world):
         answer = await talk.call("search_code", GOOD)
     assert talk.world.upstream.calls() == []  # what cannot be recorded does not happen
     return answer

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import sidecar.app.file_watcher
 from sidecar.cli import main
-from sidecar.errors import Reason, Refusal
+from tests.flow.causes import full_disk
 from tests.flow.idp import SETTINGS as WITH_IDP
 from tests.flow.idp import Idp, bearer
 from tests.flow.test_admin import get
@@ -243,20 +243,12 @@ async def test_a_policy_that_is_gone_for_a_while_serves_on(tmp_path: Path) -> No
 
 async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
-    control, refusing = None, True
-
-    async def full(what: str, by: str, **facts: object) -> None:
-        if refusing:
-            raise Refusal(Reason.AUDIT_UNAVAILABLE)
-        await control(what, by, **facts)
-
     async with world(tmp_path) as running:
-        control = running.app.audit.control
-        monkeypatch.setattr(type(running.app.audit), "control", staticmethod(full))
-        plain(tmp_path / "policies", WIDER)
-        await until(lambda: any("the audit cannot be written" in line for line in running.app.reloader.trouble))
-        assert await deletes(running) == 403
-        refusing = False
+        before = running.app.live.current
+        with full_disk(running):
+            plain(tmp_path / "policies", WIDER)
+            await until(lambda: any("the audit cannot be written" in line for line in running.app.reloader.trouble))
+            assert running.app.live.current is before
         await taken(running)
         assert await deletes(running) == 200
 
