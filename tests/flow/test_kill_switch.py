@@ -288,10 +288,10 @@ async def test_who_answers_and_is_no_sidecar_is_told_as_nobody() -> None:
 
 async def test_without_evidence_it_disables_all_the_same_and_enables_nobody(planner: World) -> None:
     talk = Talk(planner, "stateless")
-    with full_disk(talk), pytest.raises(Exception, match="is disabled here, but it cannot be recorded"):
+    with full_disk(talk.world), pytest.raises(Exception, match="is disabled here, but it cannot be recorded"):
         await disable(planner, "nhi:planner")
     assert (await reads(planner))[0] == 403
-    with full_disk(talk), pytest.raises(Exception, match="stays disabled"):
+    with full_disk(talk.world), pytest.raises(Exception, match="stays disabled"):
         await planner.app.enable("nhi:planner", by="test")
     assert (await reads(planner))[0] == 403
     assert await planner.app.enable("nhi:planner", by="test")
