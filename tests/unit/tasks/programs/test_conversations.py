@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from bench import conversations as bench
 from sidecar.errors import Reason
@@ -24,13 +23,6 @@ from tests.unit.upstreams.processes.test_launcher import dies
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON_RPC = {"agent_type": "json-rpc"}
 BEGAN = "the conversation's process ended ({}); a new one began"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def processes() -> AsyncGenerator[Processes]:
-    processes = Processes({})
-    yield processes
-    await processes.close()
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncGenerator
 
 import pytest
-import pytest_asyncio
 
 from sidecar.tasks.programs.attempt import OutputChunk, ProgressNote, Started
 from sidecar.tasks.programs.run_record import Category, Failure
@@ -19,13 +17,6 @@ from tests.unit.upstreams.processes.test_launcher import dies
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TASK = definition(mode="task", agent_type="json-rpc")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def processes() -> AsyncGenerator[Processes]:
-    processes = Processes({})
-    yield processes
-    await processes.close()
 
 
 async def test_it_is_asked_answers_hears_the_end_of_its_input_and_ends(processes: Processes) -> None:

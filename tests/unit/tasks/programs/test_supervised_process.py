@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from sidecar.settings.agents import Resources
 from sidecar.tasks.programs.attempt import TimeLimit, failure_of_exit
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess
+from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess, to_its_end
 from sidecar.upstreams.processes import Exit, Processes, Program, StartFailed, WaitLimit
 from tests.unit.upstreams.processes.test_launcher import PATH, dies
 
@@ -23,13 +21,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts ot
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one warden for all
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def processes() -> AsyncIterator[Processes]:
-    processes = Processes({})
-    yield processes
-    await processes.close()
 
 
 def python(code: str, **limits: int) -> Program:
@@ -200,3 +191,35 @@ async def test_a_program_that_is_not_there_has_a_number(processes: Processes) ->
         await SupervisedProcess.start(processes, Program("/bin/sh", ["sh", *["x" * 100_000] * 50], {}), CleaningRules())
     assert failed.value.number == 7
     await (await processes.start(shell("true"))).end()  # and the warden serves on
+
+
+async def test_who_is_cancelled_once_or_twice_hears_of_it_when_it_is_over() -> None:
+    may_end, over = asyncio.Event(), False
+
+    async def end() -> None:
+        nonlocal over
+        await may_end.wait()
+        over = True
+
+    seeing = asyncio.create_task(to_its_end(end()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        seeing.cancel()
+    await asyncio.sleep(0)
+    assert not seeing.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await seeing
+    assert over
+
+
+async def test_what_it_comes_to_is_what_is_had_of_it() -> None:
+    async def three() -> int:
+        return 3
+
+    async def fails() -> None:
+        raise OSError("no")
+
+    assert await to_its_end(three()) == 3
+    with pytest.raises(OSError, match="no"):
+        await to_its_end(fails())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import ProgramRunner
@@ -40,13 +39,6 @@ for n, line in enumerate(sys.stdin, 1):
     result = None if len(sys.argv) > 1 else said
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def processes() -> AsyncGenerator[Processes]:
-    processes = Processes({})
-    yield processes
-    await processes.close()
 
 
 def definition(source: str, args: tuple[str, ...] = (), **more: Any) -> CliAgent:
