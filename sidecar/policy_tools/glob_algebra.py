@@ -157,7 +157,7 @@ def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
 class _Automaton:
     """One pattern. A state is the set of reached positions, as bits; 0 is dead."""
 
-    __slots__ = ("accepts", "ends", "forever", "stars", "steps")
+    __slots__ = ("accepts", "forever", "stars", "steps")
 
     def __init__(self, pattern: str) -> None:
         while "**" in pattern:
@@ -193,10 +193,11 @@ def _walk(
     """Yield (which others match, a shortest name) for each way to match all of these and none of the banned."""
     parts = [_automaton(pattern) for pattern in (*all_of, *others, *none_of)]
     must, ban = len(all_of), len(all_of) + len(others)
+    banned = parts[ban:]
 
     def alive(states: tuple[int, ...]) -> bool:
         """Whether no required pattern is dead, and no banned one matches every continuation."""
-        lost = (state & part.forever for part, state in zip(parts[ban:], states[ban:], strict=True))
+        lost = (state & part.forever for part, state in zip(banned, states[ban:], strict=True))
         return all(states[:must]) and not any(lost)
 
     states = tuple(part.settle(1) for part in parts)

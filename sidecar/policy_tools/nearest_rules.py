@@ -159,11 +159,8 @@ class _Pool:
 
 def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[str, str]]:
     """Return the question's and the rule's text for each part that does not match."""
-    pairs = (
-        (sought.subject, rule.subject),
-        (sought.object, rule.object),
-        (sought.action, "|".join(rule.actions)),
-    )
+    actions = "|".join(rule.actions)
+    pairs = ((sought.subject, rule.subject), (sought.object, rule.object), (sought.action, actions))
     return [pair for pair, fit in zip(pairs, fits, strict=False) if not fit]
 
 
@@ -178,14 +175,12 @@ def _ends(one: str, other: str) -> float:
 def _alike(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> float:
     """Return the least similarity of the parts that do not match; 1 if all match."""
     found = [
-        _ROLE_ALIKE if said.startswith(("role:", "set:")) else _likeness(asked, said)
+        _ROLE_ALIKE
+        if said.startswith(("role:", "set:"))
+        else SequenceMatcher(None, asked[:256], said[:256].replace("*", ""), autojunk=False).ratio()
         for asked, said in _pairs(sought, rule, fits)
     ]
     return min(found, default=1.0)
-
-
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one[:256], other[:256].replace("*", ""), autojunk=False).ratio()
 
 
 def _misfits(sought: Sought, rule: RuleRef, objects: _Objects) -> tuple[Misfit, ...]:
