@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,25 +90,18 @@ def _written(value: Any) -> str:
 
 def _tree(settings: Sequence[ShownSettings]) -> dict[str, Any]:
     """Return the settings as nested mappings and lists; unset ones are left out."""
-    root: dict[str, Any] = {}
+    root: dict[str | int, Any] = {}
     for setting in settings:
         if setting.value is not None:
-            _put(root, setting.loc, setting.value)
-    return root
+            at = root
+            for step in setting.loc[:-1]:
+                at = at.setdefault(step, {})
+            at[setting.loc[-1]] = setting.value
+    return {str(name): _with_lists(below) for name, below in root.items()}
 
 
-def _put(tree: Any, loc: Sequence[str | int], value: Any) -> None:
-    for step, following in pairwise(loc):
-        tree = _child(tree, step, [] if isinstance(following, int) else {})
-    if isinstance(tree, list):
-        tree.append(value)
-    else:
-        tree[loc[-1]] = value
-
-
-def _child(tree: Any, step: str | int, fresh: Any) -> Any:
-    if isinstance(tree, dict):
-        return tree.setdefault(step, fresh)
-    if step == len(tree):
-        tree.append(fresh)
-    return tree[step]
+def _with_lists(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    below = {name: _with_lists(value) for name, value in tree.items()}
+    return list(below.values()) if below and all(isinstance(name, int) for name in below) else below

@@ -22,7 +22,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for row in rows:
             table.add_row(*(Text(visible(cell), overflow="fold") for cell in row))
         Console().print(table)

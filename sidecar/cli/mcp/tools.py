@@ -71,18 +71,19 @@ class ToolRow:
 
     def plain(self) -> dict[str, Any]:
         """Return the values for `--json`."""
+        tool, pin = self.tool, self.pin
         return {
             "name": self.name,
             "status": self.status,
-            "digest": (self.tool.definition.digest or None) if self.tool else None,
-            "pinned_digest": self.pin.digest if self.pin else None,
-            "pinned_at": self.pin.pinned_at if self.pin else None,
-            "pinned_by": self.pin.pinned_by if self.pin else None,
+            "digest": tool and (tool.definition.digest or None),
+            "pinned_digest": pin and pin.digest,
+            "pinned_at": pin and pin.pinned_at,
+            "pinned_by": pin and pin.pinned_by,
             "changed": list(self.changed),
-            "quarantined": self.tool.quarantine_reason or None if self.tool else None,
-            "hidden_text": list(self.tool.hidden) if self.tool else [],
+            "quarantined": tool and (tool.quarantine_reason or None),
+            "hidden_text": list(tool.hidden) if tool else [],
             "definition": pinned_part(self.entry),
-            "pinned_definition": self.pin.definition if self.pin else None,
+            "pinned_definition": pin and pin.definition,
         }
 
 

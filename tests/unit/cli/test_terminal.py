@@ -1,0 +1,54 @@
+"""Tables and progress are drawn on a terminal alone, and no text of theirs commands it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.cli import terminal
+from sidecar.cli.terminal import print_table, progress
+
+HEAD, ROWS = ("name", "state"), [("nhi:planner", "valid"), ("[bold]\x1b[2J", "-")]
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> str:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as screen, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(sys, "stderr", screen)
+        draw()
+        screen.flush()
+        seen = os.read(ours, 65536).decode()
+    os.close(ours)
+    return seen
+
+
+def test_a_table_is_aligned_in_a_pipe_and_drawn_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_table(HEAD, ROWS[:1])
+    assert capsys.readouterr().out == "name         state\nnhi:planner  valid\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    seen = at_terminal(monkeypatch, lambda: print_table(HEAD, ROWS))
+    assert "─" in seen and "nhi:planner" in seen and r"[bold]\x1b[2J" in seen and "\x1b[2J" not in seen
+    assert "\x1b[3" not in seen, "no colour"
+
+
+def test_progress_is_shown_on_a_terminal_after_a_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        with progress("lines read", 5) as tell:
+            tell(1)
+            monkeypatch.setattr(terminal, "EVERY_S", 0.0)
+            tell(4, 5)
+
+    monkeypatch.setattr(terminal, "EVERY_S", 0.0)
+    seen = at_terminal(monkeypatch, work)
+    assert "lines read" in seen and "4" in seen
+    work()
+    assert capsys.readouterr() == ("", "")
