@@ -34,7 +34,8 @@ from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spell
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_VERSIONS, Era
 from sidecar.upstreams import UpstreamAnswer
-from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS, OURSELVES
+from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS
+from sidecar.upstreams.mcp.transport import OURSELVES
 
 VERSION: Final = STATELESS_VERSIONS[-1]
 ID: Final = 1  # each request is alone in its exchange

@@ -34,21 +34,16 @@ class GrantedToken:
     life_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    value: str = field(repr=False)
-    renew_mono_s: float
-    ends_mono_s: float
-
-
 @dataclass(slots=True, eq=False)
 class _CachePlace:
-    """The state of one key."""
+    """The token of one key, "" if there is none, and its last failure. Times are monotonic seconds."""
 
-    token: _Token | None = None
-    failure: tuple[Reason, str, str] | None = None
-    failed_mono_s: float = -inf
-    dropped_mono_s: float = -inf
+    value: str = field(default="", repr=False)
+    renew_at: float = -inf
+    ends_at: float = -inf
+    failure: tuple[Reason, str, str] = (*LATE, "")
+    failed_at: float = -inf
+    dropped_at: float = -inf
     flight: asyncio.Task[None] | None = None
 
 
@@ -68,15 +63,14 @@ class TokenCache:
         """A valid token. `fetch` raises Unsent, and so does this."""
         place = self._place(key)
         now = self._clock()
-        token = place.token if place.token is not None and now < place.token.ends_mono_s else None
-        if token is not None and now < token.renew_mono_s:
-            return token.value
-        if place.flight is None and now - place.failed_mono_s >= PAUSE_S:
+        if now < place.renew_at:
+            return place.value
+        if place.flight is None and now - place.failed_at >= PAUSE_S:
             place.flight = asyncio.create_task(self._fetch(place, fetch), name="fetches a token")
             self._flights.add(place.flight)
             place.flight.add_done_callback(self._flights.discard)
-        if token is not None:
-            return token.value
+        if now < place.ends_at:
+            return place.value
         flight = place.flight
         if flight is not None:
             # Waited for, not awaited: cancelling a caller does not cancel the fetch, nor the fetch a caller.
@@ -84,9 +78,9 @@ class TokenCache:
             if not done or flight.cancelled():
                 raise Unsent(*LATE)
             flight.result()
-        if place.token is not None and self._clock() < place.token.ends_mono_s:
-            return place.token.value
-        reason, detail, challenge = place.failure or (*LATE, "")
+        if self._clock() < place.ends_at:
+            return place.value
+        reason, detail, challenge = place.failure
         raise Unsent(reason, detail, challenge=challenge)
 
     def drop(self, key: bytes, value: str) -> None:
@@ -94,10 +88,9 @@ class TokenCache:
         rejects every token does not cause a fetch with each call.
         """
         place, now = self._places.get(key), self._clock()
-        if place is None or place.token is None or place.token.value != value:
-            return
-        if now - place.dropped_mono_s >= PAUSE_S:
-            place.token, place.dropped_mono_s, place.failed_mono_s = None, now, -inf
+        if place is not None and place.value == value and now - place.dropped_at >= PAUSE_S:
+            place.value, place.renew_at, place.ends_at = "", -inf, -inf
+            place.dropped_at, place.failed_at = now, -inf
 
     async def close(self) -> None:
         """End the fetches in progress, and drop every token."""
@@ -121,14 +114,13 @@ class TokenCache:
         try:
             async with asyncio.timeout(FETCH_S):
                 granted = await fetch()
-        except Unsent as refusal:
-            place.failure, place.failed_mono_s = (refusal.reason, refusal.detail, refusal.challenge), self._clock()
-            return
-        except TimeoutError:
-            place.failure, place.failed_mono_s = (*LATE, ""), self._clock()
+        except (Unsent, TimeoutError) as error:
+            late = (*LATE, "")
+            place.failure = (error.reason, error.detail, error.challenge) if isinstance(error, Unsent) else late
+            place.failed_at = self._clock()
             return
         finally:
             place.flight = None
-        renew_s = granted.life_s - min(RENEW_BEFORE_S, granted.life_s / 4)
-        place.token = _Token(granted.value, began + renew_s, began + granted.life_s)
-        place.failure, place.failed_mono_s = None, -inf
+        place.value, place.ends_at = granted.value, began + granted.life_s
+        place.renew_at = place.ends_at - min(RENEW_BEFORE_S, granted.life_s / 4)
+        place.failed_at = -inf

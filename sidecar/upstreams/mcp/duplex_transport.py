@@ -31,7 +31,6 @@ from typing import Any, Final
 
 import orjson
 
-from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import QueueFull
 from sidecar.protocols import jsonrpc, sse
@@ -41,6 +40,7 @@ from sidecar.upstreams.mcp.background import BackgroundTasks
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
     LIST_FLAGS,
+    OURSELVES,
     SESSION_ID,
     UPDATED,
     AnswerPipe,
@@ -351,11 +351,7 @@ class DuplexTransport:
         """The result of the sidecar's own `initialize`."""
         async with self._greets:
             if self._greeting is None:
-                params = {
-                    "protocolVersion": SESSION_VERSIONS[-1],
-                    "capabilities": {},
-                    "clientInfo": {"name": "sidecar", "version": __version__},
-                }
+                params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": {}, "clientInfo": OURSELVES}
                 answer = await self._ask(outbound, Request(0, "initialize", params), None)
                 result = orjson.loads(await answer.read(sse.MAX_LINE_BYTES)).get("result")
                 if not isinstance(result, dict):

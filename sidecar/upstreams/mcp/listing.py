@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
-from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import Deadline
 from sidecar.protocols import jsonrpc
@@ -34,6 +33,7 @@ from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
     JSON,
+    OURSELVES,
     SESSION_ID,
     McpTransport,
     Outbound,
@@ -72,7 +72,6 @@ _CAPABILITIES: Final[Mapping[Kind, str]] = {
 _FORGOTTEN: Final = frozenset({400, 404, 405})
 
 CHANGED: Final = "notifications/tools/list_changed"
-OURSELVES: Final = {"name": "sidecar", "version": __version__}
 # Servers list some tools only to clients that can answer those tools' requests: the list must hold all that any caller
 # may see. Nothing is called here, so a request that a server sends anyway (mostly for its client's roots) is declined.
 ABILITIES: Final[Mapping[str, Any]] = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}

@@ -19,6 +19,7 @@ from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
+from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
 from sidecar.protocols import sse
@@ -33,6 +34,7 @@ MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is short
 # A caller that waited nearly as long as a call may take counts as patient: deciding and listing the tools take some of
 # that time.
 FULL_PATIENCE: Final = 0.9
+OURSELVES: Final = {"name": "sidecar", "version": __version__}
 LIST_FLAGS: Final[Mapping[str, str]] = {
     "notifications/tools/list_changed": "toolsListChanged",
     "notifications/prompts/list_changed": "promptsListChanged",

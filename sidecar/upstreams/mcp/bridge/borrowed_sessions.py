@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import orjson
 
-from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.compact_json import compact_json
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
@@ -30,7 +29,7 @@ from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
 from sidecar.upstreams.mcp.bridge.unsolicited import Subscription, UnsolicitedStream
 from sidecar.upstreams.mcp.sessions import upstream_id_from
 from sidecar.upstreams.mcp.streams import StreamMark, whole_answer
-from sidecar.upstreams.mcp.transport import SESSION_ID, McpTransport, Outbound
+from sidecar.upstreams.mcp.transport import OURSELVES, SESSION_ID, McpTransport, Outbound
 from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 
 MAX_LENT: Final = 1_000
@@ -154,7 +153,7 @@ class BorrowedSessions:
         self, key: tuple[str, bytes], outbound: Outbound, capabilities: dict[str, Any], client: object
     ) -> BorrowedSession:
         self._make_room(key[0])
-        name = client if isinstance(client, dict) else {"name": "sidecar", "version": __version__}
+        name = client if isinstance(client, dict) else OURSELVES
         params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": capabilities, "clientInfo": name}
         timeout_s = self._inner.timeout_s
         asked = Outbound("POST", Request(0, "initialize", params), "", timeout_s, caller=outbound.caller, own=True)

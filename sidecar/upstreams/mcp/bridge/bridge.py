@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_SET, STATELESS_VERSIONS
@@ -29,6 +28,7 @@ from sidecar.upstreams.mcp.streams import whole_answer
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
     JSON,
+    OURSELVES,
     SESSION_ID,
     BuiltUpstream,
     McpTransport,
@@ -113,8 +113,8 @@ class Bridge(TransportLayer):
         async with self._asking:
             if self.eras.stateless is not None:
                 return  # another call asked meanwhile
-            version, client = STATELESS_VERSIONS[-1], {"name": "sidecar", "version": __version__}
-            meta = {META_VERSION: version, META_CAPABILITIES: {}, META_CLIENT: client}
+            version = STATELESS_VERSIONS[-1]
+            meta = {META_VERSION: version, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}
             question = Request("sidecar-era", DISCOVER, {"_meta": meta})
             asked = Outbound("POST", question, version, outbound.deadline_s, caller=outbound.caller, own=True)
             await self._discovered(asked, question)

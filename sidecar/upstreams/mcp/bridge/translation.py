@@ -98,11 +98,15 @@ def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
 
 def lent_capabilities(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's capabilities, as an `initialize` of the session era declares them."""
-    declared = meta.get(META_CAPABILITIES, {})
+    return _of_client(meta.get(META_CAPABILITIES, {}))
+
+
+def _of_client(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client of either era may declare. That its roots may change is left out: a caller without a session cannot
+    announce that, and a stateless server cannot hear it.
+    """
     kept = {key: declared[key] for key in _CLIENT_CAPABILITIES if isinstance(declared.get(key), dict)}
-    if "roots" in kept:
-        kept["roots"] = {}  # a caller without a session cannot announce that they changed
-    return kept
+    return {**kept, "roots": {}} if "roots" in kept else kept
 
 
 def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,11 +185,9 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
     """The capabilities of `initialize`, as each request of the stateless era repeats them."""
-    kept = {key: capabilities[key] for key in _CLIENT_CAPABILITIES if isinstance(capabilities.get(key), dict)}
+    kept = _of_client(capabilities)
     if kept.get("elicitation") == {}:
         kept["elicitation"] = {"form": {}}  # the meaning of an empty object before there were two modes
-    if "roots" in kept:
-        kept["roots"] = {}
     return kept
 
 
