@@ -52,6 +52,7 @@ from sidecar.audit.chain import (
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.segments import last_end, parts_of
 from sidecar.errors import SettingsError, fault_in
+from sidecar.settings.writing import sync_folder
 
 HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
 MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines in one append
@@ -149,7 +150,7 @@ class AuditFile:
             replaced, self._file, self.size = self._file, os.dup(descriptor), 0
         os.close(replaced)
         if self._to_disk:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     def close(self) -> None:
         """Close the file; later appends fail."""
@@ -310,14 +311,6 @@ def _locked(path: Path, flags: int = 0) -> Iterator[int]:
     except BlockingIOError:
         hint = "give each sidecar a data folder of its own"
         raise _unusable(path, "is being written by another sidecar", code="A113", hint=hint) from None
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -29,6 +29,15 @@ def write_whole(path: Path, raw: bytes, *, mode: int | None = None) -> None:
             raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Syncs a folder's entries to disk, so that a rename in it survives a power failure. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def check_replaceable(path: Path) -> None:
     """Raises OSError if `path` exists and is not a regular file."""
     if path.exists() and not path.is_file():

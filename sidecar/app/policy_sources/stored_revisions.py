@@ -6,7 +6,6 @@ written last, atomically. Two policies are kept, the one in force and its predec
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Final
 
 from sidecar.settings import Settings
 from sidecar.settings.stored_policy import CURRENT, StoredPolicy, shelf_of
+from sidecar.settings.writing import sync_folder, write_whole
 
 GIT: Final = "git"
 ASIDE: Final = ".aside-"
@@ -44,17 +44,12 @@ class StoredRevisions:
         if target.exists():  # refused before, or left by a killed process; the new content is checked
             shutil.rmtree(target)
         made.rename(target)
-        _synced(self.folder)
+        sync_folder(self.folder)
 
     def put_in_force(self, kept: StoredPolicy, before: StoredPolicy | None) -> None:
         """Make the next start use this policy. Raises OSError."""
-        new = self.folder / f"{ASIDE}{secrets.token_hex(8)}"
-        with new.open("wb") as file:
-            file.write(kept.plain())
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.folder / CURRENT)
-        _synced(self.folder)
+        write_whole(self.folder / CURRENT, kept.plain(), mode=0o600)
+        sync_folder(self.folder)
         self._tidy({kept.name} if before is None else {kept.name, before.name})
 
     def _tidy(self, needed: set[str]) -> None:
@@ -65,14 +60,6 @@ class StoredRevisions:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _synced(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def objection(new: StoredPolicy, old: StoredPolicy | None, accept: str | None) -> str:

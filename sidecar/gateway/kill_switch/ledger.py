@@ -17,6 +17,7 @@ import orjson
 from sidecar.errors import SettingsError, fault_in
 from sidecar.gateway.kill_switch.entries import NONE_DISABLED, Disabled, is_object
 from sidecar.gateway.kill_switch.switch_versions import MAX_NUMBER, SwitchVersion, flip_from
+from sidecar.settings.writing import sync_folder, write_whole
 
 LEDGER_FILE = "disabled.json"
 MAX_FLIPS = 10_000
@@ -84,18 +85,8 @@ class SwitchLedger:
         # a store can send too much: a file too large to read must not replace a readable one
         if len(content) >= MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        aside = self.path.with_name(f".{self.path.name}.tmp")
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(self.path, content + b"\n", mode=0o600)
+        sync_folder(self.path.parent)
 
     def _tell(self) -> None:
         entries = [flip.entry for flip in self.flips.values() if flip.disabled]
