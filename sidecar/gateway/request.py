@@ -125,7 +125,7 @@ class RequestContext:
 
     def _room(self) -> closing[BodyRoom]:
         caller = self.record.caller
-        return closing(self.pace.room(caller.last.name if caller else self.record.peer))
+        return closing(BodyRoom(self.pace, caller.last.name if caller else self.record.peer))
 
     async def breathe(self) -> None:
         """Lets other calls run between two steps that take long with a large body."""

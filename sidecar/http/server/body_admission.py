@@ -73,10 +73,6 @@ class BodyAdmission:
     def held(self) -> int:
         return self._all.held
 
-    def room(self, who: str) -> BodyRoom:
-        """Returns the memory account of one body, until it is parsed."""
-        return BodyRoom(self, who)
-
     def lines(self, who: str) -> tuple[AdmissionQueue, AdmissionQueue]:
         return self._line(who), self._all
 

@@ -76,8 +76,19 @@ class ListenerDeadlines:
 
 class ServerConnection(web.RequestHandler):
     __slots__ = (
-        "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_patience", "_reading_timer", "_seat", "_server",
-        "_tail", "_unread", "_waiting_since_s", "_waits_since_s",
+        "_body",
+        "_chunked",
+        "_head_timer",
+        "_is_deaf",
+        "_lingering",
+        "_patience",
+        "_reading_timer",
+        "_server",
+        "_tail",
+        "_unread",
+        "_waiting_since_s",
+        "_waits_since_s",
+        "seat",
     )  # fmt: skip
     _body: StreamReader | None
     _chunked: ChunkedBody | None
@@ -98,14 +109,14 @@ class ServerConnection(web.RequestHandler):
             max_field_size=MAX_FIELD_BYTES,
             max_headers=MAX_HEADERS,
         )
-        self._server, self._seat, self._patience = server, seat, server.patience
+        self._server, self.seat, self._patience = server, seat, server.patience
         self._unread, self._tail, self._is_deaf = 0, b"", False
         self._body = self._chunked = self._lingering = None
         self._head_timer = self._reading_timer = self._waits_since_s = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._seat.guest = self
+        self.seat.guest = self
         if self.is_stale:  # the handshake may have begun before a reload and ended after it
             self.force_close()
             return
@@ -116,8 +127,8 @@ class ServerConnection(web.RequestHandler):
             if timer is not None:
                 timer.cancel()
         self._body = self._chunked = self._lingering = None  # they refer back here, and reference cycles are freed late
-        self._seat.guest = None
-        self._seat.limits.leave(self._seat)
+        self.seat.guest = None
+        self.seat.limits.leave(self.seat)
         self._server.slow_readers.pop(self, None)
         super().connection_lost(exc)
 
@@ -145,7 +156,7 @@ class ServerConnection(web.RequestHandler):
         if self._lingering is not None:
             if self._lingering.is_eof():
                 self._lingering = None
-                self._seat.limits.stay(self._seat)
+                self.seat.limits.stay(self.seat)
         elif data and self._head_timer is None and not self.is_busy:
             self._wait_for_head()
 
@@ -169,7 +180,7 @@ class ServerConnection(web.RequestHandler):
         body.received += size
         follows = position + 1 < len(self._messages)
         is_read = not (self._reading_paused or self._buffer_paused)  # otherwise some of it is still in the parser
-        if is_read and (not self._server.framing.count(self._seat.peer, body) or body.is_excessive):
+        if is_read and (not self._server.framing.count(self.seat.peer, body) or body.is_excessive):
             self._break(body.payload, TooManyChunks("too much chunk framing"))
             self._hear_no_more(position)
             return False
@@ -201,7 +212,7 @@ class ServerConnection(web.RequestHandler):
 
     def _wait_for_head(self) -> None:
         """Starts the deadline of a head, which counts from connecting for the first, and from the head's begin."""
-        timeout_s = PROBE_HEAD_S if self._seat.for_probes else self._patience.header_timeout_s
+        timeout_s = PROBE_HEAD_S if self.seat.for_probes else self._patience.header_timeout_s
         self._head_timer = self._loop.call_later(timeout_s, self.force_close)
 
     @property
@@ -218,10 +229,6 @@ class ServerConnection(web.RequestHandler):
         if self._current_request is not None or self._messages:
             return True
         return self._body is not None and self._body is not self._lingering and not self._body.is_eof()
-
-    @property
-    def is_for_probes(self) -> bool:
-        return self._seat.for_probes
 
     def dismiss(self) -> None:
         if self._waits_since_s is not None:
@@ -327,7 +334,7 @@ class ServerConnection(web.RequestHandler):
         finished = await super().finish_response(request, resp, start_time)
         if not request.content.is_eof():
             self._lingering = request.content
-            self._seat.limits.linger(self._seat)
+            self.seat.limits.linger(self.seat)
         return finished
 
     def handle_error(
@@ -382,7 +389,7 @@ class Server(web.Server):
     async def _handle_at(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handles requests on the places reserved for probes, which serve one probe and nothing else."""
         connection = request.protocol
-        if not isinstance(connection, ServerConnection) or not connection.is_for_probes:
+        if not isinstance(connection, ServerConnection) or not connection.seat.for_probes:
             return await self._handle(request)
         is_probe = request.raw_path.partition("?")[0] in self.probes
         response = await self._handle(request) if is_probe else web.Response(status=503, headers=_BUSY)

@@ -15,6 +15,7 @@ from sidecar.http.server.body_admission import (
     PRINCIPAL_SHARE,
     TOTAL_SHARE,
     BodyAdmission,
+    BodyRoom,
     cost_of,
     cost_of_wire,
 )
@@ -124,7 +125,7 @@ async def test_bodies_that_come_or_wait_have_a_room_and_one_principal_a_part_of_
 
         def fill(who: str) -> int:
             for number in range(1_000):
-                room = stack.enter_context(closing(pace.room(who)))
+                room = stack.enter_context(closing(BodyRoom(pace, who)))
                 try:
                     for size in (body_admission.FREE_BYTES, MIB // 2, MIB):
                         room.grow(size)
@@ -136,9 +137,9 @@ async def test_bodies_that_come_or_wait_have_a_room_and_one_principal_a_part_of_
         assert 32 <= fill("nhi:a") <= 36  # of a megabyte each, and what is free of each
         assert sum(fill(f"nhi:{name}") for name in "bcdefgh") <= 4 * 36
         assert body_admission.TOTAL_ROOM - MIB <= pace.held <= body_admission.TOTAL_ROOM
-        pace.room("nhi:z").grow(body_admission.FREE_BYTES)  # who sends what is small finds it as ever
+        BodyRoom(pace, "nhi:z").grow(body_admission.FREE_BYTES)  # who sends what is small finds it as ever
     assert pace.held == 0
-    pace.room("nhi:a").grow(MIB)
+    BodyRoom(pace, "nhi:a").grow(MIB)
 
 
 async def test_the_table_of_names_is_bounded_and_forgets_who_has_its_share_again(
