@@ -142,7 +142,7 @@ class EndpointAuth(Section):
         elif self.type == "api_key" and name == BEARER_HEADER:
             yield Finding("Authorization bears a bearer token", "S171", "write type: bearer_token", at)
         elif name in _TAKEN or name.startswith(_TAKEN_BEGINNINGS):
-            yield Finding(f"{self.header_name} says something else", "S171", "such as X-Agent-Token", at)
+            yield Finding(f"{self.header_name} has a meaning of its own", "S171", "such as X-Agent-Token", at)
         elif name.endswith("-bin"):
             yield Finding(f"{self.header_name} holds bytes in gRPC, and no text", "S171", "such as X-Agent-Token", at)
 
@@ -186,10 +186,10 @@ def offer_faults(offer: AgentOffer, *, anonymous: bool) -> Iterator[Finding]:
     spoken, auth = offer.transport_protocols, offer.authentication
     if not spoken:
         hint = "json_rpc, http_json, grpc; without the key it is all three"
-        yield Finding("nothing is spoken at its addresses", "S174", hint, ("a2a", "transport_protocols"))
+        yield Finding("no protocol is allowed at its addresses", "S174", hint, ("a2a", "transport_protocols"))
     elif offer.grpc_port is not None and "grpc" not in spoken:
         hint = "add grpc to transport_protocols, or remove it"
-        yield Finding("no gRPC is spoken at its addresses", "S174", hint, ("a2a", "grpc_port"), on_key=True)
+        yield Finding("gRPC is not allowed at its addresses", "S174", hint, ("a2a", "grpc_port"), on_key=True)
     if offer.base_path is not None and spoken == ("grpc",):
         yield Finding("gRPC has no paths", "S174", "remove it", ("a2a", "base_path"), on_key=True)
     if auth is None:
@@ -224,4 +224,4 @@ def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) ->
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:
             hint = "write server: {grpc: ...} with a port, or allow json_rpc or http_json"
-            yield Finding("callers find no address where gRPC is spoken", "S174", hint, (*at, "transport_protocols"))
+            yield Finding("callers find no gRPC address", "S174", hint, (*at, "transport_protocols"))

@@ -68,7 +68,9 @@ class OtlpSink(Section):
             )
         for name in self.header_paths:
             if name.lower() in RESERVED_HEADERS:
-                yield Finding(f"{name} is ours to write", WRONG, "remove it", ("header_paths", name), on_key=True)
+                yield Finding(
+                    f"{name} is written by the sidecar itself", WRONG, "remove it", ("header_paths", name), on_key=True
+                )
 
 
 class CheckpointSettings(Section):
@@ -166,18 +168,20 @@ class AuditSettings(Section):
                 hint = "strict waits until the sink has acknowledged it"
                 yield Finding(f"durability: disk is for a file, not for {self.sink}", WRONG, hint, ("durability",))
             if self.rotate != RotationSettings():
-                yield Finding("only a file is set aside", WRONG, "remove it", ("rotate",), on_key=True)
+                yield Finding("only a file is rotated", WRONG, "remove it", ("rotate",), on_key=True)
             if self.also is not None:
                 yield Finding("only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True)
         if "stdout" in self.places and "stdout" in self.checkpoints.to:
             hint = "remove it: the records there have their checkpoints among them"
-            yield Finding("standard output is the evidence's alone", WRONG, hint, ("checkpoints", "to"))
+            yield Finding("standard output holds the records only", WRONG, hint, ("checkpoints", "to"))
         if self.checkpoints.known_path is not None and self.sink not in GOES_ON:
             loc = ("checkpoints", "known_path")
             yield Finding(f"with sink: {self.sink} each process begins a chain", WRONG, "remove it", loc, on_key=True)
         for name in ("redis", "otlp"):
             if getattr(self, name) is not None and name not in self.places:
-                yield Finding("nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True)
+                yield Finding(
+                    "no record goes to this sink", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True
+                )
         if "otlp" in self.places and self.otlp is None:
             where = "sink" if self.sink == "otlp" else "also"
             yield Finding("the receiver has no address", WRONG, "write otlp: {url: ...}", (where,))

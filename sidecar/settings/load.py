@@ -81,7 +81,7 @@ def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Faul
     nothing = []
     if settings.policy.path.parent.name == NOTHING_YET:
         hint = "sidecar serve takes it, and keeps it for when the source is out"
-        nothing = [document.fault(("policy", "source"), "nothing was taken from it yet", "S161", hint)]
+        nothing = [document.fault(("policy", "source"), "no policy was taken from it yet", "S161", hint)]
     return [*nothing, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
 
 

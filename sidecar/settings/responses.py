@@ -46,7 +46,7 @@ class RedactionSettings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if not (self.classes or self.prefixes or self.pointers):
-            yield Finding("this rule takes nothing out", "S130", "name classes, prefixes or pointers", on_key=True)
+            yield Finding("this rule redacts nothing", "S130", "name classes, prefixes or pointers", on_key=True)
 
 
 class ResponseSettings(Section):
@@ -69,5 +69,5 @@ class ResponseSettings(Section):
         prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}
         for index, rule in enumerate(self.redact):
             if any(prefix in rule.replace for prefix in prefixes):
-                message = "a prefix is looked for that stands in this replacement"
+                message = "this replacement contains a prefix that is searched for"
                 yield Finding(message, "S131", "choose another replacement", ("redact", index, "replace"))

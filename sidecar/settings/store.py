@@ -216,11 +216,11 @@ class StoreSettings(Section):
         if self.degraded_calls is not None and self.on_failure != "degraded":
             yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
         if self.fast_lane is not None and self.is_memory:
-            yield Finding("the in-process store is as quick as it gets", "S136", "remove it", ("fast_lane",))
+            yield Finding("fast_lane is for a store that replicas share", "S136", "remove it", ("fast_lane",))
         if self.on_failure == "degraded" and self.is_memory:
             yield Finding("the in-process store is never out", "S136", "remove it", ("on_failure",))
         if self.tls is not None and not place.tls:
-            yield Finding("this store's URL says no TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",))
+            yield Finding("the store's URL is without TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",))
         if self.sentinel is not None and place.kind != "sentinel":
             yield Finding("there are no Sentinels in this store's URL", "S136", "remove it", ("sentinel",))
         if self.username is not None and place.username is not None:

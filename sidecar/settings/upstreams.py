@@ -235,4 +235,4 @@ class UpstreamSettings(Section):
         if own is not None and own.type == "bearer_token" and own.required:
             hint = "write type: api_key, or use another kind of credential"
             at = ("a2a", "authentication", "type")
-            yield Finding("who shows this token can show none that goes on", "S113", hint, at)
+            yield Finding("callers that show this token have none that could be passed on", "S113", hint, at)
