@@ -124,7 +124,7 @@ def witness(
 def classes(
     shapes: Shapes, all_of: Sequence[str], others: Sequence[str], avoid: Collection[str] = ()
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield each set of others that a name can match together, and one outside `avoid`. Raises TooManyStates."""
+    """Yield each set of others that a name outside `avoid` matches together, and the name. Raises TooManyStates."""
     told: set[frozenset[str]] = set()
     for shape in shapes:
         for met, name in _walk(shape, all_of, others, ()):

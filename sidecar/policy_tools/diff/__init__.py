@@ -108,7 +108,7 @@ def load(revision: Revision) -> ComparedPolicy:
 
 
 def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
-    """Return all differences. With `objects`, regions that hold none of these and of the named callers are left out."""
+    """Return all differences. With `objects`, only regions with one of these, or of the named ones, are included."""
     regions, notes, limits = _regions(old, new)
     if objects is not None:
         subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)

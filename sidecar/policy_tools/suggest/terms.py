@@ -157,7 +157,7 @@ def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Itera
     """Yield the groups without uses whose limit cannot be counted as today: parts of a rule differ in names only."""
     of = Counter(terms.of for terms in groups if terms.of)
     lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
-    for triple in lost:
+    for triple in sorted(lost):
         evidence.leave_out(SPLIT_LIMIT, next(iter(evidence.traces[triple].decisions), ""))
         del evidence.traces[triple]
     for terms, backed in groups.items():
