@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Final, Generic, get_args, get_origin, get_type_hints
 
 import orjson
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from sidecar.storage.caller_codec import caller_from, plain_caller
 from sidecar.storage.record_store import R, UnreadableRecord
@@ -36,36 +35,44 @@ class RecordCodec(Generic[R]):
 def record_codec(kind: type[R]) -> RecordCodec[R]:
     """Returns the encoding of a NamedTuple, and of NamedTuples in it, as JSON by member names. A decoded record is
     complete and of the right types; members that a newer version added are left out."""
-    whole = TypeAdapter(kind, config=FINITE)
+    whole, known = TypeAdapter(kind, config=FINITE), _reader(kind)
 
     def encode(record: R) -> bytes:
-        return orjson.dumps(record, default=_plain, option=orjson.OPT_PASSTHROUGH_DATACLASS)
+        plain = record._asdict()  # type: ignore[attr-defined]
+        return orjson.dumps(plain, default=_plain, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
-    return RecordCodec(encode, lambda body: whole.validate_python(_known(kind, orjson.loads(body))))
+    return RecordCodec(encode, lambda body: whole.validate_python(known(orjson.loads(body))))
 
 
 def _plain(part: Any) -> Any:
-    if isinstance(part, Caller):
-        return plain_caller(part)
-    return part.model_dump(mode="json", exclude_unset=True) if isinstance(part, BaseModel) else part._asdict()
+    if isinstance(part, tuple):
+        return part._asdict()  # type: ignore[attr-defined]
+    return plain_caller(part) if isinstance(part, Caller) else part.model_dump(mode="json", exclude_unset=True)
 
 
-def _known(kind: Any, plain: Any) -> Any:
-    """Returns the members that this version knows."""
+def _reader(kind: Any) -> Any:
+    """Returns a function that takes the members that this version knows out of a stored value of this type; None if
+    such values stay as they are."""
     if kind is Caller:
-        return caller_from(plain)
-    if isinstance(plain, dict) and (members := _members(kind)):
-        return {name: _known(one, plain[name]) for name, one in members.items() if name in plain}
-    if isinstance(plain, list) and get_origin(kind) is tuple:
-        return [_known(get_args(kind)[0], one) for one in plain]
-    return plain
+        return caller_from
+    if not hasattr(kind, "_fields"):
+        inner = next(filter(None, map(_reader, get_args(kind))), None)
+        if inner is None:
+            return None
+        if get_origin(kind) is tuple:
+            return lambda plain: [inner(one) for one in plain]
+        return lambda plain: None if plain is None else inner(plain)
+    readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+    inner_readers = {name: reader for name, reader in readers.items() if reader is not None}
 
+    def read(plain: Any) -> Any:
+        known = {name: plain[name] for name in readers if name in plain}
+        for name, reader in inner_readers.items():
+            if name in known:
+                known[name] = reader(known[name])
+        return known
 
-@cache
-def _members(kind: Any) -> Mapping[str, Any]:
-    """Returns the members of a NamedTuple and their types, also of one that may be missing; nothing of other types."""
-    tuples = [one for one in (kind, *get_args(kind)) if hasattr(one, "_fields")]
-    return get_type_hints(tuples[0]) if tuples else {}
+    return read
 
 
 @dataclass(frozen=True, slots=True)

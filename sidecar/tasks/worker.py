@@ -108,7 +108,7 @@ class Worker(Generic[J]):
             log.exception("bug", extra={"job": job_id})
 
     def _over(self, job_id: str, task: asyncio.Task[None]) -> None:
-        if self.tasks[job_id] is task:  # else it has begun again
+        if self.tasks.get(job_id) is task:  # else it has begun again
             del self.jobs[job_id], self.tasks[job_id]
         self.ended()
 

@@ -132,7 +132,8 @@ class TaskLifecycle:
             raise
         except Exception:  # a bug: its caller gets no details
             log.exception("bug", extra={"task": self.record.id})
-            await self._fail("InternalError", "Internal error", Refusal(Reason.INTERNAL))
+            with suppress(Exception):
+                await self._fail("InternalError", "Internal error", Refusal(Reason.INTERNAL))
         finally:
             if self.ear is not None:
                 self.ear.cancel()
