@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sidecar.errors import Refusal
+import pytest
+
+from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.mcp.transport import BuiltUpstream, Outbound
@@ -79,6 +82,13 @@ def initialize(id: int | str = 0) -> Request:
 
 def notification(method: str, **params: Any) -> Notification:
     return Notification(method, params)
+
+
+@contextmanager
+def refuses(reason: Reason) -> Iterator[None]:
+    with pytest.raises(Refusal) as caught:
+        yield
+    assert caught.value.reason is reason
 
 
 async def body(answer: BuiltUpstream) -> dict[str, Any]:

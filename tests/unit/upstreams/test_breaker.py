@@ -45,6 +45,15 @@ def begin(asked: Breaker, clock: Clock) -> None:
     asked.enter()
 
 
+def after(*steps: Callable[[Breaker, Clock], None]) -> tuple[Breaker, Clock]:
+    """A breaker that opens at the second fault, after these steps."""
+    clock = Clock()
+    asked = breaker(clock)
+    for step in steps:
+        step(asked, clock)
+    return asked, clock
+
+
 WAYS: dict[BreakerState, list[Callable[[Breaker, Clock], None]]] = {
     BreakerState.CLOSED: [],
     BreakerState.OPEN: [fault, fault],
@@ -54,10 +63,7 @@ WAYS: dict[BreakerState, list[Callable[[Breaker, Clock], None]]] = {
 
 @pytest.mark.parametrize(("state", "event"), TRANSITIONS)
 def test_the_table_is_walked_as_it_is_written(state: BreakerState, event: BreakerEvent) -> None:
-    clock = Clock()
-    asked = breaker(clock)
-    for step in WAYS[state]:
-        step(asked, clock)
+    asked, clock = after(*WAYS[state])
     assert asked.state is state
     match event:
         case BreakerEvent.RESTED:
@@ -99,10 +105,7 @@ def test_by_default_five_faults_in_a_row_open_it_for_thirty_seconds() -> None:
 
 
 def test_half_open_lets_one_through_and_goes_by_it() -> None:
-    clock = Clock()
-    asked = breaker(clock)
-    for step in (fault, fault, rest):
-        step(asked, clock)
+    asked, clock = after(fault, fault, rest)
     given = asked.enter()
     assert asked.state is BreakerState.HALF_OPEN and refused(asked) == AGAIN_S
     with pytest.raises(Refusal):
@@ -115,26 +118,19 @@ def test_half_open_lets_one_through_and_goes_by_it() -> None:
 
 
 def test_a_try_that_is_given_up_makes_room_for_the_next() -> None:
-    clock = Clock()
-    asked = breaker(clock)
-    for step in (fault, fault, rest):
-        step(asked, clock)
+    asked, _ = after(fault, fault, rest)
     asked.given_up(asked.enter())
     assert asked.state is BreakerState.HALF_OPEN and refused(asked) is None
 
 
 def test_a_try_whose_end_is_never_told_does_not_close_the_door_for_good() -> None:
-    clock = Clock()
-    asked = breaker(clock)
-    for step in (fault, fault, rest, begin, rest):
-        step(asked, clock)
+    asked, clock = after(fault, fault, rest, begin, rest)
     answer(asked, clock)
     assert asked.state is BreakerState.CLOSED
 
 
 def test_who_began_before_the_last_change_has_no_say() -> None:
-    clock = Clock()
-    asked = breaker(clock)
+    asked, clock = after()
     early, earlier = asked.enter(), asked.enter()
     for step in (fault, fault):
         step(asked, clock)
@@ -150,8 +146,7 @@ def test_who_began_before_the_last_change_has_no_say() -> None:
 
 
 def test_the_head_of_an_answer_ends_a_try_but_no_row_of_faults() -> None:
-    clock = Clock()
-    asked = breaker(clock)
+    asked, clock = after()
     given = asked.enter()
     asked.seen(given)
     asked.failed(given)
@@ -268,10 +263,7 @@ def test_what_went_wrong_last_is_said_with_its_time() -> None:
 
 
 def test_the_try_is_kept_for_who_asked_first_and_for_a_second() -> None:
-    clock = Clock()
-    asked = breaker(clock)
-    for step in (fault, fault, rest):
-        step(asked, clock)
+    asked, clock = after(fault, fault, rest)
     assert refused(asked) is None  # whoever asks is about to enter
     assert refused(asked) == AGAIN_S
     given = asked.enter()
