@@ -14,7 +14,6 @@ unchanged.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,16 +22,13 @@ from typing import Any
 
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
-from sidecar.settings.secrets import keep_once, weakness_of
+from sidecar.settings.secrets import make_hex_key, read_hex_key
 
 ARGS, FACT, HEAD, NAME = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1", b"sidecar/name/1"
 HASHED_NAME = "~hmac:"  # prefix of a hashed name; never valid in a tool, prompt, URI or server name
-KEY_BYTES = 32  # RFC 2104: a key as long as the digest
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
 FACT_HASH_CHARS = 32  # threats O4: at least 128 bits
-_MAX_KEY_FILE_BYTES = 4096
-_AS = "one looks like what the sidecar made in <data>/keys/audit.key; to make one: openssl rand -hex 32"
 
 
 Mac = Callable[[bytes], str]  # takes the framed rest of a message, returns the 64 hex digits of its HMAC
@@ -96,32 +92,18 @@ def frame(part: bytes) -> bytes:
 def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> AuditKey:
     """Load the key from `path`, one line of hex, created at first start with mode 0600. Raises SettingsError."""
     try:
-        if not path.exists():
-            keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
+        make_hex_key(path, entropy)
         return load_key(path, ours=True)
     except OSError as error:
-        raise _unusable(path, f"cannot be used: {error.strerror}") from None
+        message = f"the audit key cannot be used: {error.strerror}"
+        raise SettingsError([fault_in(path, message, code="A101")]) from None
 
 
 def load_key(path: Path, *, ours: bool = False) -> AuditKey:
     """Load the key from `path`. With `ours` the key is used for writing and must not be guessable; older, weak keys may
-    still verify. Raises SettingsError if others may read the file or it is not a key, OSError if it is missing."""
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise _unusable(path, "is not a regular file")
-        if mode & 0o077:  # with the key, arguments can be guessed and anchors forged
-            raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", hint=f"chmod 600 {path}")
-        raw = file.read(_MAX_KEY_FILE_BYTES)
-    try:
-        secret = bytes.fromhex(raw.decode("ascii").strip())
-    except ValueError:
-        raise _unusable(path, "is not one line of hexadecimal digits", hint=_AS) from None
-    if len(secret) < KEY_BYTES:
-        raise _unusable(path, f"holds {len(secret)} bytes; {KEY_BYTES} are needed", hint=_AS)
-    if ours and (weakness := weakness_of(secret.hex())):
-        raise _unusable(path, f"could be guessed: {weakness}", hint=_AS)
-    return AuditKey.from_secret(secret)
+    still verify. Raises SettingsError if others may read the file (with the key, arguments can be guessed and anchors
+    forged) or it is not a key, OSError if it is missing."""
+    return AuditKey.from_secret(read_hex_key(path, "the audit key", "A101", strong=ours))
 
 
 def canonical(value: object) -> bytes:
@@ -154,7 +136,3 @@ def _hmac_sha256(secret: bytes) -> Callable[[bytes], Mac]:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")
-
-
-def _unusable(path: Path, message: str, *, hint: str = "") -> SettingsError:
-    return SettingsError([fault_in(path, f"the audit key {message}", code="A101", hint=hint)])

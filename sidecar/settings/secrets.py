@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from sidecar.settings.validation_errors import Finding
 MIN_CHARACTERS = 32  # 128 bits in hexadecimal digits
 MIN_DIFFERENT = 8  # of 32 random hexadecimal digits, fewer differ once in 25 million secrets
 MAX_BYTES = 64 * 1024
+HEX_KEY_BYTES = 32
 OPEN_TO_OTHERS = 0o037
 MAX_NEIGHBOURS = 0.6  # share of a secret's characters; about a fifth of random hexadecimal digits
 _ROWS = (
@@ -103,6 +105,39 @@ def keep_once(path: Path, content: bytes) -> None:
     finally:
         os.close(descriptor)
         aside.unlink()
+
+
+def make_hex_key(path: Path, entropy: Callable[[int], bytes]) -> None:
+    """Create a key file for `read_hex_key` unless it exists. Raises OSError."""
+    if not path.exists():
+        keep_once(path, entropy(HEX_KEY_BYTES).hex().encode() + b"\n")
+
+
+def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> bytes:
+    """The key in a file: one line of hexadecimal digits for 32 bytes or more, which only its owner may read. With
+    `strong` it must not be guessable. Raises SettingsError, OSError if it cannot be read."""
+
+    def unusable(
+        message: str, hint: str = "restore the file, or make a new key: openssl rand -hex 32"
+    ) -> SettingsError:
+        return SettingsError([fault_in(path, f"{what} {message}", code=code, hint=hint)])
+
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise unusable("is not a regular file")
+        if mode & 0o077:
+            raise unusable(f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
+        raw = file.read(MAX_BYTES)
+    try:
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        raise unusable("is not one line of hexadecimal digits") from None
+    if len(key) < HEX_KEY_BYTES:
+        raise unusable(f"holds {len(key)} bytes; {HEX_KEY_BYTES} are needed")
+    if strong and (weakness := weakness_of(key.hex())):
+        raise unusable(f"could be guessed: {weakness}")
+    return key
 
 
 def weakness_of(secret: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import stat
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,13 +20,11 @@ from typing import Final
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.http.client.origin import TargetOrigin
-from sidecar.settings.secrets import keep_once, weakness_of
+from sidecar.settings.secrets import make_hex_key, read_hex_key
 from sidecar.storage.deliveries import Headers
 
 PREFIX: Final = "whsec_"
-KEY_BYTES: Final = 32
 _PURPOSE: Final = b"sidecar/callback/1\0"
-_MAX_KEY_FILE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +54,8 @@ class CallbackKey:
 def load_or_make_callback_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> CallbackKey:
     """Reads the key in `path`, one line of hex; creates it on first use, with mode 0600. Raises SettingsError."""
     try:
-        if not path.exists():
-            keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            raw = file.read(_MAX_KEY_FILE_BYTES)
+        make_hex_key(path, entropy)
+        return CallbackKey(read_hex_key(path, "the webhook key", "H101"))
     except OSError as error:
-        raise _unusable(path, f"cannot be used: {error.strerror}") from None
-    if mode & 0o077:
-        raise _unusable(path, f"can be read by others (mode {mode:04o})", hint=f"chmod 600 {path}")
-    try:
-        key = bytes.fromhex(raw.decode("ascii").strip())
-    except ValueError:
-        key = b""
-    if len(key) < KEY_BYTES:
-        hint = "restore it; without the file a new key is made, and every receiver needs its new secret"
-        raise _unusable(path, f"is not one line of hexadecimal digits for {KEY_BYTES} bytes", hint=hint)
-    if weakness := weakness_of(key.hex()):
-        raise _unusable(path, f"could be guessed: {weakness}", hint="make one: openssl rand -hex 32")
-    return CallbackKey(key)
-
-
-def _unusable(path: Path, message: str, *, hint: str = "") -> SettingsError:
-    return SettingsError([fault_in(path, message, code="H101", hint=hint)])
+        message = f"the webhook key cannot be used: {error.strerror}"
+        raise SettingsError([fault_in(path, message, code="H101")]) from None
