@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sidecar.limits.counters import DAY_US, MINUTE_US, WINDOW_BUCKETS
-from sidecar.limits.plan import Kind, LimitCharge
+from sidecar.limits.plan import Kind, lasting
 from sidecar.limits.store import Charges, Verdict
 
 SEEN_KINDS: tuple[Kind, ...] = ("hour", "day", "month", "rate")
@@ -88,7 +88,7 @@ class CounterMemory:
     def released(self, charges: Charges, decision_id: str) -> None:
         """Record the end of a call. `charges` are its slots and what it did not spend."""
         self._held.pop(decision_id, None)
-        unspent = tuple([charge for charge in charges if charge.kind != "concurrency"])
+        unspent = lasting(charges)
         if unspent and (charged := self._charged.get(decision_id)):
             charged.charges = _without(charged.charges, unspent)
             self._use_less(unspent)
@@ -155,9 +155,7 @@ class CounterMemory:
             yield page
 
     def _still(self, decision_id: str, charges: Charges) -> Charges:
-        if decision_id in self._held:
-            return charges
-        return tuple(charge for charge in charges if charge.kind != "concurrency")
+        return charges if decision_id in self._held else lasting(charges)
 
     def _make_room(self, seen: OrderedDict[str, SeenUsage], now_us: int) -> None:
         for _ in range(SWEPT_AT_ONCE):
@@ -178,11 +176,7 @@ class CounterMemory:
 
 def _without(charges: Charges, back: Charges) -> Charges:
     amounts = {charge.key: charge.amount for charge in back}
-    return tuple([_less(charge, amounts.get(charge.key, 0)) for charge in charges])
-
-
-def _less(charge: LimitCharge, amount: int) -> LimitCharge:
-    return replace(charge, amount=charge.amount - amount) if amount else charge
+    return tuple([replace(charge, amount=charge.amount - amounts.get(charge.key, 0)) for charge in charges])
 
 
 def _over(seen: SeenUsage, now_us: int) -> bool:

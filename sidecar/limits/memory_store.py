@@ -49,14 +49,15 @@ class MemoryCounters:
         self._remember_us = int(remember_s * SECOND_US)
         self._lease_us = int(lease_s * SECOND_US)
         self._max_counters = max_counters
-        # Most recently used last, so that expired counters gather in front.
-        self._tables: dict[Kind, OrderedDict[str, Counter]] = {
-            "hour": OrderedDict(),
-            "day": OrderedDict(),
-            "month": OrderedDict(),
-            "rate": OrderedDict(),
-            "concurrency": OrderedDict(),
+        self._fresh: dict[Kind, Callable[[], Counter]] = {
+            "hour": SlidingWindow,
+            "day": by_day,
+            "month": by_month,
+            "rate": RateLimit,
+            "concurrency": lambda: ConcurrencySlots(self._lease_us),
         }
+        # Most recently used last, so that expired counters gather in front.
+        self._tables: dict[Kind, OrderedDict[str, Counter]] = {kind: OrderedDict() for kind in self._fresh}
         # decision id → when it was charged (0: given back), end of record; nearest end first
         self._records: dict[str, tuple[int, int]] = {}
         self._none_ends_before_us = 0
@@ -68,7 +69,7 @@ class MemoryCounters:
         for charge in charges:
             counter = tables[charge.kind].get(charge.key)
             if counter is None:
-                counter = self._fresh(charge.kind)
+                counter = self._fresh[charge.kind]()
                 fresh.append((charge, counter))
             counters.append(counter)
             if not counter.has_room(charge, now_us):
@@ -103,7 +104,7 @@ class MemoryCounters:
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         now_us = self._now_us()
         known = ((charge, self._tables[charge.kind].get(charge.key)) for charge in charges)
-        return tuple((counter or self._fresh(charge.kind)).ask(charge, now_us) for charge, counter in known)
+        return tuple((counter or self._fresh[charge.kind]()).ask(charge, now_us) for charge, counter in known)
 
     async def reset(self, charges: Charges) -> None:
         for charge in lasting(charges):
@@ -129,19 +130,6 @@ class MemoryCounters:
 
     def _now_us(self) -> int:
         return round(self._clock() * SECOND_US)
-
-    def _fresh(self, kind: Kind) -> Counter:
-        match kind:
-            case "hour":
-                return SlidingWindow()
-            case "day":
-                return by_day()
-            case "month":
-                return by_month()
-            case "rate":
-                return RateLimit()
-            case "concurrency":
-                return ConcurrencySlots(self._lease_us)
 
     def _let_in(self, fresh: Sequence[tuple[LimitCharge, Counter]], asked: Sequence[Counter], now_us: int) -> None:
         """Sweep a few expired counters, then insert the new ones; the counters of this call are kept."""

@@ -138,8 +138,7 @@ class LimitPlan:
     @property
     def at_creation(self) -> LimitPlan:
         """The charges when a task is created: all but the slots, which are taken once the task is with its agent."""
-        rest = (charge for charge in self.charges if charge not in self.slots)
-        return replace(self, charges=tuple(rest)) if self.slots else self
+        return replace(self, charges=lasting(self.charges)) if self.slots else self
 
     def tells(self, result: Mapping[str, Any]) -> bool:
         """Whether a result reports a cost."""

@@ -38,6 +38,9 @@ class UsageQuery(NamedTuple):
     object: str = ""
     limit: str = ""
 
+    def matches(self, charge: LimitCharge) -> bool:
+        return not self.limit or glob(charge.limit, self.limit)
+
 
 class CountedLimit(NamedTuple):
     """One counter that may exist."""
@@ -123,19 +126,15 @@ def _counted(
         whose = [name for name in names if _means(entry, name, roles)] if entry.each else [""] * shared
         for cap in entry.caps:
             charges = ((charge_of(entry, cap, name), name) for name in whose)
-            yield from (CountedLimit(*one) for one in charges if _is_wanted(wanted, one[0]))
+            yield from (CountedLimit(*one) for one in charges if wanted.matches(one[0]))
     for rule in rules:
         if rule.max_calls_per_hour is None or (wanted.object and not _may_be(rule, wanted.object)):
             continue
         mine = [name for name in names if glob(name, rule.subject) or rule.subject in roles[name]]
         for name in mine if rule.per != "rule" else [""] * (bool(mine) or not wanted.principal):
             charge = row_charge(RowLimit(rule.id, name, rule.max_calls_per_hour))
-            if _is_wanted(wanted, charge):
+            if wanted.matches(charge):
                 yield CountedLimit(charge, name)
-
-
-def _is_wanted(wanted: UsageQuery, charge: LimitCharge) -> bool:
-    return not wanted.limit or glob(charge.limit, wanted.limit)
 
 
 def _means(entry: BudgetRule, name: str, roles: dict[str, frozenset[str]]) -> bool:
