@@ -394,8 +394,8 @@ PARTS = {
     "`sessions.store: redis`": ("storage/scripts/sessions.lua",),
     "`tasks.store: redis`": ("storage/scripts/records.lua",),
     "the turns of agents that write, `tasks.store: redis`": ("storage/scripts/write_leases.lua",),
-    "proofs of DPoP that are believed once": ("identity/key_proofs.py",),
-    "checkpoints, `to: [store]`": ("audit/checkpoint_publisher.py",),
+    "proofs of DPoP that are believed once": ("storage/scripts/proof_once.lua",),
+    "checkpoints, `to: [store]`": ("storage/scripts/checkpoint_*.lua",),
 }
 
 
