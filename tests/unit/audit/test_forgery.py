@@ -154,7 +154,7 @@ def test_an_end_that_another_key_attests_is_open(tmp_path: Path) -> None:
     [
         ("--public-key", "ab" * 32, "neither a key in PEM nor a key set"),
         ("--public-key", '{"keys": []}', "no Ed25519 key for checkpoints"),
-        ("--key", "-----BEGIN PRIVATE KEY-----", "one looks like what the sidecar made"),
+        ("--key", "-----BEGIN PRIVATE KEY-----", "is not one line of hexadecimal digits"),
     ],
 )
 def test_a_key_of_another_kind_is_named(path: Path, tmp_path: Path, option: str, content: str, told: str) -> None:
