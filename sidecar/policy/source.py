@@ -6,7 +6,7 @@ faults. It reads files and nothing else: no clock, no network.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, groupby, islice
@@ -54,9 +54,9 @@ class PolicySource:
     warnings: tuple[Fault, ...] = ()
 
     @property
-    def rules(self) -> Collection[RuleRef]:
+    def rules(self) -> Rules:
         """All rules, kind by kind, in the order of their files; each is created on access."""
-        return _Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
+        return Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
 
     def limited(self, most: int) -> tuple[RuleRef, ...]:
         """Return up to `most` rows that have a limit; a rule may have several."""
@@ -66,8 +66,8 @@ class PolicySource:
         return tuple(table.rule(row) for table, row in islice(rows, most))
 
 
-class _Rules(Collection[RuleRef]):
-    """Several tables as one collection."""
+class Rules:
+    """The rules of several tables, each created on access."""
 
     def __init__(self, tables: list[RowTable]) -> None:
         self._tables = tables
@@ -77,9 +77,6 @@ class _Rules(Collection[RuleRef]):
 
     def __iter__(self) -> Iterator[RuleRef]:
         return chain.from_iterable(self._tables)
-
-    def __contains__(self, rule: object) -> bool:
-        return any(rule in table for table in self._tables)
 
 
 NO_IDS: Final[Mapping[str, str]] = {}

@@ -9,7 +9,7 @@ afterwards; their arrays and lists of texts are what the loading process sends t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Literal, NamedTuple
@@ -87,8 +87,8 @@ class TextPool:
         return moved
 
 
-class RowTable(Collection[RuleRef]):
-    """The rows of one permission kind, in file order, as arrays, and as a collection of `RuleRef`s.
+class RowTable:
+    """The rows of one permission kind, in file order, as arrays, and as an iterable of `RuleRef`s.
 
     `sub` and `obj` are text numbers, `shape` are shape numbers; `flags` has the bits above; `notes` is by row."""
 
@@ -158,9 +158,6 @@ class RowTable(Collection[RuleRef]):
 
     def __iter__(self) -> Iterator[RuleRef]:
         return map(self._made, range(len(self)))
-
-    def __contains__(self, rule: object) -> bool:
-        return any(rule == one for one in self)
 
     def rule(self, row: int) -> RuleRef:
         """Return the rule of a row; those of the rows that decide are cached."""
