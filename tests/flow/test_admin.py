@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.flow.causes import full_disk
-from tests.flow.talk import Talk
 from tests.flow.world import RULES, World, world
 
 SECRET = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
@@ -137,7 +136,7 @@ async def test_a_reload_that_cannot_be_recorded_does_not_happen(tmp_path: Path) 
     rules = tmp_path / "policies" / "agent_to_tool.csv"
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
         rules.write_text(RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n")
-        with full_disk(Talk(running, "stateless")):
+        with full_disk(running):
             status, body = await get(running, "/api/reload", SECRET, "POST")
         assert status == 409 and "audit cannot be written" in body
         assert (await running.call("delete_repo", {}))[0] == 403

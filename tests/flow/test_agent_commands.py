@@ -30,7 +30,6 @@ from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.causes import full_disk
 from tests.flow.described import DOCUMENT
-from tests.flow.talk import Talk
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, until, world, write_folder
 from tests.unit.admin.test_requests import POISON
@@ -359,7 +358,7 @@ async def test_answers_are_as_described_and_act_for_nobody_else(running: World) 
 async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same(running: World) -> None:
     run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
     await at_work(running, run_id)
-    with full_disk(Talk(running, "stateless")):
+    with full_disk(running):
         no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
         assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
         given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
