@@ -41,3 +41,21 @@ class Duration(click.ParamType[float]):
         if isinstance(value, float):
             return value
         return _span_s(str(value)) or self.fail("write 30s, 15m, 1h or 90d", param, ctx)
+
+
+class Instant(click.ParamType[float]):
+    """A time with a zone, in seconds since the epoch, as rows may have it."""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from sidecar.policy.grammar import Wrong, expires_at
+
+        try:
+            at_s = expires_at(str(value))
+        except Wrong:
+            at_s = None
+        if at_s is None:
+            what = f'"{value}" is no RFC 3339 time: write a time with a zone, such as 2026-11-27T12:00:00Z'
+            self.fail(what, param, ctx)
+        return at_s

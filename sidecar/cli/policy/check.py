@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from sidecar.cli.command import FILE, INVALID, catalogue_option, settings_in
+from sidecar.cli.timestamps import Instant
 from sidecar.errors import ConfigError
-from sidecar.policy.grammar import Wrong, expires_at
 from sidecar.policy_tools.catalogue import read_catalogue
 from sidecar.policy_tools.check import CheckReport, repository_of
 from sidecar.policy_tools.check import check as checked
@@ -21,18 +21,6 @@ from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_
 from sidecar.settings import Settings
 
 
-class _Time(click.ParamType[float | None]):
-    name = "TIME"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
-        if not isinstance(value, str):
-            return None
-        try:
-            return expires_at(value)
-        except Wrong as wrong:
-            self.fail(f"{wrong.message}: {wrong.hint}", param, ctx)
-
-
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("-c", "--config", type=FILE, help="Default: sidecar.yaml.")
@@ -40,7 +28,7 @@ class _Time(click.ParamType[float | None]):
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
 @click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
-@click.option("--now", type=_Time(), help="The time to check at (RFC 3339); by default now.")
+@click.option("--now", type=Instant(), help="The time to check at (RFC 3339); by default now.")
 @catalogue_option
 def check(
     path: Path | None,

@@ -28,10 +28,11 @@ from sidecar.cli.command import (
     settings_in,
 )
 from sidecar.cli.policy.explanation import as_data, lines
+from sidecar.cli.timestamps import Instant
 from sidecar.errors import ANSWERS, Reason
 from sidecar.identity.names import is_principal
 from sidecar.policy.faults import meant
-from sidecar.policy.grammar import ACTIONS, Wrong, expires_at
+from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.audit_records import UnreadableAuditLine, asked_in, find_decision, question_of, single_record
 from sidecar.policy_tools.explain import explain as explained
 from sidecar.policy_tools.explain import explain_record
@@ -60,7 +61,7 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option("--meta", default="{}", metavar="JSON", help="Its _meta, which conditions read as call.meta.")
 @click.option("--roles", multiple=True, metavar="P=ROLE,…", help="Roles that a token grants: user:alice=role:corp/eng.")
 @click.option("--scopes", multiple=True, metavar="P=SCOPE,…", help="Scopes that a token grants.")
-@click.option("--now", default="", metavar="TIME", help="RFC 3339; by default now.")
+@click.option("--now", type=Instant(), help="RFC 3339; by default now.")
 @click.option("--decision", "decision_id", default="", metavar="ID", help="A recorded decision, by its decision_id.")
 @click.option(
     "--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is standard input."
@@ -83,7 +84,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
         place = in_folder(folder) if folder is not None else configured(config, os.environ)
         source, budgets = place.load(), place.budgets()
         if asked is None:
-            chain, at_s = _chain(given), _time(given["now"])
+            chain, at_s = _chain(given), given["now"] or time.time()
             question = question_of(
                 *_asked_for(given), _object(given["arguments"], "--args"), _object(given["meta"], "--meta")
             )
@@ -148,18 +149,6 @@ def _object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
     return value
-
-
-def _time(text: str) -> float:
-    if not text:
-        return time.time()
-    try:
-        at_s = expires_at(text)
-    except Wrong:
-        at_s = None
-    if at_s is None:
-        raise click.BadParameter("write a time with a zone: 2026-11-27T12:00:00Z", param_hint="--now")
-    return at_s
 
 
 # --- the audit record -------------------------------------------------------------------------------------------------
