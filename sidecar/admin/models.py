@@ -245,7 +245,13 @@ class NewSchedule(TypedDict):
     missed: NotRequired[
         Annotated[str, "what happens to runs that were due while no sidecar ran", {"enum": ["once", "skip"]}]
     ]
-    missed_within: NotRequired[Annotated[float, "how late a run may begin, in seconds", {"exclusiveMinimum": 0}]]
+    missed_within: NotRequired[
+        Annotated[
+            float | str,
+            "how late a run may begin: seconds, or text such as 1h",
+            {"exclusiveMinimum": 0, "minLength": 2},
+        ]
+    ]
     overlap: NotRequired[
         Annotated[
             str, "what happens to a run that is due while the previous one is running", {"enum": ["skip", "allow"]}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Final, Literal, NamedTuple, NotRequired, get_args, get_origin, get_type_hints
 
 from jsonschema_rs import Draft202012Validator
@@ -93,6 +93,8 @@ def _shape(hint: object, models: Collection[type]) -> Schema:
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"enum": list(inside)}
+    if origin is UnionType and inside[-1] is not NoneType:  # two words
+        return {"type": [_WORDS[one]["type"] for one in inside]}
     if origin is UnionType:  # a | None
         return _or_null(_shape(inside[0], models))
     if origin is not None and issubclass(origin, Mapping):

@@ -530,8 +530,8 @@ async def test_a_schedule_is_added_and_removed_and_is_there_after_a_restart(tmp_
         assert "remove it there" in (await did(running, "schedule", "remove", "nightly", code=1)).stderr
         gone = await sent(running, "/api/schedules/nightly", verb="DELETE")
         assert gone[0] == 409
-        added = await sent(running, "/api/schedules", {"name": "hourly", "agent": "echo", "cron": "@daily"})
-        assert added[0] == 201
+        daily = {"name": "hourly", "agent": "echo", "cron": "@daily", "missed_within": "1h"}
+        assert (await sent(running, "/api/schedules", daily))[0] == 201
         acts = [(one["what"], one["by"][:5]) for one in controls(running) if one.get("schedule") == "hourly"]
         assert acts == [
             ("schedule-add", "local"),
