@@ -36,10 +36,7 @@ TRAILERS = {
     "a certificate": b"0\r\nX-Forwarded-Client-Cert: Hash=1\r\n\r\n",
     "a coding": b"0\r\nContent-Encoding: gzip\r\n\r\n",
 }
-ENDS = {
-    "an extension": b"0;a=b\r\n\r\n",
-    "leading zeros": b"000\r\n\r\n",
-}
+ENDS = {"an extension": b"0;a=b\r\n\r\n", "leading zeros": b"000\r\n\r\n"}
 
 
 class Ears:

@@ -19,12 +19,7 @@ from tests.flow.world import World, world
 
 MOST = 5
 BOUNDED = f"refusals: {{per_peer_per_minute: {MOST}}}\n"
-OPTIONS: dict[str, Any] = {
-    "principal": "",
-    "settings": SETTINGS + BOUNDED,
-    "files": IDP.files(),
-    "rules": row(),
-}
+OPTIONS: dict[str, Any] = {"principal": "", "settings": SETTINGS + BOUNDED, "files": IDP.files(), "rules": row()}
 
 
 async def knock(running: World, path: str = "/mcp/github", headers: dict[str, str] | None = None) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
-import os
 import signal
 import stat
 import time

@@ -51,13 +51,7 @@ def told(
     refusal: Refusal, shape: AnswerShape, manner: DenyManner = AUTOMATIC, method: str = "tools/call"
 ) -> ErrorResponse:
     return tell(
-        refusal,
-        shape,
-        decision_id="d1",
-        request_id=7,
-        method=method,
-        manner=manner,
-        resource_metadata=METADATA,
+        refusal, shape, decision_id="d1", request_id=7, method=method, manner=manner, resource_metadata=METADATA
     )
 
 

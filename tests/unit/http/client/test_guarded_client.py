@@ -305,9 +305,7 @@ async def test_only_hosts_that_the_operator_wrote_are_called_back(allow: list[st
             await one.check(url, "alice")
 
 
-async def test_an_internal_network_is_reached_once_it_is_opened(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_internal_network_is_reached_once_it_is_opened(caplog: pytest.LogCaptureFixture) -> None:
     """BL-051."""
     names = Names(hooks_internal=[["100.64.3.2"]])
     await guard(names, networks=["100.64.0.0/10"]).check("https://hooks.internal/", "alice")
