@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from sidecar.protocols.mcp.eras import encoded_header
@@ -40,10 +41,10 @@ class Talk:
     session: str = ""
     tasks: bool = False
 
-    async def open(self) -> Answer:
+    async def open(self, capabilities: Mapping[str, Any] = MappingProxyType({})) -> Answer:
         """Session era: `initialize`. The session's id is kept if there is one."""
-        hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-        answer = await self._post(request("initialize", hello), {})
+        client = {"capabilities": {**capabilities}, "clientInfo": {"name": "test", "version": "1"}}
+        answer = await self._post(request("initialize", {"protocolVersion": SESSION, **client}), {})
         self.session = answer[2].get("Mcp-Session-Id", "")
         return answer
 

@@ -18,10 +18,11 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from sidecar.cli.audit import audit as command
+from tests.flow.guests import result_of
 from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk
 from tests.flow.test_kill import process
-from tests.flow.world import PATIENCE_S, STATELESS, TOOLS, Upstream, World, stateless, until, world
+from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, request, until, world
 
 MAIL = "alice@example.com"
 GONE = "[redacted]"
@@ -70,16 +71,12 @@ async def test_a_secret_is_taken_out_and_the_outcome_says_so(tmp_path: Path, era
         assert (end["status"], end["redaction_applied"], end["redactions"], end["evidence"]) == ("success", True, 3, [])
 
 
-async def test_where_nothing_was_replaced_the_outcome_says_that(tmp_path: Path) -> None:
-    async with before(tmp_path, "redact: [{classes: [email]}]", answering(text("nothing"))) as running:
-        await running.call("get_file")
-        assert (running.ends()[-1]["redaction_applied"], running.ends()[-1]["redactions"]) == (False, 0)
-
-
-async def test_without_rules_nothing_is_looked_at(planner: World) -> None:
-    await planner.call("get_file")
-    end = planner.ends()[-1]
-    assert (end["redaction_applied"], end["redactions"], end["evidence"]) == (False, None, [])
+async def test_where_nothing_was_replaced_or_looked_at_the_outcome_says_that(tmp_path: Path, planner: World) -> None:
+    async with before(tmp_path / "rules", "redact: [{classes: [email]}]", answering(text("nothing"))) as running:
+        for one, replaced in ((running, 0), (planner, None)):
+            await one.call("get_file")
+            end = one.ends()[-1]
+            assert (end["redaction_applied"], end["redactions"], end["evidence"]) == (False, replaced, [])
     assert planner.app.pipeline.live.current.services["github"].screen is None
     assert not (planner.folder / "data" / "evidence").exists()
 
@@ -95,48 +92,62 @@ async def test_an_error_is_searched_like_a_result(tmp_path: Path, status: int) -
 
 async def test_every_event_of_a_stream_is_searched(tmp_path: Path) -> None:
     async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}
         moved = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "message": MAIL}}
-        answer = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **text(MAIL)}}
-        return await streamed(request, event(said), event(moved), event(answer))
+        answer = result_of(message, {"resultType": "complete", **text(MAIL)})
+        return await streamed(request, *map(event, (LOGGED, moved, answer)))
 
     async with before(tmp_path, "redact: [{classes: [email]}]", respond) as running:
-        routing = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
-        call = stateless("tools/call", {"name": "get_file", "arguments": {}})
-        async with hearing(running.http, f"{running.url}/mcp/github", routing, call) as ear:
-            said, moved, answer = await ear.rest()
+        said, moved, answer = messages_in((await running.call("get_file"))[1])
         assert (said["params"]["data"], moved["params"]["message"]) == (GONE, GONE)
         assert answer["result"]["content"][0]["text"] == GONE
         assert running.ends()[-1]["redactions"] == 3
 
 
-async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tmp_path: Path) -> None:
-    sent: dict[str, Any] = {}
+LOGGED = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}
+
+
+def messages_in(body: bytes) -> list[dict[str, Any]]:
+    """What a stream held that was read to its end."""
+    return [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+
+
+async def broken_off(talk: Talk, tool: str, arguments: dict[str, Any], id: int) -> str:
+    """A call whose stream ends without its answer: the id of the last event."""
+    call = request("tools/call", {"name": tool, "arguments": arguments}, id=id)
+    async with hearing(talk.world.http, f"{talk.world.url}/mcp/github", talk.in_session, call) as ear:
+        block = (await ear.block()).decode()
+        await ear.rest()
+    return next(line[4:] for line in block.splitlines() if line.startswith("id: "))
+
+
+async def fetched(talk: Talk, last: str) -> list[dict[str, Any]]:
+    """What comes after that event."""
+    there = {**talk.in_session, "Last-Event-ID": last}
+    async with hearing(talk.world.http, f"{talk.world.url}/mcp/github", there) as ear:
+        return await ear.rest()
+
+
+def later(result: dict[str, Any]) -> dict[str, Any]:
+    """The script of a server that answers its calls with this on later streams."""
+    sent: list[dict[str, Any]] = []
 
     async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        sent["answer"] = {
-            "jsonrpc": "2.0",
-            "id": message["id"],
-            "result": text(MAIL, structuredContent={"city": "Ulm"}),
-        }
-        progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
-        return await streamed(request, event(progress, id="e1"))
+        sent.append(result_of(message, result))
+        return await streamed(request, event({**LOGGED, "params": {}}, id="e"))
 
     async def resumed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return await streamed(request, event(sent["answer"], id="e2"))
+        return await streamed(request, *map(event, sent))
 
+    return {"tools/call": respond, "GET": resumed}
+
+
+async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tmp_path: Path) -> None:
     rules = "redact: [{tools: [get_*], classes: [email]}], evidence: [get_file], check_output: true"
-    async with before(tmp_path, rules, respond, script={"GET": resumed}) as running:
+    script = later(text(MAIL, structuredContent={"city": "Ulm"}))
+    async with before(tmp_path, rules, None, script=script) as running:
         talk = Talk(running, "session")
         await talk.open()
-        address = f"{running.url}/mcp/github"
-        call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "get_file", "arguments": {}}}
-        async with hearing(running.http, address, talk.in_session, call) as ear:
-            block = (await ear.block()).decode()
-            last = next(line[4:] for line in block.splitlines() if line.startswith("id: "))
-            assert await ear.rest() == []
-        async with hearing(running.http, address, {**talk.in_session, "Last-Event-ID": last}) as ear:
-            [answer] = await ear.rest()
+        [answer] = await fetched(talk, await broken_off(talk, "get_file", {}, 5))
         assert answer["result"]["content"][0]["text"] == GONE
         kept = evidence(running)[0]
         asked = next(each for each in running.records() if each["event"] == "decision" and each["tool"] == "get_file")
@@ -147,52 +158,29 @@ async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tm
 @pytest.mark.parametrize("id", [5, 6])
 async def test_no_answer_is_fetched_under_the_rules_of_another_call(tmp_path: Path, id: int) -> None:
     """The second call bears the first one's id, or another; what comes later answers the first, or the second."""
-    sent: list[dict[str, Any]] = []
-
-    async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        sent.append({"jsonrpc": "2.0", "id": message["id"], "result": text(MAIL)})
-        return await streamed(
-            request, event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, id="e")
-        )
-
-    async def resumed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return await streamed(request, *map(event, sent))
-
     rules = "redact: [{tools: [get_*], classes: [email]}]"
-    async with before(tmp_path, rules, respond, script={"GET": resumed}) as running:
-        talk, address = Talk(running, "session"), f"{running.url}/mcp/github"
+    async with before(tmp_path, rules, None, script=later(text(MAIL))) as running:
+        talk = Talk(running, "session")
         await talk.open()
-        for tool, request_id in (("get_file", 5), ("delete_repo", id)):
-            call = {
-                "id": request_id,
-                "method": "tools/call",
-                "params": {"name": tool, "arguments": {}},
-                "jsonrpc": "2.0",
-            }
-            async with hearing(running.http, address, talk.in_session, call) as ear:
-                block = (await ear.block()).decode()
-                await ear.rest()
-        last = next(line[4:] for line in block.splitlines() if line.startswith("id: "))
-        async with hearing(running.http, address, {**talk.in_session, "Last-Event-ID": last}) as ear:
-            heard = await ear.rest()
+        await broken_off(talk, "get_file", {}, 5)
+        heard = await fetched(talk, await broken_off(talk, "delete_repo", {}, id))
         assert MAIL not in json.dumps(heard)
         assert len(heard) == (0 if id == 5 else 2)
 
 
 async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
     emitter = Emitter()
-    said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}
     async with before(tmp_path, "max_bytes: 1MiB", answering(), script={"GET": emitter.listen}) as running:
         talk = Talk(running, "session")
         await talk.open()
         async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session) as ear:
-            await emitter.emit("upstream-1", event(said))
+            await emitter.emit("upstream-1", event(LOGGED))
             assert (await ear.message())["params"]["data"] == MAIL
             file = running.folder / "sidecar.yaml"
             file.write_text(file.read_text().replace("max_bytes: 1MiB", "redact: [{classes: [email]}]"))
             await running.app.reload("test")
             await running.app.pipeline.exchanges.oversight.look()
-            await emitter.emit("upstream-1", event(said))
+            await emitter.emit("upstream-1", event(LOGGED))
             assert (await ear.message())["params"]["data"] == GONE
 
 
@@ -204,33 +192,29 @@ async def test_too_large_an_answer_is_refused(tmp_path: Path) -> None:
         assert (await running.call("get_file"))[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("result", "pointer", "keyword"),
-    [
+async def test_a_result_that_does_not_fit_its_schema_is_refused_without_its_value(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], str, str]] = [
         (text("x", structuredContent={"city": 4711}), "/structuredContent/city", "type"),
         (text("x", structuredContent={}), "/structuredContent", "required"),
         (text("x", structuredContent=[4711]), "/structuredContent", "type"),
         (text("x"), "/structuredContent", "required"),
-    ],
-)
-async def test_a_result_that_does_not_fit_its_schema_is_refused_without_its_value(
-    tmp_path: Path, result: dict[str, Any], pointer: str, keyword: str
-) -> None:
-    async with before(tmp_path, "check_output: true", answering(result)) as running:
-        status, body, _ = await running.call("get_file")
-        data = body["error"]["data"]
-        assert (status, data["reason"], data["pointer"], data["keyword"]) == (502, "response-refused", pointer, keyword)
-        assert "4711" not in json.dumps(body)
-        assert running.ends()[-1]["reason"] == "response-refused"
-
-
-@pytest.mark.parametrize("result", [text("x", structuredContent={"city": "a@b.example"}), text("failed", isError=True)])
-async def test_a_result_that_fits_and_a_failure_pass(tmp_path: Path, result: dict[str, Any]) -> None:
+        (text("x", structuredContent={"city": "a@b.example"}), "", ""),
+        (text("failed", isError=True), "", ""),
+    ]
     rules = "check_output: true, redact: [{pointers: [/structuredContent/city]}]"
-    async with before(tmp_path, rules, answering(result)) as running:
-        status, body, _ = await running.call("get_file")
-        assert status == 200
-        assert body["result"].get("structuredContent", {"city": GONE}) == {"city": GONE}
+    async with before(tmp_path, rules, answering()) as running:
+        for result, pointer, keyword in rows:
+            running.upstream.script["tools/call"] = answering(result)
+            status, body, _ = await running.call("get_file")
+            if not pointer:
+                assert status == 200
+                assert body["result"].get("structuredContent", {"city": GONE}) == {"city": GONE}
+                continue
+            data = body["error"]["data"]
+            assert (status, data["reason"]) == (502, "response-refused")
+            assert (data["pointer"], data["keyword"]) == (pointer, keyword)
+            assert "4711" not in json.dumps(body)
+            assert running.ends()[-1]["reason"] == "response-refused"
 
 
 async def test_a_tool_whose_output_schema_cannot_be_used_is_not_run(tmp_path: Path) -> None:
@@ -314,17 +298,37 @@ async def test_the_commands_say_whether_a_result_is_the_one_that_was_kept(tmp_pa
 
 
 async def test_what_must_be_kept_and_cannot_be_is_refused_before_the_caller_has_it(tmp_path: Path) -> None:
+    """Where a folder is in the file's place, another writes it, it is no evidence, or the result is too large."""
     async with before(tmp_path, "evidence: [get_file]", answering(text("precious"))) as running:
-        folder = evidence_path(running).parent
-        folder.mkdir()
-        evidence_path(running).mkdir()  # no file can be written there
-        status, body, _ = await running.call("get_file")
-        assert (status, body["error"]["data"]["reason"]) == (503, "audit-unavailable")
-        assert "precious" not in json.dumps(body)
-        assert running.ends()[-1]["reason"] == "audit-unavailable"
+        path = evidence_path(running)
+        path.parent.mkdir()
+
+        async def refused(status: int, reason: str) -> None:
+            got, body, _ = await running.call("get_file")
+            assert (got, body["error"]["data"]["reason"]) == (status, reason)
+            assert "precious" not in json.dumps(body) and running.ends()[-1]["reason"] == reason
+
+        running.upstream.script["tools/call"] = answering(text("x", inputRequests={"1": {"method": "roots/list"}}))
+        assert (await running.call("get_file"))[0] != 200 and not path.exists(), "what is refused is not kept"
+        running.upstream.script["tools/call"] = answering(text("precious" * 2**19))
+        await refused(502, "response-refused")
+        running.upstream.script["tools/call"] = answering(text("precious"))
+        path.mkdir()
+        await refused(503, "audit-unavailable")
         assert 'sidecar_audit_records_total{event="evidence",result="failed"} 1' in await running.metrics()
-        evidence_path(running).rmdir()
+        path.rmdir()
+        path.write_bytes(b"my diary")
+        await refused(503, "audit-unavailable")
+        assert path.read_bytes() == b"my diary"
+        path.write_bytes(b'{"whole":1}\n{"torn":')
+        with path.open("rb+") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            await refused(503, "audit-unavailable")
         assert (await running.call("get_file"))[0] == 200
+        lines = path.read_bytes().splitlines()
+        assert lines[0] == b'{"whole":1}' and len(lines) == 2
+        told = [each["control"] for each in running.records() if each["event"] == "control"]
+        assert {"what": "evidence-recovered", "by": "sidecar", "torn_bytes": 8} in told
 
 
 async def test_best_effort_lets_the_result_go(tmp_path: Path) -> None:
@@ -336,53 +340,6 @@ async def test_best_effort_lets_the_result_go(tmp_path: Path) -> None:
             while running.app.audit.writer.depth:  # nobody waits for a record there
                 await asyncio.sleep(0.01)
         assert running.ends()[-1]["evidence"] == []
-
-
-async def test_what_is_refused_is_not_kept(tmp_path: Path) -> None:
-    respond = answering(text("x", inputRequests={"1": {"method": "elicitation/create"}}))
-    async with before(tmp_path, "evidence: [get_file]", respond) as running:
-        assert (await running.call("get_file"))[0] != 200
-        assert not evidence_path(running).exists()
-
-
-async def test_a_torn_line_of_a_killed_run_is_taken_away_and_told(tmp_path: Path) -> None:
-    async with before(tmp_path, "evidence: [get_file]", answering(text("x"))) as running:
-        path = evidence_path(running)
-        path.parent.mkdir()
-        path.write_bytes(b'{"whole":1}\n{"torn":')
-        await running.call("get_file")
-        lines = path.read_bytes().splitlines()
-        assert lines[0] == b'{"whole":1}' and len(lines) == 2
-        told = [each["control"] for each in running.records() if each["event"] == "control"]
-        assert {"what": "evidence-recovered", "by": "sidecar", "torn_bytes": 8} in told
-
-
-async def test_a_file_of_somebody_elses_is_not_cut(tmp_path: Path) -> None:
-    async with before(tmp_path, "evidence: [get_file]", answering(text("x"))) as running:
-        path = evidence_path(running)
-        path.parent.mkdir()
-        path.write_bytes(b"my diary")
-        assert (await running.call("get_file"))[0] == 503
-        assert path.read_bytes() == b"my diary"
-
-
-async def test_a_result_too_large_to_be_kept_is_refused(tmp_path: Path) -> None:
-    async with before(tmp_path, "evidence: [get_file]", answering(text("x" * (4 * 2**20)))) as running:
-        status, body, _ = await running.call("get_file")
-        assert (status, body["error"]["data"]["reason"]) == (502, "response-refused")
-
-
-async def test_two_sidecars_do_not_write_one_file(tmp_path: Path) -> None:
-    async with before(tmp_path, "evidence: [get_file]", answering(text("x"))) as running:
-        path = evidence_path(running)
-        path.parent.mkdir()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            assert (await running.call("get_file"))[0] == 503
-        finally:
-            os.close(descriptor)
-        assert (await running.call("get_file"))[0] == 200
 
 
 async def test_a_large_answer_holds_nobody_up(tmp_path: Path) -> None:

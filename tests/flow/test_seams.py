@@ -18,22 +18,33 @@ from aiohttp import web
 
 from sidecar.gateway.request_state import LASTS_S
 from tests.flow.apart import META, QUESTIONS, SessionsOnly, StatelessOnly
-from tests.flow.guests import ALICE, BOB, gateway
+from tests.flow.guests import ALICE, BOB, gateway, result_of
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_crossings import ASKED as ACCEPTED
-from tests.flow.test_crossings import QUESTION, act, again, down, server_of
+from tests.flow.test_crossings import QUESTION, act, again, down
 from tests.flow.test_crossings import RULES as ASKED
 from tests.flow.test_pins import SEARCH, called, listed, pins
-from tests.flow.test_responses import GONE, MAIL, before, evidence, text
+from tests.flow.test_responses import (
+    GONE,
+    LOGGED,
+    MAIL,
+    answering,
+    before,
+    broken_off,
+    evidence,
+    fetched,
+    later,
+    messages_in,
+    text,
+)
 from tests.flow.test_tasks import OPS, Listened, op, stage, subscription
-from tests.flow.world import SESSION, STATELESS, Upstream, request, until, world
+from tests.flow.world import STATELESS, Upstream, request, until, world
 from tests.unit.upstreams.lines import body, call, events
 from tests.unit.upstreams.test_duplex_transport import Far
 
 GOOD = {"repo": "acme/site"}
 OFF = {"reason": "", "until": None, "by": "test"}
-PROGRESS = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
 
 
 # --- tasks, and the switch of the tool that made them -----------------------------------------------------------------
@@ -82,36 +93,21 @@ async def test_a_result_that_a_subscription_brings_is_kept_as_well(tmp_path: Pat
 
 @pytest.mark.parametrize("how", ["rule", "tool"])
 async def test_an_answer_that_is_fetched_later_needs_its_permission_still(how: str, tmp_path: Path) -> None:
-    async def called(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return await streamed(request, event(PROGRESS, id="e1"))
-
-    async def resumed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return await streamed(request, event({"jsonrpc": "2.0", "id": 5, "result": text("secret")}, id="e2"))
-
-    upstream = Upstream(script={"tools/call": called, "GET": resumed})
-    async with world(tmp_path, upstream=upstream) as running:
-        talk, address = Talk(running, "session"), f"{running.url}/mcp/github"
+    async with world(tmp_path, upstream=Upstream(script=later(text("secret")))) as running:
+        talk = Talk(running, "session")
         await talk.open()
-        call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "search_code", "arguments": GOOD}}
-        async with hearing(running.http, address, talk.in_session, call) as ear:
-            last = next(line[4:] for line in (await ear.block()).decode().splitlines() if line.startswith("id: "))
-            await ear.rest()
-        there = {**talk.in_session, "Last-Event-ID": last}
-        async with hearing(running.http, address, there) as ear:
-            assert (await ear.message())["result"]["content"][0]["text"] == "secret"
+        last = await broken_off(talk, "search_code", GOOD, 5)
+        assert (await fetched(talk, last))[0]["result"]["content"][0]["text"] == "secret"
         if how == "tool":
             await running.app.switch_off("github", "search_code", **OFF)
         else:
-            (running.folder / "policies" / "agent_to_tool.csv").write_text(
-                "p, nhi:planner, tool:github/get_file, use, -, -, -, allow\n"
-            )
+            rule = "p, nhi:planner, tool:github/get_file, use, -, -, -, allow\n"
+            (running.folder / "policies" / "agent_to_tool.csv").write_text(rule)
             await running.app.reload("test")
-        async with hearing(running.http, address, there) as ear:
-            heard = await ear.rest()
+        heard = await fetched(talk, last)
         assert "secret" not in json.dumps(heard)
-        assert [one["error"]["data"]["reason"] for one in heard] == [
-            "tool-disabled" if how == "tool" else "no-matching-rule"
-        ]
+        reason = "tool-disabled" if how == "tool" else "no-matching-rule"
+        assert [one["error"]["data"]["reason"] for one in heard] == [reason]
 
 
 # --- pins and output schemas, and the bridge --------------------------------------------------------------------------
@@ -122,64 +118,53 @@ ALL = "p, nhi:planner, *, use, -, -, -, allow\n"
 
 def only_stateless(result: dict[str, Any]) -> Upstream:
     """A server of the stateless era alone."""
-
-    async def unknown(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        error = {"code": -32601, "message": "Method not found"}
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=404)
-
-    async def answered(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        body = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
-        return web.json_response(body)
-
-    return Upstream(script={"initialize": unknown, "tools/call": answered}, tools=[dict(LISTING)])
+    unknown = answering(error={"code": -32601, "message": "Method not found"}, status=404)
+    return Upstream(script={"initialize": unknown, "tools/call": answering(result)}, tools=[dict(LISTING)])
 
 
-@pytest.mark.parametrize("era", ERAS)
-async def test_a_pinned_tool_is_the_same_tool_on_both_sides_of_the_bridge(era: Era, tmp_path: Path) -> None:
+async def test_a_pinned_tool_is_the_same_tool_on_both_sides_of_the_bridge(tmp_path: Path) -> None:
     server = only_stateless(text("[1]", structuredContent=[1]))
     async with world(tmp_path, rules=ALL, files=pins(LISTING), upstream=server) as running:
-        talk = Talk(running, era)
-        assert (await listed(talk), await called(talk)) == (["search"], "")
+        for era in ERAS:
+            talk = Talk(running, era)
+            assert (await listed(talk), await called(talk)) == (["search"], "")
         await running.app.drift.look()
         assert running.app.status()["upstreams"]["github"]["changed"] == {}
 
 
-@pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize(("said", "expected"), [([1], ""), (["x"], "response-refused")])
 async def test_an_output_schema_holds_on_both_sides_of_the_bridge(
-    said: list[Any], expected: str, era: Era, tmp_path: Path
+    said: list[Any], expected: str, tmp_path: Path
 ) -> None:
     server = only_stateless(text("[1]", structuredContent=said))
     settings = "responses: {check_output: true}"
     async with world(tmp_path, rules=ALL, upstream=server, upstream_settings=settings) as running:
-        talk = Talk(running, era)
-        answer = await talk.call("search")
-        assert reason_of(answer) == expected
-        if not expected:
-            shown = answer[1]["result"].get("structuredContent")
-            assert shown == ([1] if era == "stateless" else None), "an object in every revision that has sessions"
-        entry = (await talk.ask("tools/list"))[1]["result"]["tools"][0]
-        assert ("outputSchema" in entry) is (era == "stateless")
+        for era in ERAS:
+            talk = Talk(running, era)
+            answer = await talk.call("search")
+            assert reason_of(answer) == expected
+            if not expected:
+                shown = answer[1]["result"].get("structuredContent")
+                assert shown == ([1] if era == "stateless" else None), "an object in every revision that has sessions"
+            entry = (await talk.ask("tools/list"))[1]["result"]["tools"][0]
+            assert ("outputSchema" in entry) is (era == "stateless")
 
 
 # --- redaction, and who can say whose a message is -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("era", ERAS)
-async def test_what_a_server_says_beside_an_answer_is_under_the_rules_of_all(era: Era, tmp_path: Path) -> None:
+async def test_what_a_server_says_beside_an_answer_is_under_the_rules_of_all(tmp_path: Path) -> None:
     """On a line that has one direction for everything, it goes to some call that is under way: not to its own."""
 
     async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}
-        answer = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **text(MAIL)}}
-        return await streamed(request, event(said), event(answer))
+        answer = result_of(message, {"resultType": "complete", **text(MAIL)})
+        return await streamed(request, event(LOGGED), event(answer))
 
     async with before(tmp_path, "redact: [{tools: [get_*], classes: [email]}]", respond) as running:
-        talk = Talk(running, era)
-        _, body, _ = await talk.call("search_code", GOOD)
-        said, answer = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
-        assert said["params"]["data"] == GONE
-        assert answer["result"]["content"][0]["text"] == MAIL, "an answer is its own call's"
+        for era in ERAS:
+            said, answer = messages_in((await Talk(running, era).call("search_code", GOOD))[1])
+            assert said["params"]["data"] == GONE
+            assert answer["result"]["content"][0]["text"] == MAIL, "an answer is its own call's"
 
 
 # --- who is on one line, or in one session, with whom -----------------------------------------------------------------
@@ -217,13 +202,8 @@ async def test_progress_is_its_own_calls_though_both_chose_one_token(tmp_path: P
         tokens = [message["params"]["_meta"]["progressToken"] for message in server.of_method("tools/call")]
         assert len(set(tokens)) == 2
         for token in tokens:
-            await server.emit(
-                {
-                    "jsonrpc": "2.0",
-                    "method": "notifications/progress",
-                    "params": {"progressToken": token, "progress": 1},
-                }
-            )
+            params = {"progressToken": token, "progress": 1}
+            await server.emit({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
         await asyncio.sleep(0.1)
         server.gate.set()
         for heard in await asyncio.gather(*calls):
@@ -249,12 +229,7 @@ async def test_a_log_line_on_a_line_of_strangers_is_unidentified() -> None:
 async def test_a_call_that_waits_for_its_callers_word_gets_it_while_draining(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
         talk = Talk(running, "session")
-        hello = {
-            "protocolVersion": SESSION,
-            "capabilities": {"elicitation": {}},
-            "clientInfo": {"name": "t", "version": "1"},
-        }
-        talk.session = (await running.post(request("initialize", hello)))[2]["Mcp-Session-Id"]
+        await talk.open({"elicitation": {}})
         asking = request("tools/call", {"name": "act", "arguments": {"ask": ["elicitation/create"]}}, id=7)
         async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, asking) as ear:
             question = await ear.message()
@@ -279,20 +254,14 @@ async def test_a_servers_state_is_good_for_the_caller_and_the_call_that_got_it(c
     async with gateway(tmp_path, upstream=StatelessOnly(tools=tools), rules=rules) as running:
         asked = (await act(running, QUESTION, who=ALICE))[-1]["result"]
         assert asked["resultType"] == "input_required"
-        sent = again(asked)
-        if case == "altered":
-            sent["requestState"] = sent["requestState"][:-4] + "AAA="
-        elif case == "made up":
-            sent["requestState"] = "1"  # what the server itself said
-        elif case == "no text":
-            sent["requestState"] = 1
-        elif case == "too old":
-            running.app.pipeline.exchanges.states = replace(
-                running.app.pipeline.exchanges.states, now_s=lambda: time.time() + LASTS_S + 1
-            )
+        sent, exchanges = again(asked), running.app.pipeline.exchanges
+        states = {"altered": sent["requestState"][:-4] + "AAA=", "made up": "1", "no text": 1}  # "1" is the server's
+        sent["requestState"] = states.get(case, sent["requestState"])
+        if case == "too old":
+            exchanges.states = replace(exchanges.states, now_s=lambda: time.time() + LASTS_S + 1)
         who = BOB if case == "another caller" else ALICE
         more = {"name": "other"} if case == "another tool" else {}
-        server = server_of(running)
+        server: Any = running.upstream
         reached = len(server.of_method("tools/call"))
         said = (await act(running, QUESTION, who=who, **sent, **more))[-1]
         if case == "its own":
