@@ -57,13 +57,7 @@ class Idp:
         """One access token. `actors` in the order of the chain."""
         audiences = (audience,) if isinstance(audience, str) else tuple(audience)
         known = claims_for(
-            issuer,
-            subject,
-            audiences,
-            now=time.time() - age_s,
-            ttl_s=ttl_s,
-            actors=tuple(actors),
-            scopes=tuple(scopes),
+            issuer, subject, audiences, now=time.time() - age_s, ttl_s=ttl_s, actors=tuple(actors), scopes=tuple(scopes)
         )
         return (key or self.key).sign({**known, **(claims or {})})
 
@@ -71,12 +65,7 @@ class Idp:
         """One API key. It counts in worlds whose `files` are taken afterwards."""
         now = time.time()
         text, entry = make_key(
-            principal,
-            self.pepper.encode(),
-            now=now,
-            expires_at=now + ttl_s,
-            scopes=scopes,
-            random=secrets.token_bytes,
+            principal, self.pepper.encode(), now=now, expires_at=now + ttl_s, scopes=scopes, random=secrets.token_bytes
         )
         self._lines.append(
             f'- {{id: {entry.id}, principal: "{principal}", hash: "{entry.hash}", scopes: {list(entry.scopes)}}}'
