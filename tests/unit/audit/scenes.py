@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
+from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit, AuditKey, Recording
 from sidecar.audit.file_sink import AuditFile
+from sidecar.audit.verification_report import VerificationReport
+from sidecar.cli.audit import audit as command
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.vocabulary import (
     Call,
@@ -49,10 +53,10 @@ class Counted:
     """Records counted by event and result."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
 
     def audit_recorded(self, event: str, result: str) -> None:
-        self.counts[event, result] = self.counts.get((event, result), 0) + 1
+        self.counts[event, result] += 1
 
 
 def numbered_ids() -> Callable[[], str]:
@@ -74,14 +78,8 @@ def caller() -> Caller:
 
 
 def question(**changes: Any) -> Question:
-    given: dict[str, Any] = {
-        "object": "tool:github/search",
-        "action": "tools/call",
-        "server": "github",
-        "name": "search",
-        "arguments": ARGUMENTS,
-    }
-    return Question(**(given | changes))
+    asked = {"object": "tool:github/search", "action": "tools/call", "server": "github", "name": "search"}
+    return Question(**({**asked, "arguments": ARGUMENTS} | changes))
 
 
 def call(**changes: Any) -> Call:
@@ -91,18 +89,9 @@ def call(**changes: Any) -> Call:
 def decision(*, allowed: bool = True) -> Decision:
     rule = RuleRef("reads-github", PermissionKind.AGENT_TO_TOOL, "nhi:*", "tool:github/*", ("use",), "allow")
     fact = Fact("c0ffee" * 5, "true", {"args.repo": "acme/site"})
-    links = (
-        Link(PermissionKind.USER_TO_NHI, "user:corp/alice", "nhi:corp/researcher", "delegate", True, rules=(rule,)),
-        Link(
-            PermissionKind.AGENT_TO_TOOL,
-            "nhi:corp/researcher",
-            "tool:github/search",
-            "tools/call",
-            allowed,
-            rules=(rule,),
-            facts=(fact,),
-        ),
-    )
+    lends = (PermissionKind.USER_TO_NHI, "user:corp/alice", "nhi:corp/researcher", "delegate", True)
+    calls = (PermissionKind.AGENT_TO_TOOL, "nhi:corp/researcher", "tool:github/search", "tools/call", allowed)
+    links = (Link(*lends, rules=(rule,)), Link(*calls, rules=(rule,), facts=(fact,)))
     reason = None if allowed else Reason.DENIED_BY_RULE
     return Decision(allowed, "rev-1", links, reason, roles=("role:oncall",), would_deny=("shadow-rule",))
 
@@ -145,6 +134,26 @@ def refuse(audit: Audit, reason: Reason = Reason.DENIED_BY_RULE, http_status: in
 
 def records(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def head_of(path: Path) -> Path:
+    return Path(f"{path}.head")
+
+
+def kinds(report: VerificationReport) -> list[str]:
+    return [problem.kind for problem in report.problems]
+
+
+def run(*arguments: object, given: bytes | None = None) -> Result:
+    """`sidecar audit`, as on a terminal: nothing is taken out of what it prints."""
+    return CliRunner().invoke(command, [str(each) for each in arguments], input=given, color=True)
+
+
+def written_key(path: Path, secret: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(secret)
+    path.chmod(0o600)
+    return path
 
 
 def write_log(path: Path, *, calls: int = 5, key: AuditKey = KEY) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
-from click.testing import CliRunner, Result
 
 from sidecar.audit import load_or_make_key
 from sidecar.audit.checkpoints import public_jwk
 from sidecar.audit.rendering import render_record, wants_colour
 from sidecar.audit.rotation import Attester, Rotation
 from sidecar.audit.verify import verify as verified
-from sidecar.cli.audit import audit as command
 from sidecar.errors import Reason
 from tests.at_once import at_once
-from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse
+from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse, run, written_key
 from tests.unit.audit.test_rotation import SIGNER
 
 
@@ -41,10 +40,6 @@ def path(tmp_path: Path, key_path: Path) -> Path:
     forward(audit, object="nhi:github", action="tools/list", name="", arguments={})
     at_once(audit.close())
     return path
-
-
-def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(command, [str(each) for each in arguments])
 
 
 def test_verify_says_what_it_proved_and_what_not(path: Path, key_path: Path) -> None:
@@ -80,22 +75,16 @@ def test_verify_exits_5_when_the_evidence_does_not_hold(path: Path) -> None:
     assert (data["ok"], data["problems"][0]["kind"]) == (False, "changed")
 
 
-def test_verify_warns_of_a_key_that_lies_beside_the_log(path: Path, key_path: Path) -> None:
+def test_verify_warns_of_a_key_that_lies_beside_the_log_and_refuses_one_that_others_can_read(
+    path: Path, key_path: Path
+) -> None:
     warning = "an attacker who can write both log and key"
     assert warning not in run("verify", path, "--key", key_path).output
     beside = key_path.rename(path.with_name("audit.key"))
     assert warning in run("verify", path, "--key", beside).output
-
-
-def test_verify_refuses_a_key_that_others_can_read(path: Path, key_path: Path) -> None:
-    key_path.chmod(0o644)
-    result = run("verify", path, "--key", key_path)
+    beside.chmod(0o644)
+    result = run("verify", path, "--key", beside)
     assert result.exit_code == 3 and "can be read by others" in result.output
-
-
-def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    assert run("verify", tmp_path / "none").exit_code == 2
-    assert run("show").exit_code == 2
 
 
 FILTERS = [
@@ -115,6 +104,12 @@ FILTERS = [
     (("--since", "2026-11-18T14:00:00+02:00"), [4, 5, 6, 7]),
     (("--since", "2026-11-18"), [1, 2, 3, 4, 5, 6, 7]),
     (("--since", "2999-01-01"), []),
+    (("--upstream", "git*"), [2, 3, 4, 5, 6, 7]),
+    (("--upstream", "jira"), []),
+    (("--run-id", "run"), [2, 3, 4, 5, 6, 7]),
+    (("--run-id", "runs"), []),
+    (("--until", "2026-11-18T12:00:00Z"), [1, 2, 3]),
+    (("--since", "2026-11-18T12:00:00Z", "--until", "2026-11-18T12:00:01Z"), []),
 ]
 
 
@@ -125,14 +120,10 @@ def test_show_prints_the_records_that_were_asked_for(path: Path, options: tuple[
     assert [orjson.loads(line)["seq"] for line in result.output.splitlines()] == expected
 
 
-def test_show_finds_all_of_one_request_by_its_decision_id(path: Path) -> None:
-    wanted = records(path)[1]["decision_id"]
-    shown = run("show", path, "--json", "--decision-id", wanted).output.splitlines()
-    assert [orjson.loads(line)["seq"] for line in shown] == [2, 3]
-
-
 def test_show_as_json_gives_the_very_lines_of_the_file(path: Path) -> None:
     assert run("show", path, "--json").stdout_bytes == path.read_bytes()
+    wanted = run("show", path, "--json", "--decision-id", records(path)[1]["decision_id"]).output.splitlines()
+    assert [orjson.loads(line)["seq"] for line in wanted] == [2, 3]
 
 
 def test_show_has_the_seeds_names_too(path: Path) -> None:
@@ -147,7 +138,7 @@ def test_show_has_the_seeds_names_too(path: Path) -> None:
 
 @pytest.mark.parametrize("options", [("--since", "yesterday"), ("--reason", "because"), ("--event", "party")])
 def test_show_refuses_what_it_does_not_understand(path: Path, options: tuple[str, ...]) -> None:
-    assert run("show", path, *options).exit_code == 2
+    assert run("show", path, *options).exit_code == run("show").exit_code == run("verify", path / "none").exit_code == 2
 
 
 def test_show_for_people_is_two_lines_for_each_record(path: Path) -> None:
@@ -174,13 +165,9 @@ def test_show_goes_past_garbage_and_says_so(path: Path) -> None:
 
 
 def test_show_reads_records_of_any_shape(path: Path) -> None:
-    shapes = [
-        b"{}",
-        b'{"chain":5,"object":[],"timestamp":{}}',
-        b'{"chain":{"a":1},"links":7,"limits":[1],"control":[]}',
-    ]
-    path.write_bytes(b"\n".join(shapes) + b"\n" + path.read_bytes())
-    assert len(run("show", path).output.splitlines()) == 14 + 2 * len(shapes)
+    odd = b'{"chain":{"a":1},"links":7,"limits":[1],"control":[]}\n'
+    path.write_bytes(b'{}\n{"chain":5,"object":[],"timestamp":{}}\n' + odd + path.read_bytes())
+    assert len(run("show", path).output.splitlines()) == 14 + 2 * 3
     filtered = run("show", path, "--principal", "nhi:*", "--object", "*", "--since", "2000-01-01")
     assert filtered.exit_code == 0 and len(filtered.output.splitlines()) == 12
 
@@ -188,7 +175,7 @@ def test_show_reads_records_of_any_shape(path: Path) -> None:
 def test_a_tampered_record_cannot_speak_to_the_terminal() -> None:
     evil = "\x1b[2J\r\n\x9b31m\u202e\u2028é"
     texts = dict.fromkeys(
-        ("timestamp", "event", "object", "action", "http_status", "reason", "decision_id", "seq"), evil
+        ["timestamp", "event", "object", "action", "http_status", "reason", "decision_id", "seq"], evil
     )
     for extra in (
         {"chain": [evil], "links": [{"rules": [evil]}], "limits": [{"name": evil}], "args_hash": evil},
@@ -201,12 +188,8 @@ def test_a_tampered_record_cannot_speak_to_the_terminal() -> None:
 
 
 def test_colour_is_for_terminals_whose_owner_did_not_say_no() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    assert wants_colour(Terminal(), {})
-    assert not wants_colour(Terminal(), {"NO_COLOR": "1"})
+    terminal = SimpleNamespace(isatty=lambda: True)
+    assert wants_colour(terminal, {}) and not wants_colour(terminal, {"NO_COLOR": "1"})
     assert not wants_colour(io.StringIO(), {})
     record = {"event": "refusal", "status": "permission_denied", "seq": 1}
     assert "\x1b[31mdeny" in render_record(record, colour=True)
@@ -218,18 +201,13 @@ def test_colour_is_for_terminals_whose_owner_did_not_say_no() -> None:
 
 @pytest.fixture
 def rotated(tmp_path: Path, key_path: Path) -> Path:
-    folder = tmp_path / "audit"
-    audit = open_audit(
-        folder / "audit.jsonl",
-        key=load_or_make_key(key_path),
-        attester=Attester(SIGNER, 20, 300.0),
-        rotation=Rotation(max_bytes=20_000),
-    )
+    folder, key = tmp_path / "audit", load_or_make_key(key_path)
+    more = {"attester": Attester(SIGNER, 20, 300.0), "rotation": Rotation(max_bytes=20_000)}
+    audit = open_audit(folder / "audit.jsonl", key=key, **more)
     for _ in range(40):
         forward(audit)
     at_once(audit.close())
     (tmp_path / "jwks.json").write_bytes(orjson.dumps({"keys": [public_jwk(SIGNER)]}))
-    assert audit.trail.newest is not None
     (tmp_path / "published").write_bytes(audit.trail.newest.published)
     return folder
 
@@ -293,52 +271,31 @@ def test_show_reads_a_folder_in_order_and_counts(rotated: Path) -> None:
     assert run("show", rotated, "--stats", "--follow").exit_code == 2
 
 
-MORE_FILTERS = [
-    (("--upstream", "git*"), [2, 3, 4, 5, 6, 7]),
-    (("--upstream", "jira"), []),
-    (("--run-id", "run"), [2, 3, 4, 5, 6, 7]),
-    (("--run-id", "runs"), []),
-    (("--until", "2026-11-18T12:00:00Z"), [1, 2, 3]),
-    (("--since", "2026-11-18T12:00:00Z", "--until", "2026-11-18T12:00:01Z"), []),
-]
-
-
-@pytest.mark.parametrize(("options", "expected"), MORE_FILTERS)
-def test_show_filters_by_run_upstream_and_end(path: Path, options: tuple[str, ...], expected: list[int]) -> None:
-    assert [orjson.loads(line)["seq"] for line in run("show", path, "--json", *options).output.splitlines()] == expected
-
-
 # --- prove ------------------------------------------------------------------------------------------------------------
 
 
 def test_prove_says_whether_a_hash_stands_for_arguments(path: Path, key_path: Path, tmp_path: Path) -> None:
-    decision_id = records(path)[1]["decision_id"]
-    given = ("prove", path, "--decision", decision_id, "--key", key_path)
-    result = run(*given, "--args", '{"limit": 10, "repo": "acme/site"}')
+    recorded, good = records(path)[1], '{"limit": 10, "repo": "acme/site"}'
+    other = written_key(tmp_path / "keys" / "other.key", "ab" * 32)
+    given = ("prove", path, "--decision", recorded["decision_id"], "--key", key_path, "--args")
+    result = run(*given, good)
     assert result.exit_code == 0 and result.output.startswith("proved  record 2 of 2026-11-18T11:06:40.250000Z: ")
-    for wrong in (
-        ("--args", '{"limit": 11, "repo": "acme/site"}'),
-        ("--args", '{"limit": 10, "repo": "acme/site"}', "--namespace", "evil"),
-        ("--args", '{"limit": 10, "repo": "acme/site"}', "--object", "tool:github/other"),
-        ("--args", '{"limit": 10, "repo": "acme/site"}', "--action", "prompts/get"),
+    for code, *wrong in (
+        (1, '{"limit": 11, "repo": "acme/site"}'),
+        (1, good, "--namespace", "evil"),
+        (1, good, "--object", "tool:github/other"),
+        (1, good, "--action", "prompts/get"),
+        (2, '{"limit": 1, "limit": 10, "repo": "acme/site"}'),
+        (2, '{"limit": 18446744073709551617}'),
+        (0, '{"limit": 10.0, "repo": "acme/site"}'),  # RFC 8785 has one way to write a value
+        (0, '{"limit": 1e1, "repo": "\\u0061cme/site"}'),
+        (0, good, "--key", other),  # one of several keys is the one
     ):
-        assert run(*given, *wrong).exit_code == 1
-    told = orjson.loads(
-        run(*given, "--args", '{"limit":10,"repo":"acme/site"}', "--namespace", "corp", "--json").output
-    )
-    assert told["proved"] and told["args_hash"] == told["computed"] == records(path)[1]["args_hash"]
-
-    for ambiguous in ('{"limit": 1, "limit": 10, "repo": "acme/site"}', '{"limit": 18446744073709551617}'):
-        assert run(*given, "--args", ambiguous).exit_code == 2
-    for same in ('{"limit": 10.0, "repo": "acme/site"}', '{"limit": 1e1, "repo": "\\u0061cme/site"}'):
-        assert run(*given, "--args", same).exit_code == 0, "RFC 8785 has one way to write a value"
-
-    (other := tmp_path / "keys" / "other.key").write_text("ab" * 32)
-    other.chmod(0o600)
-    foreign = run("prove", path, "--decision", decision_id, "--key", other, "--args", "{}")
+        assert run(*given, *wrong).exit_code == code, wrong
+    told = orjson.loads(run(*given, good, "--namespace", "corp", "--json").output)
+    assert told["proved"] and told["args_hash"] == told["computed"] == recorded["args_hash"]
+    foreign = run("prove", path, "--decision", recorded["decision_id"], "--key", other, "--args", "{}")
     assert foreign.exit_code == 1 and "was hashed with the key" in foreign.stderr
-    ring = run(*given, "--key", other, "--args", '{"limit": 10, "repo": "acme/site"}')
-    assert ring.exit_code == 0, "one of several keys is the one"
 
 
 def test_prove_believes_no_record_that_was_changed(path: Path, key_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sidecar.audit.digest import AuditKey, Digests, canonical, load_key, load_or_make_key
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.peers import recompute_audit as peer
-from tests.unit.audit.scenes import KEY, OTHER_KEY
+from tests.unit.audit.scenes import KEY, OTHER_KEY, written_key
 
 PROGRAM = Path(peer.__file__)
 
@@ -37,6 +37,7 @@ def json_of(integers: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
 
 
 @given(json_of(safe_integers))
+@settings(max_examples=200)
 def test_the_canonical_form_is_that_of_rfc_8785(value: Any) -> None:
     assert canonical(value) == rfc8785.dumps(value)
 
@@ -46,30 +47,9 @@ def test_a_second_program_writes_the_same_canonical_form(value: Any) -> None:
     assert canonical(value).decode() == peer.canonical(value)
 
 
-@given(floats)
-@settings(max_examples=200)
-def test_both_write_every_number_alike(value: float) -> None:
-    assert peer.number(value).encode() == canonical(value) == rfc8785.dumps(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        (-0.0, b"0"),
-        (1.0, b"1"),
-        (1e21, b"1e+21"),
-        (1e20, b"100000000000000000000"),
-        (1e-7, b"1e-7"),
-        (2**53 + 1, b"9007199254740993"),
-        (2**64 - 1, b"18446744073709551615"),
-        (-(2**63), b"-9223372036854775808"),
-        ({"\U00010000": 1, "\uffff": 2}, '{"\U00010000":1,"\uffff":2}'.encode()),
-        ({"b": [], "a": {}, "": [1.5, {}]}, b'{"":[1.5,{}],"a":{},"b":[]}'),
-        ('\x00\x1f\x7f\u2028"\\/\b\t\n\f\r', '"\\u0000\\u001f\x7f\u2028\\"\\\\/\\b\\t\\n\\f\\r"'.encode()),
-    ],
-)
-def test_the_known_traps_are_written_as_the_rfc_says(value: Any, written: bytes) -> None:
-    assert canonical(value) == written
+@pytest.mark.parametrize("value", [2**53 + 1, 2**64 - 1, -(2**63)])
+def test_integers_beyond_those_of_a_float_are_written_whole(value: int) -> None:
+    assert canonical(value) == str(value).encode()
 
 
 def nested(depth: int, leaf: Any) -> Any:
@@ -126,10 +106,8 @@ def test_parts_cannot_flow_into_one_another() -> None:
 
 
 def test_order_and_spelling_of_arguments_do_not_matter() -> None:
-    one = orjson.loads('{"b": 1.0, "a": [1e2, "\\u00e9"]}')
-    other = orjson.loads('{"a": [100, "é"], "b": 1}')
-    digests = Digests(KEY, "")
-    assert digests.args_hash("x", "y", one) == digests.args_hash("x", "y", other)
+    spellings = ('{"b": 1.0, "a": [1e2, "\\u00e9"]}', '{"a": [100, "é"], "b": 1}')
+    assert len({Digests(KEY, "").args_hash("x", "y", orjson.loads(each)) for each in spellings}) == 1
 
 
 def test_a_dictionary_attack_without_the_key_finds_nothing() -> None:
@@ -156,27 +134,19 @@ def test_facts_compare_within_a_namespace_and_not_across() -> None:
 
 
 def test_a_second_program_computes_the_same_args_hash(tmp_path: Path) -> None:
-    key = load_or_make_key(tmp_path / "audit.key")
-    chance = random.Random(7)
+    key, chance = load_or_make_key(tmp_path / "audit.key"), random.Random(7)
     values = [None, True, -0.0, 1e21, 1.5, 2**63, 2**53 + 1, "é\u2028\x00", "\U0001f600", [], {}, [{"x": [1e-9]}]]
-    keys = ["a", "é", "\U00010000", "\uffff", ""]
-    cases = [
-        {
-            "namespace": chance.choice(["", "corp"]),
-            "action": "tools/call",
-            "object": "tool:github/é",
-            "arguments": {key: chance.choice(values) for key in chance.sample(keys, 3)},
-        }
-        for _ in range(200)
-    ]
-    lines = b"\n".join(orjson.dumps(case) for case in cases)
-    told = subprocess.run(
-        [sys.executable, "-I", PROGRAM, "args", tmp_path / "audit.key"], input=lines, capture_output=True, check=True
-    )
-    ours = [
+    asked = {"action": "tools/call", "object": "tool:github/é"}
+    cases = []
+    for _ in range(200):
+        names = chance.sample(["a", "é", "\U00010000", "\uffff", ""], 3)
+        arguments = {name: chance.choice(values) for name in names}
+        cases.append({"namespace": chance.choice(["", "corp"]), **asked, "arguments": arguments})
+    command = [sys.executable, "-I", PROGRAM, "args", tmp_path / "audit.key"]
+    told = subprocess.run(command, input=b"\n".join(map(orjson.dumps, cases)), capture_output=True, check=True)
+    assert told.stdout.decode().split() == [
         Digests(key, case["namespace"]).args_hash(case["action"], case["object"], case["arguments"]) for case in cases
     ]
-    assert told.stdout.decode().split() == ours
 
 
 def test_a_key_is_made_once_and_only_the_owner_can_read_it(tmp_path: Path) -> None:
@@ -202,9 +172,7 @@ def test_two_starts_at_once_end_with_one_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["00" * 32, "0123456789abcdef" * 4, bytes(range(32)).hex()])
 def test_a_sample_is_no_key_to_write_with_and_still_checks_what_was_written(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "audit.key"
-    path.write_text(content)
-    path.chmod(0o600)
+    path = written_key(tmp_path / "audit.key", content)
     with pytest.raises(SettingsError, match="could be guessed"):
         load_or_make_key(path)
     assert load_key(path).secret.hex() == content

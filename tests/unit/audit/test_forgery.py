@@ -9,17 +9,27 @@ from typing import Any
 
 import orjson
 import pytest
-from click.testing import CliRunner, Result
 
 from sidecar.audit.chain import BEGINNING, MAX_SEQ, ChainEnd, head_line, seal, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.rotation import Attester
 from sidecar.audit.segments import aside
 from sidecar.audit.verify import verify
-from sidecar.cli.audit import audit as command
-from sidecar.http.signing_keys import SigningKey, generate
+from sidecar.http.signing_keys import generate
 from tests.at_once import at_once
-from tests.unit.audit.scenes import KEY, OTHER_KEY, START_S, forward, open_audit, records, write_log
+from tests.unit.audit.scenes import (
+    KEY,
+    OTHER_KEY,
+    START_S,
+    forward,
+    head_of,
+    kinds,
+    open_audit,
+    records,
+    run,
+    write_log,
+    written_key,
+)
 
 EVIL = AuditKey.from_secret(b"a key that a forger made himself.")
 
@@ -33,19 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def key_path(tmp_path: Path) -> Path:
-    path = tmp_path / "audit.key"
-    path.write_text(KEY.secret.hex())
-    path.chmod(0o600)
-    return path
-
-
-def run(*arguments: object, given: bytes | None = None) -> Result:
-    """The command as on a terminal: nothing is taken out of what it prints."""
-    return CliRunner().invoke(command, [str(each) for each in arguments], input=given, color=True)
-
-
-def head_of(path: Path) -> Path:
-    return Path(f"{path}.head")
+    return written_key(tmp_path / "audit.key", KEY.secret.hex())
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> ChainEnd:
@@ -68,19 +66,16 @@ def a_success(record: dict[str, Any]) -> None:
 # --- anchors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_was_written_anew_under_a_foreign_anchor_is_not_taken_over_by_a_start(path: Path) -> None:
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_log_that_was_written_anew_under_a_foreign_anchor_is_not_taken_over_by_a_start(
+    path: Path, emptied: bool
+) -> None:
+    path.write_bytes(b"" if emptied else path.read_bytes())
     head_of(path).write_bytes(head_line(EVIL, forge(path, a_success)))
     at_once(open_audit(path).close())
     for ring in ([], [KEY], [KEY, OTHER_KEY]):
         report = verify([path], key=ring[0] if ring else None, older=ring[1:])
-        assert [problem.kind for problem in report.problems] == ["at-start"] and not report.proved
-
-
-def test_a_log_that_was_emptied_under_a_foreign_anchor_is_found(path: Path) -> None:
-    path.write_bytes(b"")
-    head_of(path).write_bytes(head_line(EVIL, BEGINNING))
-    at_once(open_audit(path).close())
-    assert [problem.kind for problem in verify([path], key=KEY).problems] == ["at-start"]
+        assert kinds(report) == ["at-start"] and not report.proved
 
 
 @pytest.mark.parametrize("forged", [False, True])
@@ -100,15 +95,14 @@ def test_an_anchor_of_a_key_that_was_changed_since_is_told(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_an_anchor_that_is_no_file_is_none_and_keeps_nobody_waiting(path: Path, make: Callable[[Path], None]) -> None:
+def test_an_anchor_or_part_that_is_no_file_is_none_and_delays_no_check(
+    path: Path, key_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(aside(path, START_S, 3))
+    assert run("verify", path.parent, "--key", key_path).exit_code == 0
     head_of(path).unlink()
     make(head_of(path))
-    assert [problem.kind for problem in verify([path], key=KEY).problems] == ["forged"]
-
-
-def test_a_pipe_in_the_place_of_a_part_keeps_nobody_waiting(path: Path, key_path: Path) -> None:
-    os.mkfifo(aside(path, START_S, 3))
-    assert run("verify", path.parent, "--key", key_path).exit_code == 0
+    assert kinds(verify([path], key=KEY)) == ["forged"]
 
 
 def test_a_folder_of_which_only_the_anchor_is_left_is_said_so(path: Path) -> None:
@@ -120,12 +114,8 @@ def test_a_folder_of_which_only_the_anchor_is_left_is_said_so(path: Path) -> Non
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_key() -> SigningKey:
-    return generate("EdDSA")
-
-
 def test_what_signatures_prove_is_said_to_the_record_and_not_without_their_key(tmp_path: Path) -> None:
-    path, key = tmp_path / "audit.jsonl", checkpoint_key()
+    path, key = tmp_path / "audit.jsonl", generate("EdDSA")
     log = open_audit(path, attester=Attester(key, 1000, 1e9))
     forward(log)
     at_once(log.seal())
@@ -140,8 +130,8 @@ def test_what_signatures_prove_is_said_to_the_record_and_not_without_their_key(t
 
 
 def test_an_end_that_another_key_attests_is_open(tmp_path: Path) -> None:
-    path, ours = tmp_path / "audit.jsonl", checkpoint_key()
-    log = open_audit(path, attester=Attester(checkpoint_key(), 1000, 1e9))
+    path, ours = tmp_path / "audit.jsonl", generate("EdDSA")
+    log = open_audit(path, attester=Attester(generate("EdDSA"), 1000, 1e9))
     at_once(log.control("stop", "sidecar"))
     at_once(log.seal())
     at_once(log.close())
@@ -158,8 +148,7 @@ def test_an_end_that_another_key_attests_is_open(tmp_path: Path) -> None:
     ],
 )
 def test_a_key_of_another_kind_is_named(path: Path, tmp_path: Path, option: str, content: str, told: str) -> None:
-    (key := tmp_path / "key").write_text(content)
-    key.chmod(0o600)
+    key = written_key(tmp_path / "key", content)
     result = run("verify", path, option, key)
     assert result.exit_code == 3 and str(key) in result.stderr and told in result.stderr.replace("\n", " ")
 
@@ -194,13 +183,11 @@ def test_a_sequence_that_no_log_reaches_is_no_record(seq: Any) -> None:
     assert run("verify", "-", given=line).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "command", [("verify",), ("show",), ("show", "--stats"), ("prove", "--decision", "x", "--args", "{}")]
-)
-def test_a_file_that_cannot_be_read_is_said_so(key_path: Path, command: tuple[str, ...]) -> None:
-    key = ("--key", key_path) if command[0] in ("verify", "prove") else ()
-    result = run(*command, "/proc/self/mem", *key)  # its first byte is an EIO
-    assert result.exit_code == 1 and "Input/output error" in result.output
+def test_a_file_that_cannot_be_read_is_said_so(key_path: Path) -> None:
+    for command in (("verify",), ("show",), ("show", "--stats"), ("prove", "--decision", "x", "--args", "{}")):
+        key = ("--key", key_path) if command[0] in ("verify", "prove") else ()
+        result = run(*command, "/proc/self/mem", *key)  # its first byte is an EIO
+        assert result.exit_code == 1 and "Input/output error" in result.output
 
 
 def test_more_chains_than_anybody_has_are_said_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

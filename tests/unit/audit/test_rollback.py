@@ -20,10 +20,8 @@ A, B = "a" * 64, "b" * 64
 
 
 def test_the_newest_is_the_latest_that_our_key_signed() -> None:
-    old, new = (
-        attest(OURS, ChainEnd(9, A), "2026-11-28T12:00:00.000000Z"),
-        attest(OURS, ChainEnd(5, B), "2026-11-28T13:00:00.0Z"),
-    )
+    old = attest(OURS, ChainEnd(9, A), "2026-11-28T12:00:00.000000Z")
+    new = attest(OURS, ChainEnd(5, B), "2026-11-28T13:00:00.0Z")
     theirs, forged = attest(THEIRS, ChainEnd(99, A), "2027-01-01T00:00:00Z"), new._replace(seq=99)
     found = newest_of([old, new, theirs, forged, old], OURS)
     assert (found.newest, found.passed_over) == (new, 2), "an old one, shown once more, says nothing new"
