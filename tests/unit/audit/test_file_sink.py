@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import multiprocessing
 import os
-import random
 import resource
-import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import BEGINNING, HEAD_BYTES, ChainEnd, head_line, parse_head
+from sidecar.audit.chain import BEGINNING, HEAD_BYTES, ChainEnd, head_line
 from sidecar.audit.file_sink import HARMLESS
 from sidecar.audit.verify import verify
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
-from tests.unit.audit.scenes import KEY, OTHER_KEY, Counted, forward, open_audit, records, refuse, understood, write_log
+from tests.unit.audit.scenes import (
+    KEY,
+    OTHER_KEY,
+    Counted,
+    forward,
+    head_of,
+    kinds,
+    open_audit,
+    records,
+    refuse,
+    understood,
+    write_log,
+)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
-
-
-def head_of(path: Path) -> Path:
-    return Path(f"{path}.head")
 
 
 def found_at_start(path: Path) -> tuple[str, ...]:
@@ -58,14 +61,10 @@ def test_a_restart_goes_on_where_the_last_run_ended(path: Path) -> None:
     assert [record["event"] for record in records(path)] == ["decision", "outcome"] * 6
 
 
-def test_the_anchor_is_one_line_of_fixed_length(path: Path) -> None:
+def test_the_anchor_is_one_line_of_fixed_length_and_for_the_owner_alone(path: Path) -> None:
     lengths = {len(head_line(KEY, ChainEnd(seq, BEGINNING.hash))) for seq in (0, 9, 10**6, 2**63)}
     write_log(path)
     assert lengths == {HEAD_BYTES} == {head_of(path).stat().st_size}
-
-
-def test_log_and_anchor_are_for_the_owner_alone(path: Path) -> None:
-    write_log(path)
     assert [each.stat().st_mode & 0o777 for each in (path, head_of(path))] == [0o600, 0o600]
 
 
@@ -96,18 +95,12 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_record_is_counted_by_event_and_result(path: Path) -> None:
-    counted = Counted()
-    audit = open_audit(path, metrics=counted)
+    audit = open_audit(path, metrics=(counted := Counted()))
     forward(audit)
     refuse(audit)
     at_once(audit.control("stop", "signal"))
     at_once(audit.close())
-    assert counted.counts == {
-        ("decision", "written"): 1,
-        ("outcome", "written"): 1,
-        ("refusal", "written"): 1,
-        ("control", "written"): 1,
-    }
+    assert counted.counts == {(event, "written"): 1 for event in ("decision", "outcome", "refusal", "control")}
 
 
 # --- what a start finds ----------------------------------------------------------------------------------------------
@@ -155,23 +148,21 @@ def test_an_append_that_was_cut_short_anywhere_is_closed_by_a_control_record(pat
     assert found_at_start(path) == ()
 
 
+DAMAGES: dict[str, Callable[[Path, list[bytes]], object]] = {
+    "records-lost": lambda path, lines: path.write_bytes(b"".join(lines[:-3])),
+    "anchor-missing": lambda path, lines: head_of(path).unlink() or path.write_bytes(b"".join(lines[:-3])),
+    "anchor-forged": lambda path, lines: head_of(path).write_bytes(with_a_digit_changed(head_of(path).read_bytes())),
+    "anchor-differs": lambda path, lines: head_of(path).write_bytes(head_line(KEY, ChainEnd(10, "ab" * 32))),
+    "line-changed": lambda path, lines: path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b":512", b":513")),
+}
+
+
+def with_a_digit_changed(anchor: bytes) -> bytes:
+    return anchor[:40] + b"%x" % (15 - int(anchor[40:41], 16)) + anchor[41:]
+
+
 def damaged(path: Path, kind: str) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    anchor = head_of(path).read_bytes()
-    match kind:
-        case "records-lost":
-            path.write_bytes(b"".join(lines[:-3]))
-        case "anchor-missing":
-            head_of(path).unlink()
-            path.write_bytes(b"".join(lines[:-3]))
-        case "anchor-forged":
-            head_of(path).write_bytes(anchor[:40] + b"%x" % (15 - int(anchor[40:41], 16)) + anchor[41:])
-        case "anchor-differs":
-            head_of(path).write_bytes(head_line(KEY, ChainEnd(10, "ab" * 32)))
-        case "line-changed":
-            path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b'"bytes_out":512', b'"bytes_out":513'))
-        case _:
-            raise ValueError(kind)
+    DAMAGES[kind](path, path.read_bytes().splitlines(keepends=True))
 
 
 @pytest.mark.parametrize("kind", ["records-lost", "anchor-missing", "anchor-forged", "anchor-differs", "line-changed"])
@@ -183,7 +174,7 @@ def test_damage_is_recorded_at_the_start_and_never_forgiven(path: Path, kind: st
     write_log(path)
     report = verify([path], key=KEY)
     assert not report.ok
-    assert "at-start" in {problem.kind for problem in report.problems}
+    assert "at-start" in kinds(report)
     assert kind not in HARMLESS
 
 
@@ -199,10 +190,8 @@ def test_a_file_that_was_moved_away_is_continued(path: Path, tmp_path: Path) -> 
     older = path.rename(tmp_path / "audit.1.jsonl")
     assert found_at_start(path) == ("continued",)
     assert records(path)[0]["seq"] == 11
-    assert verify([older, path], key=KEY).ok
-    alone = verify([path], key=KEY)
-    assert [problem.kind for problem in alone.problems] == ["removed"]
-    assert verify([path], key=KEY, part=True).ok
+    assert verify([older, path], key=KEY).ok and verify([path], key=KEY, part=True).ok
+    assert kinds(verify([path], key=KEY)) == ["removed"]
 
 
 def test_another_key_starts_anew_and_says_so(path: Path) -> None:
@@ -210,7 +199,7 @@ def test_another_key_starts_anew_and_says_so(path: Path) -> None:
     audit = open_audit(path, key=OTHER_KEY)
     at_once(audit.close())
     assert audit.found == ("key-changed",)
-    assert [problem.kind for problem in verify([path], key=OTHER_KEY).problems] == ["at-start"]
+    assert kinds(verify([path], key=OTHER_KEY)) == ["at-start"]
     report = verify([path], key=OTHER_KEY, older=[KEY])
     assert report.ok and any("the anchor of the one before was checked" in note for note in report.notes)
 
@@ -249,68 +238,57 @@ def test_what_is_written_in_part_is_taken_back_and_refused(path: Path, room: int
     assert counted.counts["decision", "failed"] == 1
 
 
-def test_an_outcome_that_cannot_be_written_is_refused_and_may_be_told_once_more(path: Path) -> None:
+@pytest.mark.parametrize("decided", [True, False])
+def test_an_end_that_cannot_be_written_is_refused_and_may_be_told_once_more(path: Path, decided: bool) -> None:
     audit = open_audit(path)
     recording = understood(audit)
-    at_once(recording.decided())
-    with no_file_may_grow_beyond(path.stat().st_size), pytest.raises(Refusal) as refused:
-        at_once(recording.outcome(http_status=200, bytes_out=1))
+    if decided:
+        at_once(recording.decided())
+    with no_file_may_grow_beyond(path.stat().st_size), pytest.raises(Refusal, match="audit-unavailable") as refused:
+        if decided:
+            at_once(recording.outcome(http_status=200, bytes_out=1))
+        at_once(recording.refused(Refusal(Reason.NO_MATCHING_RULE), http_status=403))
     assert not recording.done
     at_once(recording.refused(refused.value, http_status=503))
     at_once(audit.close())
-    assert [(record["event"], record["reason"]) for record in records(path)] == [
-        ("decision", None),
-        ("outcome", "audit-unavailable"),
-    ]
-
-
-def test_a_refusal_that_cannot_be_written_becomes_503_and_then_ends(path: Path) -> None:
-    audit = open_audit(path)
-    recording = understood(audit)
-    at_once(audit.close())
-    with pytest.raises(Refusal) as refused:
-        at_once(recording.refused(Refusal(Reason.NO_MATCHING_RULE), http_status=403))
-    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE and not recording.done
-    at_once(recording.refused(refused.value, http_status=503))
-    assert recording.done
+    ends = [(record["event"], record["reason"]) for record in records(path)]
+    unavailable = "audit-unavailable"
+    assert ends == ([("decision", None), ("outcome", unavailable)] if decided else [("refusal", unavailable)])
 
 
 def test_best_effort_counts_what_it_loses_and_goes_on(path: Path) -> None:
     """BL-028: drops are counted."""
-    counted = Counted()
-    audit = open_audit(path, durability="best_effort", metrics=counted)
+    audit = open_audit(path, durability="best_effort", metrics=(counted := Counted()))
     with no_file_may_grow_beyond(0):
         recording = forward(audit)
         at_once(audit.control("reload", "signal"))
     forward(audit)
     at_once(audit.close())
     assert recording.done
-    assert counted.counts == {
-        ("decision", "failed"): 1,
-        ("outcome", "failed"): 1,
-        ("control", "failed"): 1,
-        ("decision", "written"): 1,
-        ("outcome", "written"): 1,
-    }
+    lost = {(event, "failed"): 1 for event in ("decision", "outcome", "control")}
+    assert counted.counts == lost | {("decision", "written"): 1, ("outcome", "written"): 1}
     assert verify([path], key=KEY).ok
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+FAULTS = [OSError(code, os.strerror(code)) for code in (errno.EIO, errno.ENOSPC)]
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("broken", ["pwrite", "write", "ftruncate"])
 def test_any_failing_call_leaves_a_log_that_verifies(
-    path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, code: int
+    path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, fault: BaseException
 ) -> None:
     audit = open_audit(path)
     forward(audit)
     limit = path.stat().st_size + 100
 
     def fails(*_: Any) -> Any:
-        raise OSError(code, os.strerror(code))
+        raise fault
 
     with monkeypatch.context() as patched, no_file_may_grow_beyond(limit):
         patched.setattr(os, broken, fails)
         for _ in range(2):
-            with pytest.raises(Refusal):
+            with pytest.raises((Refusal, KeyboardInterrupt)):
                 at_once(audit.control("reload", "signal"))
     forward(audit)
     at_once(audit.close())
@@ -343,7 +321,7 @@ def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, 
     at_once(open_audit(path).close())
     forward(again := open_audit(path))
     at_once(again.close())
-    assert [problem.kind for problem in verify([path], key=KEY).problems] == found
+    assert kinds(verify([path], key=KEY)) == found
 
 
 @pytest.mark.parametrize("instead", [None, b"", b"of somebody else"])
@@ -381,22 +359,6 @@ def test_what_is_behind_an_anchor_is_told_once_and_taken_away(path: Path) -> Non
     assert found_at_start(path) == ()
 
 
-def test_an_interrupt_in_the_middle_of_an_append_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    audit = open_audit(path)
-
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            at_once(audit.control("reload", "signal"))
-    forward(audit)
-    at_once(audit.close())
-    assert [record["event"] for record in records(path)] == ["decision", "outcome"]
-    assert verify([path], key=KEY).ok
-
-
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
@@ -421,61 +383,3 @@ def test_on_a_full_disk_calls_are_refused_until_there_is_room(tiny_disk: Path) -
     forward(audit)
     at_once(audit.close())
     assert verify([path], key=KEY).ok
-
-
-# --- kill -9 ---------------------------------------------------------------------------------------------------------
-
-KILLS, FILES = 48, 4
-
-
-def record_until_killed(path: Path, told: Connection, **given: Any) -> None:
-    """Acknowledge each record after it was written, as the answer to a caller would."""
-    audit = open_audit(path, **given)
-    told.send_bytes(b"%d" % audit.writer.sink.end.seq)
-    while True:
-        recording = understood(audit)
-        at_once(recording.decided())
-        told.send_bytes(b"%d" % audit.writer.sink.end.seq)
-        at_once(recording.outcome(http_status=200, bytes_out=1))
-        told.send_bytes(b"%d" % audit.writer.sink.end.seq)
-
-
-def kill_at_a_random_point(context: Any, path: Path, lives_s: float, **given: Any) -> int:
-    """The last sequence that was acknowledged before the kill."""
-    listener, teller = context.Pipe(duplex=False)
-    process = context.Process(target=record_until_killed, args=(path, teller), kwargs=given, daemon=True)
-    process.start()
-    teller.close()
-    acknowledged = int(listener.recv_bytes())
-    until = time.monotonic() + lives_s
-    while (left_s := until - time.monotonic()) > 0 and listener.poll(left_s):
-        acknowledged = int(listener.recv_bytes())
-    os.kill(process.pid, signal.SIGKILL)
-    with contextlib.suppress(EOFError, OSError):  # what it still said before it died counts as well
-        while True:
-            acknowledged = int(listener.recv_bytes())
-    process.join()
-    process.close()
-    listener.close()
-    return acknowledged
-
-
-def test_whatever_was_acknowledged_before_a_kill_is_on_disk_and_verifies_after_the_restart(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    chance = random.Random(20261127)
-    seen = set()
-    for number in range(KILLS):
-        path = tmp_path / f"audit.{number % FILES}.jsonl"
-        acknowledged = kill_at_a_random_point(context, path, chance.uniform(0, 0.004))
-        whole = path.read_bytes().count(b"\n")  # the last may be there before anybody was told
-        assert whole >= acknowledged
-        head = parse_head(head_of(path).read_bytes())
-        assert head is not None and head.made_with(KEY) and head.end.seq <= whole <= head.next.seq
-        seen.update(found_at_start(path))
-        report = verify([path], key=KEY)
-        assert report.ok, report.problems
-        assert report.last_seq >= acknowledged
-    assert seen <= HARMLESS
-    for number in range(FILES):
-        assert peer.check_chain(tmp_path / f"audit.{number}.jsonl")[0] > 20

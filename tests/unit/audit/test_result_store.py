@@ -30,16 +30,11 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Pa
         file.append(b"{}")
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b"", b""),
-        (b"{", b""),
-        (b'{"id":"1"}\n', b'{"id":"1"}\n'),
-        (b'{"id":"1"}\n{"id":', b'{"id":"1"}\n'),
-        (b'{"id":"1"}\n' + b"x" * MAX_LINE_BYTES, b'{"id":"1"}\n'),
-    ],
-)
+ONE = b'{"id":"1"}\n'
+BEFORE = [(b"", b""), (b"{", b""), (ONE, ONE), (ONE + b'{"id":', ONE), (ONE + b"x" * MAX_LINE_BYTES, ONE)]
+
+
+@pytest.mark.parametrize(("before", "after"), BEFORE)
 def test_a_start_takes_only_an_unfinished_line_away(tmp_path: Path, before: bytes, after: bytes) -> None:
     path = tmp_path / "evidence.jsonl"
     path.write_bytes(before)

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,10 +79,8 @@ class InFile:
     def lines(self) -> list[bytes]:
         return self.path.read_bytes().splitlines()
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> Any:
         pytest.skip("a disk that freezes is in test_writer.py")
-        yield
 
 
 @dataclass
@@ -114,13 +113,17 @@ class InPipe:
     def lines(self) -> list[bytes]:
         return bytes(self.read).splitlines()
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        self.go.clear()
-        try:
-            yield
-        finally:
-            self.go.set()
+    def frozen(self) -> Any:
+        return stopped(self.go)
+
+
+@contextmanager
+def stopped(go: threading.Event) -> Iterator[None]:
+    go.clear()
+    try:
+        yield
+    finally:
+        go.set()
 
 
 @dataclass
@@ -133,10 +136,8 @@ class InRedis:
     login: Any = None
 
     def stream(self) -> RedisCarrier:
-        def connect() -> UnixDomainSocketConnection:
-            timeouts = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
-            return UnixDomainSocketConnection(path=str(self.valkey.path), **timeouts, **(self.login or {}))
-
+        timeouts = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3, **(self.login or {})}
+        connect = partial(UnixDomainSocketConnection, path=str(self.valkey.path), **timeouts)
         return RedisCarrier(connect, STREAM, self.key, older=self.older, max_length=self.max_length)
 
     def open(self) -> tuple[RecordSink, FoundEnd]:
@@ -148,28 +149,18 @@ class InRedis:
         with self.valkey.client() as client:
             return [fields["line"].encode() for _, fields in client.xrange(STREAM)]
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        with self.valkey.frozen():
-            yield
+    def frozen(self) -> Any:
+        return self.valkey.frozen()
 
 
 @dataclass
 class AtReceiver:
     receiver: Receiver
     goes_on: bool = False
-    attempt_s: float = 0.3
-    compress: bool = True
 
     def carrier(self) -> OtlpCarrier:
         resource = {"service.name": "sidecar", "service.instance.id": "one"}
-        return OtlpCarrier(
-            parse_origin(self.receiver.url),
-            resource,
-            headers=lambda: {"X-Scope-OrgID": "acme"},
-            attempt_s=self.attempt_s,
-            compress=self.compress,
-        )
+        return OtlpCarrier(parse_origin(self.receiver.url), resource, attempt_s=0.3)
 
     def open(self) -> tuple[RecordSink, FoundEnd]:
         return ChainedCarrier(self.carrier(), BEGINNING), FoundEnd(BEGINNING, 0)
@@ -177,13 +168,8 @@ class AtReceiver:
     def lines(self) -> list[bytes]:
         return list(dict.fromkeys(self.receiver.lines))  # once more is allowed, and the same line
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        self.receiver.go.clear()
-        try:
-            yield
-        finally:
-            self.receiver.go.set()
+    def frozen(self) -> Any:
+        return stopped(self.receiver.go)
 
 
 @pytest.fixture
@@ -199,25 +185,24 @@ def receiver() -> Iterator[Receiver]:
         yield one
 
 
-@pytest.fixture(params=["file", "stdout", "redis", "otlp"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    match request.param:
-        case "file":
-            return InFile(tmp_path)
-        case "stdout":
-            return InPipe()
-        case "redis":
-            return InRedis(request.getfixturevalue("emptied"))
-        case _:
-            return AtReceiver(request.getfixturevalue("receiver"))
+PLACES: dict[str, Callable[[Callable[[str], Any]], Place]] = {
+    "file": lambda fixture: InFile(fixture("tmp_path")),
+    "stdout": lambda fixture: InPipe(),
+    "redis": lambda fixture: InRedis(fixture("emptied")),
+    "otlp": lambda fixture: AtReceiver(fixture("receiver")),
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    return PLACES[request.param](request.getfixturevalue)
 
 
 @asynccontextmanager
 async def auditing(place: Place, *, durability: Any = "strict", instance: str = "one") -> AsyncIterator[Audit]:
     sink, found = place.open()
-    audit = Audit(
-        sink, found, key=KEY, durability=durability, instance=instance, clock=FakeClock(), new_id=numbered_ids()
-    )
+    named = {"durability": durability, "instance": instance, "clock": FakeClock(), "new_id": numbered_ids()}
+    audit = Audit(sink, found, key=KEY, **named)
     audit.writer._deadline_s = DEADLINE_S * 10
     audit.writer.start()
     try:
@@ -232,13 +217,12 @@ async def until(true: Callable[[], bool], within_s: float = 5) -> None:
             await asyncio.sleep(0.005)
 
 
-def whole(lines: list[bytes], *, first: int = 1, prev_hash: str = GENESIS) -> list[dict[str, Any]]:
+def whole(lines: list[bytes]) -> list[dict[str, Any]]:
     """The records of lines that are one chain, each sealed upon the one before."""
-    records = []
-    for seq, line in enumerate(lines, first):
+    records, prev_hash = [], GENESIS
+    for seq, line in enumerate(lines, 1):
         sealed = unseal(line)
-        assert sealed is not None and sealed.intact
-        assert (sealed.seq, sealed.prev_hash) == (seq, prev_hash)
+        assert sealed.intact and (sealed.seq, sealed.prev_hash) == (seq, prev_hash)
         prev_hash = sealed.hash
         records.append(dict(sealed.fields))
     return records
@@ -310,12 +294,15 @@ async def test_where_nothing_is_taken_who_waits_is_refused_in_time_and_nothing_i
 # --- a pipe -----------------------------------------------------------------------------------------------------------
 
 
+CONTROL = {"v": 1, "event": "control", "seq": None, "prev_hash": None}
+
+
 def test_a_reader_who_left_is_a_refusal_at_once() -> None:
     reading, writing = os.pipe()
     sink = ChainedCarrier(StdoutCarrier(writing, lambda: os.close(writing)), BEGINNING)
     os.close(reading)
     with pytest.raises(BrokenPipeError):
-        sink.append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
+        sink.append([dict(CONTROL)])
     assert sink.end == BEGINNING
     sink.close()
 
@@ -341,15 +328,14 @@ def test_a_line_whose_first_byte_is_out_is_carried_to_its_end() -> None:
             raise OSError(28, "no space left on device")
         return real(descriptor, data)
 
-    record = {"v": 1, "event": "control", "seq": None, "prev_hash": None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sidecar.audit.stdout_carrier.os.write", torn)
         with pytest.raises(OSError, match="has a part of it"):
-            sink.append([{**record, "event": "first" + "x" * 100}])
+            sink.append([{**CONTROL, "event": "first" + "x" * 100}])
         with pytest.raises(OSError, match="what came before is not there yet"):
-            sink.append([{**record, "event": "refused"}])
+            sink.append([{**CONTROL, "event": "refused"}])
         fails.clear()
-        sink.append([{**record, "event": "second"}])
+        sink.append([{**CONTROL, "event": "second"}])
     sink.close()
     lines = os.read(reading, 65536).splitlines()
     os.close(reading)
@@ -387,9 +373,8 @@ async def test_a_command_that_arrives_twice_or_late_does_nothing(emptied: Valkey
         return reply
 
     stream._ask = loses_the_reply  # type: ignore[method-assign]
-    record = {"v": 1, "event": "control", "seq": None, "prev_hash": None}
-    sink.append([dict(record), dict(record)])
-    sink.append([dict(record)])
+    sink.append([dict(CONTROL), dict(CONTROL)])
+    sink.append([dict(CONTROL)])
     assert len(lost) == 3 and len(whole(place.lines())) == 3
     assert real(*lost[0]) == b"elsewhere" and len(place.lines()) == 3
     sink.close()
@@ -407,80 +392,50 @@ async def test_who_starts_takes_the_stream_over_and_the_one_before_is_refused(em
     assert [record["instance"] for record in whole(place.lines())] == ["one"] * 2 + ["two"] * 4
 
 
-async def test_a_store_that_was_emptied_shows_which_lines_it_lost(emptied: Valkey) -> None:
-    place = InRedis(emptied)
-    async with auditing(place) as audit:
-        await forward_over_a_loop(audit)
-        with emptied.client() as client:
-            client.flushall()
-        await forward_over_a_loop(audit)
-    (first, *_) = records = [orjson.loads(line) for line in place.lines()]
-    assert [record["seq"] for record in records] == [3, 4] and first["prev_hash"] != GENESIS
-
-
-async def test_a_store_that_died_and_came_back_goes_on(emptied: Valkey) -> None:
+async def test_a_store_that_died_goes_on_and_one_that_was_emptied_shows_which_lines_it_lost(emptied: Valkey) -> None:
     place = InRedis(emptied)
     async with auditing(place) as audit:
         await forward_over_a_loop(audit)
         emptied.restart()
         await forward_over_a_loop(audit)
+        with emptied.client() as client:
+            client.flushall()
+        await forward_over_a_loop(audit)
         assert audit.writer.up
+    (first, *_) = records = [orjson.loads(line) for line in place.lines()]
+    assert [record["seq"] for record in records] == [5, 6] and first["prev_hash"] != GENESIS
 
 
-@pytest.mark.parametrize(
-    ("done", "found"),
-    [
-        ("nothing", ()),
-        ("other key", ("key-changed",)),
-        ("head gone", ("anchor-missing",)),
-        ("head forged", ("anchor-forged",)),
-        ("end cut", ("records-lost",)),
-        ("lines gone", ("continued",)),
-    ],
-)
-async def test_what_a_start_finds_in_a_stream_is_on_record(emptied: Valkey, done: str, found: tuple[str, ...]) -> None:
+HEAD = f"{{{STREAM}}}:head"
+DONE: dict[str, tuple[Callable[[InRedis, Any], object], tuple[str, ...]]] = {
+    "nothing": (lambda place, client: None, ()),
+    "other key": (lambda place, client: setattr(place, "key", OTHER_KEY), ("key-changed",)),
+    "key in the ring": (lambda place, client: vars(place).update(key=OTHER_KEY, older=[KEY]), ("key-changed",)),
+    "head gone": (lambda place, client: client.hdel(HEAD, "head"), ("anchor-missing",)),
+    "head forged": (lambda place, client: client.hset(HEAD, "head", "no anchor"), ("anchor-forged",)),
+    "end cut": (lambda place, client: client.xdel(STREAM, client.xrange(STREAM)[-1][0]), ("records-lost",)),
+    "lines gone": (lambda place, client: client.delete(STREAM), ("continued",)),
+}
+
+
+@pytest.mark.parametrize("done", DONE)
+async def test_what_a_start_finds_in_a_stream_is_found_until_it_is_on_record(emptied: Valkey, done: str) -> None:
+    act, found = DONE[done]
     place = InRedis(emptied)
     async with auditing(place) as audit:
         await forward_over_a_loop(audit)
-    head = f"{{{STREAM}}}:head"
     with emptied.client() as client:
-        ids = [each for each, _ in client.xrange(STREAM)]
-        {
-            "nothing": lambda: None,
-            "other key": lambda: setattr(place, "key", OTHER_KEY),
-            "head gone": lambda: client.hdel(head, "head"),
-            "head forged": lambda: client.hset(head, "head", "no anchor"),
-            "end cut": lambda: client.xdel(STREAM, ids[-1]),
-            "lines gone": lambda: client.delete(STREAM),
-        }[done]()
+        act(place, client)
+    for _ in range(2):  # starts that were killed before they could say so
+        assert place.stream().take().what == found
     async with auditing(place) as audit:
         assert audit.found == found
     told = [orjson.loads(line)["control"] for line in place.lines()][-1]
     assert (told["found"] if told else []) == list(found)
+    if place.older:
+        assert (told["old_key_id"], told["anchor_checked"]) == (KEY.id, True)
     with emptied.client() as client:
-        assert parse_head(client.hget(head, "head").encode() + b"\n").made_with(place.key)
-
-
-async def test_a_key_in_the_ring_checks_the_stream_s_anchor(emptied: Valkey) -> None:
-    async with auditing(InRedis(emptied)) as audit:
-        await forward_over_a_loop(audit)
-    changed = InRedis(emptied, key=OTHER_KEY, older=[KEY])
-    async with auditing(changed) as audit:
-        assert audit.found == ("key-changed",)
-    told = orjson.loads(changed.lines()[-1])["control"]
-    assert (told["old_key_id"], told["anchor_checked"]) == (KEY.id, True)
-
-
-async def test_what_a_start_finds_is_found_again_until_it_is_on_record(emptied: Valkey) -> None:
-    place = InRedis(emptied)
-    async with auditing(place) as audit:
-        await forward_over_a_loop(audit)
-    with emptied.client() as client:
-        client.hset(f"{{{STREAM}}}:head", "head", "no anchor")
-    for _ in range(2):  # starts that were killed before they could say so
-        assert place.stream().take().what == ("anchor-forged",)
-    async with auditing(place) as audit:
-        assert audit.found == ("anchor-forged",)
+        assert parse_head(client.hget(HEAD, "head").encode() + b"\n").made_with(place.key)
     assert place.stream().take().what == ()
 
 
@@ -496,12 +451,11 @@ def test_what_is_no_reply_is_no_record(lie: bytes) -> None:
 
         liar = threading.Thread(target=lies, daemon=True)
         liar.start()
-        over = threading.Event()
-        over.set()
+        (over := threading.Event()).set()
         port = server.getsockname()[1]
         stream = RedisCarrier(lambda: TcpConnection(port=port, socket_timeout=0.2), STREAM, KEY, over=over)
         with pytest.raises(OSError):
-            ChainedCarrier(stream, BEGINNING).append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
+            ChainedCarrier(stream, BEGINNING).append([dict(CONTROL)])
         stream.close()
         liar.join(5)
 

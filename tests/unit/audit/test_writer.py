@@ -82,18 +82,6 @@ async def test_what_comes_while_the_disk_is_busy_is_one_append_in_order() -> Non
         assert [len(one) for one in disk.appends] == [1, MAX_AT_ONCE, MAX_AT_ONCE, 599 - 2 * MAX_AT_ONCE]
 
 
-async def test_the_loop_turns_while_the_disk_does_not() -> None:
-    disk = Disk()
-    async with writing(disk) as writer:
-        disk.go.clear()
-        (waits,) = appended(writer, 1)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not waits.done()
-        disk.go.set()
-        await waits
-
-
 async def test_a_sink_that_takes_a_part_is_given_the_rest() -> None:
     disk = Disk()
     disk.most = 7
