@@ -62,7 +62,7 @@ class Served:
         assert self.process is not None
         os.kill(self.process.pid, number)
 
-    async def ended(self, within_s: float = 10.0) -> int:
+    async def ended(self, within_s: float = 30.0) -> int:
         """Its exit code."""
         assert self.process is not None
         async with asyncio.timeout(within_s):

@@ -17,7 +17,6 @@ import pytest
 import watchfiles
 
 from sidecar.app import file_watcher
-from sidecar.gateway.kill_switch import switch
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import peers
@@ -70,11 +69,11 @@ async def test_each_hears_of_the_others_and_of_the_same_news_once(valkey: Valkey
 
 
 async def test_who_is_silent_for_long_is_none(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "COUNTS_S", 0.1)
     async with voices(valkey, a="1", b="1") as made:
         await made["b"][0].sync(), await made["a"][0].sync()
         assert made["a"][0].skew == RevisionSkew(1, 0)
-        await asyncio.sleep(0.15)
+        monkeypatch.setattr(peers, "COUNTS_S", 0.0)
+        await asyncio.sleep(0.01)
         await made["a"][0].sync()
         assert made["a"][0].skew == RevisionSkew(0, 0)
 
@@ -102,18 +101,10 @@ async def test_a_store_full_of_voices_is_not_listened_to_at_length(
         assert made["a"][0].skew == RevisionSkew(0, 0)
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        b"OK",
-        7,
-        [b"odd"],
-        [7, b"{}"],
-        [b"b", None],
-        [b"b", b'{"v": 1, "revision": "9", "version": 1e999}'],
-        {b"b": b"1"},
-    ],
-)
+GARBLED = b'{"v": 1, "revision": "9", "version": 1e999}'
+
+
+@pytest.mark.parametrize("told", [b"OK", 7, [b"odd"], [7, b"{}"], [b"b", None], [b"b", GARBLED], {b"b": b"1"}])
 async def test_an_answer_that_is_none_ends_nothing(told: Any) -> None:
     async def run(*_: object) -> Any:
         return told
@@ -123,27 +114,18 @@ async def test_an_answer_that_is_none_ends_nothing(told: Any) -> None:
     assert voice.skew == RevisionSkew(0, 0)
 
 
-@pytest.mark.parametrize(
-    ("said", "skew"),
-    [
-        ({"v": 1, "revision": "9", "version": 3, "built": {"by": "v+1"}}, RevisionSkew(0, 1)),
-        ({"v": 2, "what": "else"}, RevisionSkew(0, 0)),
-        ({"v": 1, "revision": "9"}, RevisionSkew(0, 0)),
-        ([], RevisionSkew(0, 0)),
-        ({"v": 1, "revision": "9" * 1000, "version": 3}, RevisionSkew(0, 0)),
-        ("\xff", RevisionSkew(0, 0)),
-    ],
-)
-async def test_a_neighbouring_version_is_understood_as_far_as_it_goes(
-    valkey: Valkey, said: Any, skew: RevisionSkew
-) -> None:
+async def test_a_neighbouring_version_is_understood_as_far_as_it_goes(valkey: Valkey) -> None:
+    newer = {"v": 1, "revision": "9", "version": 3, "built": {"by": "v+1"}}
+    less = {"v": 1, "revision": "9"}
+    saids: list[Any] = [{"v": 2, "what": "else"}, less, [], newer | {"revision": "9" * 1000}, "\xff", newer]
     async with voices(valkey, a="1") as made:
-        with valkey.client() as client:
-            at = client.time()[0] * 1000
-            client.hset(KEY, "newer", f"{at} {json.dumps(said)}")
-            client.hset(KEY, "odd", "no time")
-            await made["a"][0].sync()
-            assert made["a"][0].skew == skew and not client.hexists(KEY, "odd")
+        for said in saids:
+            with valkey.client() as client:
+                at = client.time()[0] * 1000
+                client.hset(KEY, mapping={"newer": f"{at} {json.dumps(said)}", "odd": "no time"})
+                await made["a"][0].sync()
+                assert made["a"][0].skew == RevisionSkew(0, int(said is newer)), said
+                assert not client.hexists(KEY, "odd")
 
 
 async def test_what_one_loaded_the_other_looks_for_at_once(
@@ -165,7 +147,7 @@ async def test_what_one_loaded_the_other_looks_for_at_once(
                 await asyncio.sleep(0.02)
         await until(lambda: a.app.status()["policy"]["replicas"] == {"same": 1, "other": 0})
         async with asyncio.timeout(PATIENCE_S):
-            while 'policy_replicas{revision="same"} 1.0' not in await metrics(a):
+            while 'policy_replicas{revision="same"} 1.0' not in await a.metrics():
                 await asyncio.sleep(0.05)
 
 
@@ -182,48 +164,3 @@ async def test_a_bundle_that_one_took_the_other_takes_at_once(
             at.publish(MORE, 2)
             await a.app.reload("test")
             await until(lambda: b.app.status()["policy"]["source"].get("version") == 2)
-
-
-async def metrics(world: World) -> str:
-    async with world.http.get(f"{world.admin_url}/metrics") as response:
-        return await response.text()
-
-
-# --- disabled principals ----------------------------------------------------------------------------------------------
-
-
-async def test_a_flushed_store_hears_again_who_is_disabled_and_so_does_who_joins(
-    valkey: Valkey, tmp_path: Path
-) -> None:
-    async with two(tmp_path, valkey) as (a, b):
-        await a.app.disable("nhi:planner", reason="test", until=None, by="test")
-        await b.app.switch.sync()
-        with valkey.client() as client:
-            client.flushall()
-        assert not await may(a, "search_code") and not await may(b, "search_code")
-        await b.app.switch.sync()  # whoever knows tells it
-        async with world(tmp_path / "c", settings=f'store: {{url: "{valkey.url}"}}\n') as c:
-            assert not await may(c, "search_code")
-            await c.app.enable("nhi:planner", by="test")
-            async with asyncio.timeout(10):  # an emptied store is left alone for a second
-                while not await may(a, "search_code"):
-                    await c.app.switch.sync(), await a.app.switch.sync()
-
-
-async def test_a_flip_of_a_neighbouring_version_crashes_nobody(valkey: Valkey, tmp_path: Path) -> None:
-    async with two(tmp_path, valkey) as (a, b):
-        await a.app.disable("nhi:mallory", reason="test", until=None, by="test")
-        with valkey.client() as client:
-            key = f"{{sidecar}}:{switch.KEY}"
-            (raw,) = [client.hget(key, name) for name in client.hkeys(key) if name == "nhi:mallory"]
-            rank, _, plain = str(raw).partition("{")
-            newer = json.loads("{" + plain) | {"ticket": "INC-1", "scope": ["x"]}
-            client.hset(key, "nhi:mallory", rank + json.dumps(newer))
-            client.hset(key, "nhi:eve", "9" + "x" * 40)  # nothing that anybody understands
-            client.hset(key, "", "another token")
-            await b.app.switch.sync()
-            assert {one.principal for one in b.app.disabled_principals()} == {"nhi:mallory"}
-            assert await may(b, "search_code")
-            await b.app.disable("nhi:planner", reason="test", until=None, by="test")
-            await a.app.switch.sync()
-            assert not await may(a, "search_code")

@@ -140,7 +140,7 @@ BL-055
 BL-059
   flow/test_call.py test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once
   flow/test_call.py test_a_caller_who_leaves_any_route_leaves_its_slot
-  flow/test_limit_exactness.py test_after_kill_9_every_slot_returns_within_twice_its_lease
+  flow/test_kill.py test_slots_of_a_killed_process_come_back_within_two_leases
   unit/limits/test_limiter.py test_however_a_call_ends_its_slot_is_free_and_its_charges_are_kept_only_if_forwarded
   unit/limits/test_redis_store.py test_every_key_has_an_end
 BL-060
